@@ -1,0 +1,82 @@
+"""The ClientApp: four short handlers that look the method's job up and pass its answer through the egress mod."""
+
+import logging
+import platform
+from collections.abc import Callable
+from types import ModuleType
+
+import torch
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from client_app import fedprllm
+from client_app.egress import egress
+from client_app.site import Site, reply_to
+from espalier.settings.mistakes import Mistake
+from espalier.wire.code_hash import code_sha256
+from espalier.wire.contract import check
+from espalier.wire.contracts import contract_for
+from espalier.wire.enrolment import Enrolment
+from espalier.wire.messages import Failure, Header, Letter, read, write
+
+JOBS: dict[str, ModuleType] = {"fedprllm": fedprllm}
+"""The local job of each method: a module with ``train``, ``evaluate`` and ``fetch``."""
+
+app = ClientApp(mods=[egress])
+
+
+@app.query("enrol")
+def enrol(message: Message, context: Context) -> Message:
+    """Say who this site is and which program and model it has."""
+    return _answer(message, context, _enrol)
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    """Do the method's local work on private data."""
+    return _answer(message, context, lambda site, request: JOBS[request.header.method].train(site, request))
+
+
+@app.evaluate()
+def evaluate(message: Message, context: Context) -> Message:
+    """Evaluate the local result on public text."""
+    return _answer(message, context, lambda site, request: JOBS[request.header.method].evaluate(site, request))
+
+
+@app.query("fetch")
+def fetch(message: Message, context: Context) -> Message:
+    """Hand out a further part of an earlier reply."""
+    return _answer(message, context, lambda site, request: JOBS[request.header.method].fetch(site, request))
+
+
+def _enrol(site: Site, request: Letter) -> Letter:
+    description = Enrolment(
+        site=site.name,
+        code_sha256=code_sha256(),
+        model_sha256=site.model.sha256,
+        device="cuda" if site.computing.device.type == "cuda" else "cpu",
+        threads=site.computing.threads,
+        python=platform.python_version(),
+        torch=torch.__version__,
+    )
+    return reply_to(request, description)
+
+
+def _answer(message: Message, context: Context, work: Callable[[Site, Letter], Letter]) -> Message:
+    """Read the request, work, and reply; a mistake is told in its own words, any other error by its type alone."""
+    request = read(message.content)
+    try:
+        site = Site.of(context)
+        check(request, contract_for(request, site.model.plan, site.settings).down)
+        letter = work(site, request)
+    except Mistake as mistake:
+        letter = failure(request.header, str(mistake))
+    except Exception as error:
+        logging.getLogger("espalier").exception("the %s handler failed", request.header.kind)
+        letter = failure(request.header, f"unexpected {type(error).__name__} in {request.header.kind}; see this node's log")
+    return Message(write(letter), reply_to=message)
+
+
+def failure(header: Header, reason: str) -> Letter:
+    """A reply that says why the work was not done."""
+    return Letter(header.model_copy(update={"status": "failed"}), Failure(reason=reason[:4000]).model_dump())

@@ -1,0 +1,81 @@
+"""Nothing leaves a site but what its contract lists: this mod checks every reply before it is sent, and logs it.
+
+Covers: replies of this ClientApp. What does not match the contract of its request (other tensors, shapes, dtypes,
+scalars, too many bytes) is replaced by a failure reply that names the mismatch; each reply that leaves is logged with
+time, run, round, kind, tensor names, dtypes, shapes, bytes and SHA-256, and one that cannot be logged does not leave.
+Does not cover: other programs at the site, Flower's own traffic (node id, heartbeats, process logs that the SuperNode
+keeps locally), or what the permitted tensors reveal by themselves (see each contract's ``observer``).
+"""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from flwr.app import Context, Message
+from flwr.clientapp.typing import ClientAppCallable
+
+from client_app.site import Site, egress_log
+from espalier.settings.mistakes import Mistake
+from espalier.settings.node import parse_node
+from espalier.storage.blobs import sha256
+from espalier.wire.contract import FAILED, check, check_reply
+from espalier.wire.contracts import contract_for
+from espalier.wire.messages import Failure, Letter, num_bytes, read, write
+from espalier.wire.payload import tensor_specs
+
+
+def egress(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """Flower mod around all handlers of the ClientApp."""
+    request = read(message.content)
+    reply = call_next(message, context)
+    try:
+        letter = _checked(request, reply, context)
+        _log(context, letter, reply)
+    except Mistake as mistake:
+        header = request.header.model_copy(update={"status": "failed"})
+        reason = f"held back by the site's egress check: {mistake}"
+        return Message(write(Letter(header, Failure(reason=reason[:4000]).model_dump())), reply_to=message)
+    return reply
+
+
+def _checked(request: Letter, reply: Message, context: Context) -> Letter:
+    """The reply, if it is a reply to the request and matches its contract."""
+    if not reply.has_content():
+        raise Mistake("the reply has no content")
+    letter = read(reply.content)
+    if letter.header.status == "failed":
+        check(letter, FAILED)
+    else:
+        site = Site.of(context)
+        check_reply(letter, request, contract_for(request, site.model.plan, site.settings))
+    return letter
+
+
+def _log(context: Context, letter: Letter, reply: Message) -> None:
+    """Append one entry to the site's egress log."""
+    try:
+        node = parse_node(context.node_config)
+    except Mistake:
+        return  # the node's own settings are wrong, so there is no log to write to; only the reason for that leaves
+    header = letter.header
+    entry: dict[str, Any] = {
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "lineage": header.lineage,
+        "method": header.method,
+        "round": header.server_round,
+        "rank": header.rank,
+        "kind": header.kind,
+        "part": header.part,
+        "status": header.status,
+        "scalars": sorted(letter.scalars),
+        "bytes": num_bytes(reply.content),
+        "blobs": [_describe(key, blob) for key, blob in sorted(letter.blobs.items())],
+    }
+    try:
+        egress_log(node, header.lineage).append(entry)
+    except OSError as error:
+        raise Mistake(f"the egress log cannot be written ({error.strerror}); check the node's state-dir") from None
+
+
+def _describe(key: str, blob: bytes) -> dict[str, Any]:
+    tensors = {name: {"dtype": spec.dtype, "shape": list(spec.shape)} for name, spec in tensor_specs(blob).items()}
+    return {"name": key, "bytes": len(blob), "sha256": sha256(blob), "tensors": tensors}

@@ -1,0 +1,66 @@
+"""A site as one message finds it: its settings, base model, computing and private state."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from flwr.app import Context
+
+from espalier.modeling.computing import Computing, set_up
+from espalier.modeling.opened import OpenedModel, open_model
+from espalier.settings.node import NodeSettings, parse_node, site_id
+from espalier.settings.run import RunSettings, parse
+from espalier.storage.json_lines import JsonLines
+from espalier.storage.private import OWNER_ONLY_DIRECTORY, OWNER_ONLY_FILE, PrivateState
+from espalier.wire.messages import Header, Letter, Scalars
+
+
+@dataclass
+class Site:
+    """Everything that a handler needs, opened at first use."""
+
+    settings: RunSettings
+    node: NodeSettings
+
+    @staticmethod
+    def of(context: Context) -> "Site":
+        """Read the run's and the node's settings.
+
+        Raises
+        ------
+        Mistake
+            A setting is wrong.
+        """
+        return Site(parse(context.run_config), parse_node(context.node_config))
+
+    @cached_property
+    def model(self) -> OpenedModel:
+        """The base model at this site."""
+        return open_model(self.node.model_path or self.settings.model)
+
+    @cached_property
+    def computing(self) -> Computing:
+        """Device, dtype and threads, applied to this process."""
+        return set_up(self.settings, self.node)
+
+    @property
+    def name(self) -> str:
+        """Name under which the site takes part."""
+        return site_id(self.node)
+
+    def state(self, header: Header) -> PrivateState:
+        """The private state of the client that a message is for."""
+        return PrivateState(self.node.state_root(), header.lineage, header.rank)
+
+
+def egress_log(node: NodeSettings, lineage: str) -> JsonLines:
+    """The log of what left a site in a run: ``<state-dir>/<lineage>/egress-<site>.jsonl``."""
+    folder: Path = node.state_root() / lineage
+    folder.mkdir(mode=OWNER_ONLY_DIRECTORY, parents=True, exist_ok=True)
+    return JsonLines(folder / f"egress-{site_id(node)}.jsonl", OWNER_ONLY_FILE)
+
+
+def reply_to(request: Letter, scalars: Scalars, blobs: dict[str, bytes] | None = None, num_parts: int = 1) -> Letter:
+    """A letter that answers a request."""
+    header = request.header.model_copy(update={"num_parts": num_parts, "status": "ok"})
+    return Letter(header, scalars.model_dump(), blobs or {})

@@ -1,0 +1,106 @@
+"""Documentation text that every Python installation has: language topics and docstrings of the standard library.
+
+It is the private data of a default run: sixteen sources of different matter, one per client. The text differs a little
+between Python versions, so results that depend on it repeat per Python version.
+"""
+
+import ast
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+
+from espalier.settings.mistakes import Mistake
+
+TOPICS: dict[str, tuple[str, ...]] = {
+    "language-statements": (
+        "compound", "assignment", "try", "raise", "with", "class", "function", "async", "for", "while", "if", "augassign",
+        "assert", "del", "return", "global", "nonlocal", "import", "break", "continue", "pass", "debugger", "else",
+    ),
+    "language-data-model": (
+        "specialnames", "customization", "attribute-access", "sequence-types", "numeric-types", "context-managers",
+        "callable-types", "objects", "execmodel", "naming", "dynamic-features", "exceptions",
+    ),
+    "language-types": (
+        "types", "typesseq", "typesmapping", "typesmethods", "typesmodules", "typesfunctions", "typesseq-mutable", "dict",
+        "bltin-code-objects", "bltin-null-object", "bltin-type-objects", "bltin-ellipsis-object", "booleans", "truth",
+    ),
+    "language-expressions": (
+        "formatstrings", "string-methods", "comparisons", "strings", "operator-summary", "calls", "identifiers", "binary",
+        "subscriptions", "slicings", "exprlists", "atom-identifiers", "id-classes", "power", "unary", "bitwise", "lambda",
+        "in", "integers", "floating", "imaginary", "lists", "yield", "conversions", "attribute-references", "await",
+    ),
+}  # fmt: skip
+"""Topics of ``pydoc_data.topics`` by source; a topic that a Python version lacks is passed over."""
+
+MODULES: dict[str, tuple[str, ...]] = {
+    "asyncio": ("asyncio", "concurrent", "selectors", "queue", "sched"),
+    "mail": ("email", "mailbox", "smtplib", "mimetypes", "poplib", "imaplib"),
+    "web": ("http", "urllib", "html", "wsgiref", "xmlrpc", "socketserver", "socket", "ssl", "ipaddress"),
+    "numbers": ("_pydecimal", "decimal", "statistics", "fractions", "random", "numbers", "colorsys"),
+    "testing": ("unittest", "doctest", "trace", "timeit"),
+    "debugging": ("pdb", "bdb", "traceback", "cmd", "code", "codeop", "profile", "pstats", "inspect", "dis", "warnings"),
+    "imports": ("importlib", "pkgutil", "zipimport", "runpy", "site", "venv", "sysconfig", "ast", "tokenize", "pyclbr"),
+    "files": ("pathlib", "shutil", "tempfile", "zipfile", "tarfile", "gzip", "bz2", "lzma", "fileinput", "os", "_pyio"),
+    "text": ("difflib", "textwrap", "re", "string", "configparser", "json", "csv", "argparse", "optparse", "codecs"),
+    "processes": ("multiprocessing", "subprocess", "threading", "_threading_local", "signal", "platform", "uuid"),
+    "data": ("collections", "_collections_abc", "enum", "datetime", "dataclasses", "functools", "contextlib", "typing"),
+    "records": ("logging", "xml", "encodings", "pickle", "pickletools", "shelve", "dbm", "calendar", "locale", "wave"),
+}
+"""Standard-library modules and packages by source; a module that a Python version lacks is passed over."""
+
+SOURCES: tuple[str, ...] = (*TOPICS, *MODULES)
+"""Names of the sixteen sources, in the order in which clients receive them."""
+
+
+def texts(source: str) -> Iterator[str]:
+    """Yield the texts of one source.
+
+    Raises
+    ------
+    Mistake
+        The source is unknown, or this Python installation has neither the topics nor the module files of it.
+    """
+    if source in TOPICS:
+        yield from _topics(TOPICS[source])
+    elif source in MODULES:
+        yield from _docstrings(source, MODULES[source])
+    else:
+        raise Mistake(f"documentation source: {source!r} is unknown; choose one of {', '.join(SOURCES)}")
+
+
+def _topics(names: tuple[str, ...]) -> Iterator[str]:
+    try:
+        from pydoc_data.topics import topics
+    except ImportError:
+        raise Mistake(
+            "documentation: this Python installation has no pydoc_data.topics; install its full standard library, "
+            "or give the node a data-path of its own"
+        ) from None
+    for name in names:
+        if name in topics:
+            yield topics[name]
+
+
+def _docstrings(source: str, names: tuple[str, ...]) -> Iterator[str]:
+    files = [file for name in names for file in _module_files(name)]
+    if not files:
+        raise Mistake(
+            f"documentation source {source!r}: this Python installation has no source files for {', '.join(names)}; "
+            "install its full standard library, or give the node a data-path of its own"
+        )
+    for file in files:
+        for node in ast.walk(ast.parse(file.read_bytes())):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                if doc := ast.get_docstring(node):
+                    yield doc
+
+
+def _module_files(name: str) -> list[Path]:
+    spec = importlib.util.find_spec(name)
+    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+        return []
+    origin = Path(spec.origin)
+    if origin.name != "__init__.py":
+        return [origin]
+    tests = {"test", "tests"}
+    return sorted(file for file in origin.parent.rglob("*.py") if not tests & set(file.relative_to(origin.parent).parts))

@@ -1,0 +1,63 @@
+"""Text and JSON Lines files; errors name the file, the line and the field, and never quote the text."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from espalier.settings.mistakes import Mistake
+
+
+def read_text(path: str) -> Iterator[str]:
+    """Yield the text of a UTF-8 file.
+
+    Raises
+    ------
+    Mistake
+        The file is missing, is not a file, is empty, or is not UTF-8.
+    """
+    data = _bytes(path)
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise Mistake(f"{path}: byte {error.start} is not UTF-8; convert the file to UTF-8") from None
+    if not text.strip():
+        raise Mistake(f"{path}: the file is empty; name a file with text in it")
+    yield text
+
+
+def read_json_lines(path: str, field: str) -> Iterator[str]:
+    """Yield one field of every record of a JSON Lines file; blank lines are passed over.
+
+    Raises
+    ------
+    Mistake
+        The file is missing or empty, a line is not a JSON object, or the field is missing or not a string.
+    """
+    found = False
+    for number, line in enumerate(_bytes(path).splitlines(), start=1):
+        if not line.strip():
+            continue
+        found = True
+        try:
+            record = json.loads(line)
+        except ValueError:
+            raise Mistake(f"{path}: line {number} is not JSON; write one JSON object per line") from None
+        if not isinstance(record, dict):
+            raise Mistake(f"{path}: line {number} is not a JSON object; write one JSON object per line")
+        if field not in record:
+            raise Mistake(f"{path}: line {number} has no field '{field}'; set data.field or the node's data-field")
+        if not isinstance(record[field], str):
+            raise Mistake(f"{path}: line {number}, field '{field}' is not a string; set data.field or the node's data-field")
+        yield record[field]
+    if not found:
+        raise Mistake(f"{path}: the file is empty; name a file with records in it")
+
+
+def _bytes(path: str) -> bytes:
+    file = Path(path).expanduser()
+    try:
+        return file.read_bytes()
+    except FileNotFoundError:
+        raise Mistake(f"{file.absolute()}: no such file; check data.path or the node's data-path") from None
+    except OSError as error:
+        raise Mistake(f"{file.absolute()}: cannot be read ({error.strerror}); check data.path or the node's data-path") from None

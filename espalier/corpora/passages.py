@@ -1,0 +1,49 @@
+"""Passages: the unit of text that is split into calibration and held-out parts.
+
+A passage is a run of lines without a blank line between them. Whether it is held out depends on a hash of its words
+alone, so the same passage falls on the same side wherever it occurs, on every machine and in every order.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator
+
+HELD_OUT_PERCENT = 10
+"""Share of passages, in percent, that no calibration window and no training token is ever taken from."""
+
+_BLANK_LINES = re.compile(r"\n[ \t]*\n+")
+
+
+def passages(text: str) -> Iterator[str]:
+    """Yield the passages of a text, without surrounding blank space."""
+    for passage in _BLANK_LINES.split(text.replace("\r\n", "\n")):
+        if passage := passage.strip("\n").rstrip():
+            yield passage
+
+
+def digest(passage: str) -> bytes:
+    """SHA-256 of the passage's words; differences in blank space do not count."""
+    return hashlib.sha256(" ".join(passage.split()).encode()).digest()
+
+
+def is_held_out(passage: str) -> bool:
+    """Whether the passage belongs to the held-out part (see ``HELD_OUT_PERCENT``)."""
+    return int.from_bytes(digest(passage)[:8], "big") % 100 < HELD_OUT_PERCENT
+
+
+def split(texts: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Split texts into calibration and held-out passages, each passage once, in order of first occurrence.
+
+    Returns
+    -------
+    (calibration, held_out) : two lists of passages that have no passage in common
+    """
+    calibration: list[str] = []
+    held_out: list[str] = []
+    seen: set[bytes] = set()
+    for text in texts:
+        for passage in passages(text):
+            if (key := digest(passage)) not in seen:
+                seen.add(key)
+                (held_out if is_held_out(passage) else calibration).append(passage)
+    return calibration, held_out

@@ -1,0 +1,156 @@
+"""Walk a model block by block: only one block's weights and the windows' activations are in memory.
+
+The model's own code runs, never a copy of it. Its blocks are replaced by relays: a first pass through embeddings and
+relays records what the model passes to each block beside the hidden states (rotary embeddings, masks); a last pass
+hands the finished hidden states to the model's own final norm and head.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from accelerate import init_empty_weights
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from espalier.modeling.computing import Computing
+from espalier.modeling.opened import OpenedModel
+
+WINDOWS_PER_BATCH = 8
+
+
+class _Relay(nn.Module):
+    """Stands where a block stood: records the call, and returns the hidden states it was given or told to give."""
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.__dict__["block"] = block  # not a submodule: the relay must not own the block's parameters
+        self.call: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
+        self.received: Tensor | None = None
+        self.answer: Tensor | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.__dict__["block"], name)
+
+    def forward(self, hidden: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        self.received, self.call = hidden, (args, kwargs)
+        return hidden if self.answer is None else self.answer
+
+
+class Activations:
+    """Hidden states of all windows between two blocks, in batches, and what the model passes to each block with them."""
+
+    def __init__(self, input_ids: list[Tensor], hidden: list[Tensor], calls: list[list[tuple[tuple[Any, ...], dict[str, Any]]]]):
+        self.input_ids = input_ids
+        self.hidden = hidden
+        self._calls = calls
+
+    def through(self, index: int, block: nn.Module, *, keep: bool = True) -> None:
+        """Run every batch through a block; with ``keep`` its output replaces the hidden states."""
+        for batch, hidden in enumerate(self.hidden):
+            args, kwargs = self._calls[batch][index]
+            output = block(hidden, *args, **kwargs)
+            if keep:
+                self.hidden[batch] = output[0] if isinstance(output, tuple) else output
+
+
+class BlockStream:
+    """A causal language model whose blocks are loaded one at a time."""
+
+    def __init__(self, model: OpenedModel, computing: Computing) -> None:
+        self.model = model
+        self.computing = computing
+        config = AutoConfig.from_pretrained(model.directory, local_files_only=True)
+        with init_empty_weights(include_buffers=False):
+            self._skeleton = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+        modules = self._skeleton.get_submodule(model.family.blocks)
+        self._blocks: list[nn.Module] = list(modules)
+        self._relays = [_Relay(block) for block in self._blocks]
+        for index, relay in enumerate(self._relays):
+            modules[index] = relay
+        self._load(self._skeleton, "")
+        self._skeleton.tie_weights()
+        self._skeleton.to(computing.device)
+
+    @contextmanager
+    def block(self, index: int) -> Iterator[nn.Module]:
+        """Load one block's weights, in the computing dtype and on its device; they are dropped on leaving."""
+        block = self._blocks[index]
+        self._load(block, f"{self.model.family.blocks}.{index}.")
+        block.to(self.computing.device)
+        try:
+            yield block
+        finally:
+            block.to("meta")
+
+    def linears(self, index: int, block: nn.Module) -> dict[str, nn.Linear]:
+        """The block's prunable linears by canonical name."""
+        return {name: block.get_submodule(path) for name, path in self.model.family.linears.items()}  # type: ignore[misc]
+
+    @torch.no_grad()
+    def start(self, windows: Tensor) -> Activations:
+        """Embed token windows, shape (windows, tokens), int64; the result stands before the first block."""
+        batches = list(windows.to(self.computing.device).split(WINDOWS_PER_BATCH))
+        hidden, calls = [], []
+        for batch in batches:
+            self._skeleton(input_ids=batch, use_cache=False)
+            first = self._relays[0].received
+            assert first is not None
+            hidden.append(first)
+            calls.append([relay.call for relay in self._relays])
+        return Activations(batches, hidden, calls)
+
+    @torch.no_grad()
+    def logits(self, activations: Activations) -> Iterator[Tensor]:
+        """Final norm and head over the hidden states after the last block: (windows, tokens, vocabulary) per batch."""
+        last = self._relays[-1]
+        try:
+            for batch, last.answer in zip(activations.input_ids, activations.hidden, strict=True):
+                yield self._skeleton(input_ids=batch, use_cache=False).logits
+        finally:
+            last.answer = None
+
+    def _load(self, module: nn.Module, prefix: str) -> None:
+        """Give a module's parameters and persistent buffers the values of the checkpoint; tied ones may be missing."""
+        stored = self.model.checkpoint.tensors
+        tied = set(getattr(self._skeleton, "all_tied_weights_keys", {}) or {})
+        values: dict[str, Tensor] = {}
+        for name in module.state_dict():
+            if prefix + name in stored:
+                value = self.model.checkpoint.read(prefix + name)
+                values[name] = value.to(self.computing.dtype) if value.is_floating_point() else value
+            elif prefix + name not in tied:
+                raise KeyError(f"{self.model.directory}: tensor {prefix + name} is missing")
+        module.load_state_dict(values, strict=False, assign=True)
+
+
+PruneMasks = Callable[[int], dict[str, Tensor]]
+"""Block index -> prune masks by canonical linear name, bool, shaped like the weights; an empty dictionary prunes nothing."""
+
+
+def dense(_: int) -> dict[str, Tensor]:
+    """The masks of the dense model: none."""
+    return {}
+
+
+@torch.no_grad()
+def apply_prune_masks(linears: dict[str, nn.Linear], prune_masks: dict[str, Tensor]) -> None:
+    """Set the masked weights of a loaded block to zero; masks are bool, shaped like the weights."""
+    for name, prune_mask in prune_masks.items():
+        weight = linears[name].weight
+        weight.masked_fill_(prune_mask.to(weight.device), 0)
+
+
+@torch.no_grad()
+def run_masked(stream: BlockStream, windows: Tensor, prune_masks: PruneMasks = dense) -> Activations:
+    """Pass token windows, shape (windows, tokens), through all blocks of the masked model; ``stream.logits`` finishes."""
+    activations = stream.start(windows)
+    for block_plan in stream.model.plan.blocks:
+        with stream.block(block_plan.index) as block:
+            apply_prune_masks(stream.linears(block_plan.index, block), prune_masks(block_plan.index))
+            activations.through(block_plan.index, block)
+    return activations

@@ -1,0 +1,81 @@
+"""One party prunes a model with its calibration windows, block by block (Wanda's procedure; PRUNING: 1.1).
+
+Per block: one pass of all windows through the dense block gathers the input norms of its linears; then all its linears
+are pruned; then the windows pass through the pruned block, so that the next block sees what it would see in the pruned
+model.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from espalier.modeling.block_stream import BlockStream, apply_prune_masks
+
+ChoosePruneMask = Callable[[Tensor, Tensor], Tensor]
+"""(weight, input_square_sum) -> prune mask; see ``pruning_kernels.local``."""
+
+
+class InputSquareSums:
+    """Sum over tokens of each linear's squared input, per input channel, float64.
+
+    Each window is summed by itself in float32 before it is added, so the result does not depend on how windows are
+    batched beyond what the forward pass itself does.
+    """
+
+    def __init__(self, linears: dict[str, nn.Linear]) -> None:
+        self.sums: dict[str, Tensor] = {
+            name: torch.zeros(linear.in_features, dtype=torch.float64, device=linear.weight.device)
+            for name, linear in linears.items()
+        }
+        self._linears = linears
+        self._last_input: Tensor | None = None
+        self._last_sum: Tensor | None = None
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Add up the inputs of every forward pass within the block."""
+        hooks = [linear.register_forward_pre_hook(self._hook(name)) for name, linear in self._linears.items()]
+        try:
+            yield
+        finally:
+            self._last_input = self._last_sum = None
+            for hook in hooks:
+                hook.remove()
+
+    def _hook(self, name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+        def add(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            if inputs[0] is not self._last_input or self._last_sum is None:  # query, key and value share their input
+                self._last_input = inputs[0]
+                self._last_sum = inputs[0].to(torch.float32).square().sum(dim=1).to(torch.float64).sum(dim=0)
+            self.sums[name] += self._last_sum
+
+        return add
+
+
+@torch.no_grad()
+def prune_by_block(stream: BlockStream, windows: Tensor, choose: ChoosePruneMask) -> Iterator[tuple[int, dict[str, Tensor]]]:
+    """Prune every block for one party.
+
+    Parameters
+    ----------
+    stream : the dense model
+    windows : (windows, tokens), int64, the party's calibration windows
+    choose : decides the prune mask of one matrix
+
+    Yields
+    ------
+    (block index, prune masks by canonical linear name), bool, shaped like the weights
+    """
+    activations = stream.start(windows)
+    for block_plan in stream.model.plan.blocks:
+        with stream.block(block_plan.index) as block:
+            linears = stream.linears(block_plan.index, block)
+            norms = InputSquareSums(linears)
+            with norms.watching():
+                activations.through(block_plan.index, block, keep=False)
+            masks = {name: choose(linear.weight, norms.sums[name]) for name, linear in linears.items()}
+            apply_prune_masks(linears, masks)
+            activations.through(block_plan.index, block)
+        yield block_plan.index, masks

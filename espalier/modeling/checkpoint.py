@@ -1,0 +1,125 @@
+"""Safetensors shards, read tensor by tensor and written in a stream; no shard is ever held in memory whole."""
+
+import json
+import os
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import torch
+from torch import Tensor
+
+from espalier.settings.mistakes import Mistake
+
+TORCH_DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
+    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
+CHUNK = 16 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """Where a tensor lies: its shard, dtype (safetensors' name), shape, and byte range."""
+
+    shard: Path
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+class Checkpoint:
+    """All tensors of a model directory, single-file or sharded."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.shards = _shards(directory)
+        self.tensors: dict[str, StoredTensor] = {}
+        for shard in self.shards:
+            self.tensors.update(_read_header(shard))
+
+    def read(self, name: str) -> Tensor:
+        """Read one tensor into memory of its own (no memory map)."""
+        stored = self.tensors[name]
+        data = bytearray().join(self.chunks(name))
+        if not data:
+            return torch.empty(stored.shape, dtype=TORCH_DTYPES[stored.dtype])
+        return torch.frombuffer(data, dtype=TORCH_DTYPES[stored.dtype]).view(stored.shape)
+
+    def chunks(self, name: str) -> Iterator[bytes]:
+        """The bytes of one tensor, in pieces of at most 16 MiB."""
+        stored = self.tensors[name]
+        handle = os.open(stored.shard, os.O_RDONLY)
+        try:
+            for start in range(stored.start, stored.stop, CHUNK):
+                size = min(CHUNK, stored.stop - start)
+                data = os.pread(handle, size, start)
+                if len(data) != size:
+                    raise Mistake(f"{stored.shard}: ends before tensor {name}; copy the file again")
+                yield data
+        finally:
+            os.close(handle)
+
+
+def _shards(directory: Path) -> list[Path]:
+    index = directory / "model.safetensors.index.json"
+    if index.exists():
+        try:
+            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        except (ValueError, KeyError, AttributeError, TypeError):
+            raise Mistake(f"{index}: is not a safetensors index; copy the model again") from None
+    else:
+        names = ["model.safetensors"]
+    shards = [directory / name for name in names]
+    for shard in shards:
+        if not shard.is_file():
+            raise Mistake(f"{shard}: no such file; the model must be stored as safetensors (save_pretrained writes it so)")
+    return shards
+
+
+def _read_header(shard: Path) -> Iterator[tuple[str, StoredTensor]]:
+    size = shard.stat().st_size
+    try:
+        with open(shard, "rb") as file:
+            length = struct.unpack("<Q", file.read(8))[0]
+            if length > size - 8:
+                raise ValueError
+            header = json.loads(file.read(length))
+        header.pop("__metadata__", None)
+        for name, entry in header.items():
+            start, stop = (8 + length + offset for offset in entry["data_offsets"])
+            if entry["dtype"] not in TORCH_DTYPES:
+                raise Mistake(f"{shard}: tensor {name} has dtype {entry['dtype']}, which cannot be pruned")
+            if stop > size:
+                raise Mistake(f"{shard}: ends before tensor {name}; copy the file again")
+            yield name, StoredTensor(shard, entry["dtype"], tuple(entry["shape"]), start, stop)
+    except (ValueError, KeyError, TypeError, AttributeError, struct.error):
+        raise Mistake(f"{shard}: is not a safetensors file; copy the model again") from None
+
+
+class ShardWriter:
+    """Writes a safetensors file tensor by tensor, in the order of the announced specifications."""
+
+    def __init__(self, file: BinaryIO, specs: Mapping[str, tuple[str, tuple[int, ...], int]], metadata: Mapping[str, str]) -> None:
+        """``specs``: name -> (dtype, shape, number of bytes)."""
+        header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
+        offset = 0
+        for name, (dtype, shape, size) in specs.items():
+            header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, offset + size]}
+            offset += size
+        text = json.dumps(header, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        file.write(struct.pack("<Q", len(text)) + text)
+        self._file = file
+        self._sizes = {name: size for name, (_, _, size) in specs.items()}
+        self._order = iter(specs)
+
+    def write(self, name: str, data: bytes | memoryview) -> None:
+        """Write the next tensor's bytes."""
+        expected = next(self._order)
+        if name != expected or len(data) != self._sizes[name]:
+            raise ValueError(f"expected {self._sizes[expected]} bytes of {expected}, got {len(data)} of {name}")
+        self._file.write(data)

@@ -1,0 +1,38 @@
+"""Where and how precisely tensors are computed."""
+
+from dataclasses import dataclass
+
+import torch
+
+from espalier.settings.mistakes import Mistake
+from espalier.settings.node import NodeSettings
+from espalier.settings.run import RunSettings
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Computing:
+    """Device, dtype of the forward pass, and CPU threads of this process."""
+
+    device: torch.device
+    dtype: torch.dtype
+    threads: int
+
+
+def set_up(settings: RunSettings, node: NodeSettings | None = None) -> Computing:
+    """Choose device, dtype and threads, and apply the threads to this process; a node's own choice comes first.
+
+    Raises
+    ------
+    Mistake
+        ``cuda`` is asked for and there is none.
+    """
+    device = (node.device if node else "") or settings.device
+    if device == "cuda" and not torch.cuda.is_available():
+        raise Mistake("device = 'cuda': this machine has no CUDA device that torch can use; set device to 'auto' or 'cpu'")
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    threads = (node.threads if node else 0) or settings.threads
+    torch.set_num_threads(threads)
+    return Computing(torch.device(device), DTYPES[settings.dtype], threads)

@@ -1,0 +1,101 @@
+"""Write a pruned model as plain Hugging Face, and check what was written by loading it again."""
+
+import shutil
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from espalier.modeling.block_stream import BlockStream, PruneMasks, dense, run_masked
+from espalier.modeling.checkpoint import Checkpoint, ShardWriter
+from espalier.modeling.opened import OpenedModel
+from espalier.storage.atomic import replacing
+
+NOT_COPIED = (".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".onnx", ".gguf", ".md")
+"""Endings of files in a model directory that are weights or a card of the dense model."""
+
+
+class ExportError(RuntimeError):
+    """The exported model is not what was to be exported."""
+
+
+def export_pruned(model: OpenedModel, prune_masks: PruneMasks, target: Path) -> None:
+    """Write the model with masked weights set to zero; dtypes, shard names and all other files stay as they are.
+
+    The directory appears whole or not at all; weights are read, masked and written one tensor at a time.
+    """
+    unfinished = target.with_name(f".{target.name}.unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    masked = {linear.parameter: (block.index, linear.name) for block in model.plan.blocks for linear in block.linears}
+    for shard in model.checkpoint.shards:
+        _write_shard(model.checkpoint, shard, unfinished / shard.name, masked, prune_masks)
+    for file in sorted(model.directory.iterdir()):
+        if file.is_file() and not file.name.startswith(".") and not file.name.endswith(NOT_COPIED) and file.name != "train.json":
+            shutil.copyfile(file, unfinished / file.name)
+    shutil.rmtree(target, ignore_errors=True)
+    unfinished.rename(target)
+
+
+def _write_shard(
+    checkpoint: Checkpoint, shard: Path, target: Path, masked: dict[str, tuple[int, str]], prune_masks: PruneMasks
+) -> None:
+    stored = {name: tensor for name, tensor in checkpoint.tensors.items() if tensor.shard == shard}
+    specs = {name: (tensor.dtype, tensor.shape, tensor.stop - tensor.start) for name, tensor in stored.items()}
+    block_in_hand, masks = -1, {}
+    with replacing(target) as file:
+        writer = ShardWriter(file, specs, {"format": "pt"})
+        for name in specs:
+            value = checkpoint.read(name)
+            if name in masked:
+                index, linear = masked[name]
+                if index != block_in_hand:
+                    block_in_hand, masks = index, prune_masks(index)
+                value.masked_fill_(masks[linear], 0)
+            writer.write(name, value.contiguous().view(-1).view(torch.uint8).numpy().data)
+
+
+@torch.no_grad()
+def check_export(stream: BlockStream, prune_masks: PruneMasks, target: Path, windows: Tensor, reload_with: str) -> None:
+    """Reload an exported model and compare its logits and zeros with the masks that were meant.
+
+    Parameters
+    ----------
+    stream : the dense model
+    windows : (windows, tokens), int64, a few windows of public text
+    reload_with : ``transformers`` loads it whole, by plain ``from_pretrained``; ``streamed`` block by block, for a model
+        larger than memory
+
+    Raises
+    ------
+    ExportError
+        Logits differ by more than the computing dtype explains, or a matrix has too few zeros.
+    """
+    expected = _logits(stream, windows, prune_masks)
+    if reload_with == "transformers":
+        reloaded = AutoModelForCausalLM.from_pretrained(target, local_files_only=True, dtype=stream.computing.dtype)
+        reloaded = reloaded.to(stream.computing.device).eval()
+        found = reloaded(input_ids=windows.to(stream.computing.device), use_cache=False).logits
+    else:
+        found = _logits(BlockStream(OpenedModel(target), stream.computing), windows, dense)
+    tolerance = 1e-4 if stream.computing.dtype == torch.float32 else 5e-2
+    difference = (found.float() - expected.float()).abs().max().item()
+    scale = max(1.0, expected.float().abs().max().item())
+    if not difference <= tolerance * scale:
+        raise ExportError(f"{target}: logits of the reloaded model differ by {difference:.3g}; the export is not usable")
+    _check_zeros(stream.model, prune_masks, target)
+
+
+def _logits(stream: BlockStream, windows: Tensor, prune_masks: PruneMasks) -> Tensor:
+    return torch.cat(list(stream.logits(run_masked(stream, windows, prune_masks))))
+
+
+def _check_zeros(model: OpenedModel, prune_masks: PruneMasks, target: Path) -> None:
+    written = Checkpoint(target)
+    for block in model.plan.blocks:
+        masks = prune_masks(block.index)
+        for linear in block.linears:
+            pruned, dense = written.read(linear.parameter), model.checkpoint.read(linear.parameter)
+            if not torch.equal(pruned, dense.masked_fill(masks[linear.name], 0)):
+                raise ExportError(f"{target}: {linear.parameter} is not the masked dense matrix; the export is not usable")

@@ -1,0 +1,33 @@
+"""The families that can be opened, and the refusals of what cannot."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from espalier.modeling.families.family import Family
+from espalier.modeling.families.llama import LLAMA
+from espalier.settings.mistakes import Mistake
+
+FAMILIES: tuple[Family, ...] = (LLAMA,)
+
+EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_intermediate_size")
+
+
+def family_of(config: Mapping[str, Any], where: str) -> Family:
+    """Find the family of a model by its ``config.json``.
+
+    Raises
+    ------
+    Mistake
+        The model is of an unknown type, already quantised, or a mixture of experts; the configuration key is named.
+    """
+    if config.get("quantization_config"):
+        raise Mistake(f"{where}: quantization_config is set; prune the model before it is quantised")
+    for key in EXPERT_KEYS:
+        if config.get(key):
+            raise Mistake(f"{where}: {key} = {config[key]!r}; mixture-of-experts models are not supported")
+    model_type = config.get("model_type")
+    for family in FAMILIES:
+        if model_type in family.model_types:
+            return family
+    known = ", ".join(name for family in FAMILIES for name in family.model_types)
+    raise Mistake(f"{where}: model_type = {model_type!r} is not supported; supported are {known}")

@@ -1,0 +1,66 @@
+"""What belongs to a site: the configuration that its owner gives to the SuperNode, validated on the node."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError
+
+from espalier.settings.mistakes import Mistake
+from espalier.settings.table import Table, mistake_lines
+
+
+class NodeSettings(Table):
+    """Keys of ``flower-supernode --node-config``; all are optional."""
+
+    partition_id: int = Field(-1, ge=-1, description="Flower's partition id")
+    num_partitions: int = Field(0, ge=0, description="Flower's number of partitions")
+    site: str = Field("", max_length=64, pattern=r"^[A-Za-z0-9._-]*$", description="name under which the site takes part")
+    data_path: str = Field("", description="the site's own text or JSON Lines file")
+    data_format: Literal["", "text", "jsonl"] = Field("", description="format of data-path; empty: by its ending")
+    data_field: str = Field("", description="field of a JSON Lines record; empty: the run's data.field")
+    model_path: str = Field("", description="directory of the base model at this site; empty: the run's model")
+    state_dir: str = Field("", description="where private state is kept; empty: ESPALIER_STATE_DIR or ~/.espalier")
+    device: Literal["", "auto", "cpu", "cuda"] = Field("", description="empty: the run's device")
+    threads: int = Field(0, ge=0, description="CPU threads; 0: the run's threads")
+
+    def state_root(self) -> Path:
+        """Directory of the site's private state."""
+        return Path(self.state_dir or os.environ.get("ESPALIER_STATE_DIR") or "~/.espalier").expanduser()
+
+    def file_format(self) -> Literal["text", "jsonl"]:
+        """Format of ``data_path``."""
+        if self.data_format:
+            return self.data_format
+        return "jsonl" if self.data_path.endswith((".jsonl", ".json")) else "text"
+
+
+def parse_node(config: Mapping[str, Any]) -> NodeSettings:
+    """Read a node configuration.
+
+    Raises
+    ------
+    Mistake
+        With one line per wrong key or value, all of them at once.
+    """
+    mistakes = []
+    settings = None
+    try:
+        settings = NodeSettings.model_validate(dict(config))
+    except ValidationError as error:
+        mistakes = mistake_lines(error, NodeSettings)
+    if settings is not None:
+        for key, path in (("data-path", settings.data_path), ("model-path", settings.model_path)):
+            if path and not Path(path).expanduser().exists():
+                mistakes.append(f"{key} = {path!r}: does not exist on this node; name a file or directory that it can read")
+        if settings.site == "" and settings.partition_id < 0:
+            mistakes.append("site: give the node a name, for instance --node-config 'site=\"hospital-a\"'")
+    if mistakes or settings is None:
+        raise Mistake("the node's configuration is wrong:\n" + "\n".join(f"  {line}" for line in mistakes))
+    return settings
+
+
+def site_id(settings: NodeSettings) -> str:
+    """Name under which a node takes part: its ``site``, else one made of its partition id."""
+    return settings.site or f"node-{settings.partition_id:05d}"

@@ -1,0 +1,135 @@
+"""Settings of a run: everything that ``[tool.flwr.app.config]`` holds, validated at once."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError, field_validator
+
+from espalier.settings.fedprllm import FedPrLLMSettings
+from espalier.settings.mistakes import Mistake
+from espalier.settings.table import Table, mistake_lines
+
+METHODS: dict[str, type[Table]] = {"fedprllm": FedPrLLMSettings}
+"""The settings table of each method; only the chosen method's table is validated."""
+
+NOT_PART_OF_THE_RESULT = ("out-dir", "resume-from", "deadline-seconds", "enrol-seconds", "attempts")
+"""Settings that may differ between a run and its resumption."""
+
+
+class DataSettings(Table):
+    """Table ``[data]``: each client's private text, where the node's own configuration names none."""
+
+    source: Literal["documentation", "text", "jsonl"] = Field("documentation", description="where a client's text comes from")
+    path: str = Field("", description="text or JSON Lines file; {rank} stands for the client's rank, else it is dealt out")
+    field: str = Field("text", min_length=1, description="field of a JSON Lines record that holds the text")
+    windows: int = Field(8, ge=1, description="calibration windows per client")
+    window_tokens: int = Field(256, ge=2, description="tokens per calibration window")
+
+
+class EvaluationSettings(Table):
+    """Table ``[evaluation]``: the public text on which models are compared."""
+
+    texts: str = Field("documentation", description="comma-separated names; 'name=path' reads a text file")
+    window_tokens: int = Field(256, ge=2, description="tokens per evaluation window")
+    max_windows: int = Field(48, ge=0, description="windows per text; 0 takes all")
+    local_only: bool = Field(True, description="clients evaluate their own local result on the public text")
+    centralized: Literal["auto", "on", "off"] = Field("auto", description="pooled-data baseline; auto: in simulation only")
+
+    @field_validator("texts")
+    @classmethod
+    def _texts_are_named(cls, value: str) -> str:
+        names = [part.split("=", 1)[0].strip() for part in value.split(",")]
+        for part, name in zip(value.split(","), names, strict=True):
+            if not name or ("=" not in part and name != "documentation"):
+                raise ValueError(f"{part.strip()!r} is neither 'documentation' nor 'name=path'")
+        if len(set(names)) != len(names):
+            raise ValueError("two texts have the same name")
+        return value
+
+    def named_texts(self) -> dict[str, str]:
+        """Text names and their file paths; the path is empty for ``documentation``."""
+        parts = [part.strip() for part in self.texts.split(",")]
+        return {name.strip(): path.strip() for name, _, path in (part.partition("=") for part in parts)}
+
+
+class RunSettings(Table):
+    """All settings of one run."""
+
+    method: str = Field("fedprllm", description="what the run does")
+    model: str = Field("demo", min_length=1, description="'demo' or the directory of a Hugging Face model")
+    seed: int = Field(0, ge=0, description="every random choice is derived from it")
+    num_clients: int = Field(8, ge=1, description="clients that take part")
+    quorum: float = Field(0.5, gt=0, le=1, description="share of the clients that must finish a round")
+    threads: int = Field(2, ge=1, description="CPU threads of every process; part of the result's bits")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where tensors are computed")
+    dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="dtype of the forward pass")
+    out_dir: str = Field("runs", min_length=1, description="where run directories are made")
+    resume_from: str = Field("", description="run directory to continue")
+    part_bytes: int = Field(256 * 1024 * 1024, ge=1024, le=1024**3, description="largest payload of one message, bytes")
+    enrol_seconds: float = Field(120.0, gt=0, description="how long to wait for the clients to connect")
+    deadline_seconds: float = Field(900.0, gt=0, description="how long one message may take before it is sent again")
+    attempts: int = Field(2, ge=1, description="how often one message is sent")
+    export_check: Literal["transformers", "streamed"] = Field(
+        "transformers", description="how the exported model is reloaded for its self-check"
+    )
+    data: DataSettings = DataSettings()
+    evaluation: EvaluationSettings = EvaluationSettings()
+    fedprllm: FedPrLLMSettings = FedPrLLMSettings()
+
+    @property
+    def job(self) -> Any:
+        """The chosen method's table."""
+        return getattr(self, self.method)
+
+    def nested(self) -> dict[str, Any]:
+        """Plain values under hyphenated keys, without the tables of methods that were not chosen."""
+        values = self.model_dump(by_alias=True)
+        return {key: value for key, value in values.items() if key not in METHODS or key == self.method}
+
+    def digest(self) -> str:
+        """SHA-256 of all settings that the result depends on."""
+        values = {key: value for key, value in self.nested().items() if key not in NOT_PART_OF_THE_RESULT}
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def parse(flat: Mapping[str, Any]) -> RunSettings:
+    """Read the run configuration that Flower hands out (flat, dotted keys).
+
+    Raises
+    ------
+    Mistake
+        With one line per wrong key, type, value or combination, all of them at once.
+    """
+    nested: dict[str, Any] = {}
+    for key, value in flat.items():
+        table, dot, name = key.partition(".")
+        if dot:
+            nested.setdefault(table, {})[name] = value
+        else:
+            nested[key] = value
+    method = nested.get("method", "fedprllm")
+    mistakes = []
+    if method not in METHODS:
+        mistakes.append(f"method = {method!r}: choose one of {', '.join(sorted(METHODS))}")
+    chosen = {key: value for key, value in nested.items() if key not in METHODS or key == method}
+    settings = None
+    try:
+        settings = RunSettings.model_validate(chosen)
+    except ValidationError as error:
+        mistakes += mistake_lines(error, RunSettings)
+    if settings is not None:
+        mistakes += _wrong_combinations(settings)
+    if mistakes or settings is None:
+        raise Mistake("the run's settings are wrong:\n" + "\n".join(f"  {line}" for line in mistakes))
+    return settings
+
+
+def _wrong_combinations(settings: RunSettings) -> list[str]:
+    lines = []
+    if settings.data.source != "documentation" and not settings.data.path:
+        lines.append(f"data.path = '': data.source = '{settings.data.source}' needs the path of a file")
+    if settings.data.source == "documentation" and settings.data.path:
+        lines.append(f"data.path = '{settings.data.path}': set data.source to 'text' or 'jsonl', or leave the path empty")
+    return lines

@@ -1,0 +1,44 @@
+"""What all settings tables share: hyphenated keys, no unknown keys, no silent conversion."""
+
+import difflib
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+
+def _hyphenated(name: str) -> str:
+    return name.replace("_", "-")
+
+
+class Table(BaseModel):
+    """A table of settings; its keys are written with hyphens, as in ``pyproject.toml``."""
+
+    model_config = ConfigDict(
+        alias_generator=_hyphenated, populate_by_name=True, extra="forbid", strict=True, frozen=True, allow_inf_nan=False
+    )
+
+
+def mistake_lines(error: ValidationError, table: type[Table]) -> list[str]:
+    """One line per mistake: the key, what was given, what is allowed."""
+    return [_line(detail, table) for detail in error.errors()]
+
+
+def _line(detail: Any, table: type[Table]) -> str:
+    key = ".".join(str(part) for part in detail["loc"])
+    if detail["type"] == "extra_forbidden":
+        allowed = _keys(table)
+        close = difflib.get_close_matches(key, allowed, n=1)
+        return f"{key}: unknown key; " + (f"did you mean '{close[0]}'?" if close else f"known are {', '.join(allowed)}")
+    message = detail["msg"].removeprefix("Value error, ")
+    return f"{key} = {detail['input']!r}: {message[0].lower()}{message[1:]}"
+
+
+def _keys(table: type[Table]) -> list[str]:
+    keys = []
+    for name, field in table.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, Table):
+            keys += [f"{field.alias or name}.{key}" for key in _keys(kind)]
+        else:
+            keys.append(field.alias or name)
+    return keys

@@ -1,0 +1,62 @@
+"""Files that are either the old or the new one, never half of it: write, fsync, rename, fsync the directory."""
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from espalier.settings.mistakes import Mistake
+
+
+@contextmanager
+def replacing(path: Path, mode: int = 0o644) -> Iterator[BinaryIO]:
+    """Open a temporary neighbour of ``path`` for writing; it takes the place of ``path`` when the block ends well.
+
+    Raises
+    ------
+    Mistake
+        The file system refused (no space, no permission); ``path`` is then as it was.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    except OSError as error:
+        raise Mistake(f"cannot write {path}: {error.strerror}; choose another directory or free it") from error
+    try:
+        with os.fdopen(handle, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, mode)
+        os.replace(name, path)
+    except OSError as error:
+        with suppress(FileNotFoundError):
+            os.unlink(name)
+        raise Mistake(f"cannot write {path}: {error.strerror or error}; the file is as it was before") from error
+    except BaseException:
+        with suppress(FileNotFoundError):
+            os.unlink(name)
+        raise
+    _sync_directory(path.parent)
+
+
+def write_bytes(path: Path, data: bytes, mode: int = 0o644) -> None:
+    """Write a whole file atomically."""
+    with replacing(path, mode) as file:
+        file.write(data)
+
+
+def write_json(path: Path, value: Any, mode: int = 0o644) -> None:
+    """Write a JSON file atomically, keys in the given order."""
+    write_bytes(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode(), mode)
+
+
+def _sync_directory(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,30 @@
+"""Append-only files of one JSON object per line: metrics, byte ledger, egress log."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+
+class JsonLines:
+    """Appends a line at a time; a line is written whole, by one system call."""
+
+    def __init__(self, path: Path, mode: int = 0o644) -> None:
+        self.path = path
+        self._mode = mode
+
+    def append(self, entry: dict[str, Any]) -> None:
+        """Append one entry."""
+        line = json.dumps(entry, allow_nan=False) + "\n"
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, self._mode)
+        try:
+            os.write(handle, line.encode())
+        finally:
+            os.close(handle)
+
+    def entries(self) -> list[dict[str, Any]]:
+        """All entries; none if nothing was appended yet."""
+        if not self.path.exists():
+            return []
+        return [json.loads(line) for line in self.path.read_text().splitlines() if line]

@@ -1,0 +1,79 @@
+"""A node's private state: ``<state-dir>/<lineage>/<rank>/r<NNN>``.
+
+Covers: other users of the machine cannot read it (owner-only permissions); two processes of one client do not write at
+once (a lock per client); state of an older layout is refused; only the last two rounds are kept.
+Does not cover: encryption at rest, or an attacker who has the owner's account.
+"""
+
+import fcntl
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from espalier.settings.mistakes import Mistake
+from espalier.storage.atomic import write_json
+from espalier.storage.blobs import BlobStore
+
+VERSION = 1
+OWNER_ONLY_DIRECTORY = 0o700
+OWNER_ONLY_FILE = 0o600
+ROUNDS_KEPT = 2
+
+
+class PrivateState:
+    """Private state of one client (``rank``) in one run (``lineage``)."""
+
+    def __init__(self, root: Path, lineage: str, rank: int) -> None:
+        self.root = root
+        self.folder = root / lineage / f"{rank:05d}"
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the client's lock; a second process waits until the first is done."""
+        self._make(self.folder)
+        with open(self.folder / "lock", "w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            self._check_version()
+            yield
+
+    def blobs(self, server_round: int) -> BlobStore:
+        """Blobs that the client keeps for one round."""
+        return BlobStore(self._make(self._round(server_round)), OWNER_ONLY_FILE)
+
+    def save(self, server_round: int, name: str, value: dict[str, Any]) -> None:
+        """Save a JSON document of a round, atomically."""
+        write_json(self._make(self._round(server_round)) / f"{name}.json", value, OWNER_ONLY_FILE)
+
+    def load(self, server_round: int, name: str) -> dict[str, Any] | None:
+        """Load a JSON document of a round; None if it was never saved."""
+        path = self._round(server_round) / f"{name}.json"
+        return json.loads(path.read_text()) if path.exists() else None
+
+    def collect_garbage(self, server_round: int) -> None:
+        """Remove rounds older than the last two, counted from ``server_round``."""
+        for folder in self.folder.glob("r[0-9]*"):
+            if int(folder.name[1:]) <= server_round - ROUNDS_KEPT:
+                shutil.rmtree(folder)
+
+    def _round(self, server_round: int) -> Path:
+        return self.folder / f"r{server_round:03d}"
+
+    def _make(self, folder: Path) -> Path:
+        try:
+            for part in (self.root, self.folder.parent, self.folder, folder):
+                part.mkdir(mode=OWNER_ONLY_DIRECTORY, parents=True, exist_ok=True)
+        except OSError as error:
+            raise Mistake(
+                f"state-dir = {str(self.root)!r}: {error.strerror}; name a directory that this node can write"
+            ) from error
+        return folder
+
+    def _check_version(self) -> None:
+        path = self.folder / "version.json"
+        if not path.exists():
+            write_json(path, {"version": VERSION}, OWNER_ONLY_FILE)
+        elif (found := json.loads(path.read_text()).get("version")) != VERSION:
+            raise Mistake(f"{self.folder}: private state of version {found}, this program writes {VERSION}; remove the directory")

@@ -1,0 +1,111 @@
+"""Contracts: what a message of a kind may hold, checked before it leaves a node and again when it arrives.
+
+Covers: names, dtypes, shapes and number of tensors, the number of bytes, names and ranges of scalars, and what a method
+demands of values (``check_values``). A message that matches has no room for text, token ids or hidden states beyond what
+the listed tensors and scalars can encode.
+Does not cover: a client that encodes something else in the permitted bits, or what the permitted tensors reveal by
+themselves; each contract's ``observer`` sentence says that.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from numpy.typing import NDArray
+
+from espalier.settings.mistakes import Mistake
+from espalier.wire.messages import Failure, Header, Letter, Scalars, validate
+from espalier.wire.payload import TensorSpec, tensor_specs, unpack_tensors
+
+BlockSpecs = Mapping[str, Mapping[str, TensorSpec]]
+"""Tensors by blob key and tensor name."""
+
+HEADER_ROOM = 64 * 1024
+"""Bytes that a blob's safetensors header may take beside its data."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """One direction of a contract."""
+
+    scalars: type[Scalars]
+    blobs: BlockSpecs = field(default_factory=dict)
+    """Exactly these blobs and tensors, all of them."""
+    check_values: Callable[[str, Mapping[str, NDArray]], None] | None = None
+    """Raises Mistake if the values of a blob's tensors are out of range; gets the blob's key and its tensors."""
+    check_scalars: Callable[[Scalars], None] | None = None
+    """Raises Mistake if the scalars do not fit each other or the request."""
+
+    @property
+    def byte_limit(self) -> int:
+        """Most bytes that the blobs may have together."""
+        return sum(sum(spec.num_bytes for spec in specs.values()) + HEADER_ROOM for specs in self.blobs.values())
+
+
+@dataclass(frozen=True)
+class Contract:
+    """Both directions of one kind of message."""
+
+    kind: str
+    method: str
+    down: Side
+    up: Side
+    observer: str
+    """What somebody who reads the client's reply learns."""
+    num_parts: int = 1
+    """Parts in which the reply travels."""
+
+
+def check(letter: Letter, side: Side) -> Scalars:
+    """Hold a letter against one side of its contract and return its scalars.
+
+    Raises
+    ------
+    Mistake
+        The letter holds something else; the text names it and quotes no value.
+    """
+    if letter.header.status == "failed":
+        side = FAILED
+    surplus, missing = set(letter.blobs) - set(side.blobs), set(side.blobs) - set(letter.blobs)
+    if surplus or missing:
+        raise Mistake(f"blobs: {len(surplus)} surplus and {len(missing)} missing of {len(side.blobs)}")
+    size = sum(len(blob) for blob in letter.blobs.values())
+    if size > side.byte_limit:
+        raise Mistake(f"blobs: {size} bytes, at most {side.byte_limit} are allowed")
+    for key, blob in letter.blobs.items():
+        _check_blob(key, blob, side)
+    scalars = validate(side.scalars, letter.scalars)
+    if side.check_scalars is not None:
+        side.check_scalars(scalars)
+    return scalars
+
+
+def check_reply(reply: Letter, request: Letter, contract: Contract) -> Scalars:
+    """Hold a reply against its request and contract: it repeats the request's header, and matches the contract's ``up``.
+
+    Raises
+    ------
+    Mistake
+        It answers something else (another round, rank, attempt, part), or holds something else.
+    """
+    failed = reply.header.status == "failed"
+    update = {"status": reply.header.status, "num_parts": reply.header.num_parts if failed else contract.num_parts}
+    expected = request.header.model_copy(update=update)
+    if reply.header != expected:
+        wrong = [name for name in Header.model_fields if getattr(reply.header, name) != getattr(expected, name)]
+        raise Mistake(f"header: {', '.join(wrong)} not as the request demands")
+    return check(reply, contract.up)
+
+
+def _check_blob(key: str, blob: bytes, side: Side) -> None:
+    expected, found = side.blobs[key], tensor_specs(blob)
+    if set(found) != set(expected):
+        raise Mistake(f"{key}: holds {len(found)} tensors, and not the {len(expected)} that the contract names")
+    for name, spec in expected.items():
+        if found[name] != spec:
+            raise Mistake(f"{key} {name}: is {found[name].dtype} {list(found[name].shape)}, must be {spec.dtype} {list(spec.shape)}")
+    if side.check_values is not None:
+        side.check_values(key, unpack_tensors(blob))
+
+
+FAILED = Side(Failure)
+"""The reply of a client that could not do its part: a reason and nothing else."""

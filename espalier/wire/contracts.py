@@ -1,0 +1,33 @@
+"""Find the contract of a message: a function of its header, the model plan and the run's settings."""
+
+from espalier.settings.mistakes import Mistake
+from espalier.settings.run import RunSettings
+from espalier.wire import enrolment, evaluation, fedprllm
+from espalier.wire.contract import Contract
+from espalier.wire.messages import Letter, validate
+from espalier.wire.plan import ModelPlan
+
+METHODS = {"fedprllm": fedprllm}
+"""The module that holds each method's contracts."""
+
+
+def contract_for(request: Letter, plan: ModelPlan, settings: RunSettings) -> Contract:
+    """The contract that a request and its reply are held against.
+
+    Raises
+    ------
+    Mistake
+        The request speaks of another method, or asks for a part that does not exist.
+    """
+    header = request.header
+    if header.method != settings.method:
+        raise Mistake(f"message: is of method {header.method!r}, the run's is {settings.method!r}")
+    if header.kind == "enrol":
+        return enrolment.contract(settings.method)
+    if header.kind == "evaluate":
+        return evaluation.contract(settings.method, validate(evaluation.PublicText, request.scalars))
+    method = METHODS[settings.method]
+    num_parts = len(method.block_parts(plan, settings.part_bytes))
+    if header.part >= num_parts or (header.kind == "train" and header.part):
+        raise Mistake(f"message: part {header.part} of a {header.kind} does not exist, a reply has {num_parts}")
+    return method.contract(header.kind, plan, settings.job, header.part, settings.part_bytes)

@@ -1,0 +1,31 @@
+"""Contract of ``enrol``: who a node is, and whether it runs the same program on the same model."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from espalier.wire.contract import Contract, Side
+from espalier.wire.messages import NoScalars, Scalars
+
+
+class Enrolment(Scalars):
+    """What a node says of itself."""
+
+    site: str = Field(max_length=64, pattern=r"^[A-Za-z0-9._-]+$")
+    code_sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    model_sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    device: Literal["cpu", "cuda"]
+    threads: int = Field(ge=1)
+    python: str = Field(max_length=32)
+    torch: str = Field(max_length=64)
+
+
+def contract(method: str) -> Contract:
+    """The contract of an enrolment, the same for all methods."""
+    return Contract(
+        kind="enrol",
+        method=method,
+        down=Side(NoScalars),
+        up=Side(Enrolment),
+        observer="the site's name, hashes of its program and base model, its device, thread count, Python and torch version",
+    )

@@ -1,0 +1,117 @@
+"""Messages: a header, the scalars of the kind, and blobs; to and from Flower's records."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar, cast
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from espalier.settings.mistakes import Mistake
+from espalier.wire.payload import from_record, to_record
+
+SCHEMA_VERSION = 1
+
+S = TypeVar("S", bound="Scalars")
+
+Kind = Literal["enrol", "train", "evaluate", "fetch"]
+FLOWER_TYPES: dict[Kind, str] = {"enrol": "query.enrol", "train": "train", "evaluate": "evaluate", "fetch": "query.fetch"}
+"""Flower's message type of each kind."""
+
+
+class Scalars(BaseModel):
+    """Scalars of one kind of message in one direction; nothing else may be in it."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class NoScalars(Scalars):
+    """No scalars."""
+
+
+class Failure(Scalars):
+    """What a client says when it could not do its part; it never quotes data."""
+
+    reason: str = Field(max_length=4000)
+
+
+class Header(Scalars):
+    """What every message says of itself."""
+
+    schema_version: int
+    kind: Kind
+    method: str = Field(max_length=64)
+    lineage: str = Field(max_length=64, pattern=r"^[A-Za-z0-9-]+$")
+    server_round: int = Field(ge=0)
+    rank: int = Field(ge=-1)
+    attempt: int = Field(ge=1)
+    part: int = Field(ge=0)
+    num_parts: int = Field(ge=1)
+    status: Literal["ok", "failed"] = "ok"
+
+
+@dataclass
+class Letter:
+    """The content of a message, apart from Flower's envelope."""
+
+    header: Header
+    scalars: dict[str, Any] = field(default_factory=dict)
+    blobs: dict[str, bytes] = field(default_factory=dict)
+
+
+def write(letter: Letter) -> RecordDict:
+    """Lay a letter out in Flower's records."""
+    return RecordDict(
+        {
+            "header": ConfigRecord(letter.header.model_dump()),
+            "scalars": ConfigRecord(cast(Any, letter.scalars)),
+            "blobs": to_record(letter.blobs),
+        }
+    )
+
+
+def read(content: RecordDict) -> Letter:
+    """Read a letter from Flower's records.
+
+    Raises
+    ------
+    Mistake
+        Records are missing or surplus, the header is malformed, or its schema version is unknown here.
+    """
+    if set(content) != {"header", "scalars", "blobs"}:
+        raise Mistake(f"message: records are {', '.join(sorted(map(str, content)))[:200]}, expected header, scalars and blobs")
+    header, scalars, blobs = content["header"], content["scalars"], content["blobs"]
+    if not (isinstance(header, ConfigRecord) and isinstance(scalars, ConfigRecord) and isinstance(blobs, ArrayRecord)):
+        raise Mistake("message: header and scalars must be config records, blobs an array record")
+    version = header.get("schema_version")
+    if version != SCHEMA_VERSION:
+        raise Mistake(
+            f"message: schema version {str(version)[:20]} is unknown here, this program speaks version {SCHEMA_VERSION}; "
+            "install the same release of espalier on server and nodes"
+        )
+    return Letter(validate(Header, dict(header)), dict(scalars), from_record(blobs))
+
+
+def validate(model: type[S], values: Mapping[str, Any]) -> S:
+    """Check scalars against their description.
+
+    Raises
+    ------
+    Mistake
+        Naming the fields that are wrong, without their values.
+    """
+    try:
+        return model.model_validate(dict(values))
+    except ValidationError as error:
+        names = sorted({".".join(str(part) for part in detail["loc"])[:64] for detail in error.errors()})
+        raise Mistake(f"{model.__name__}: missing, surplus or out of range: {', '.join(names)}") from None
+
+
+def address(letter: Letter, node_id: int, ttl: float) -> Message:
+    """Put a letter into an envelope for a node; Flower forgets it after ``ttl`` seconds."""
+    return Message(write(letter), dst_node_id=node_id, message_type=FLOWER_TYPES[letter.header.kind], ttl=ttl)
+
+
+def num_bytes(content: RecordDict) -> int:
+    """Bytes of all records of a message, keys included, as Flower counts them."""
+    return sum(record.count_bytes() for record in content.values())

@@ -1,0 +1,60 @@
+"""The plan of a model: which matrices of which decoder blocks can be pruned. Every contract is a function of it."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class LinearPlan:
+    """One prunable matrix of a block."""
+
+    name: str
+    """Canonical name, the same in every model family, for instance ``attn.q``."""
+    parameter: str
+    """Name of the weight tensor in the model's files."""
+    shape: tuple[int, int]
+    """(out_features, in_features)"""
+
+    @property
+    def num_weights(self) -> int:
+        """Number of weights of the matrix."""
+        return self.shape[0] * self.shape[1]
+
+
+@dataclass(frozen=True)
+class BlockPlan:
+    """One decoder block."""
+
+    index: int
+    linears: tuple[LinearPlan, ...]
+
+    @property
+    def num_weights(self) -> int:
+        """Number of prunable weights of the block."""
+        return sum(linear.num_weights for linear in self.linears)
+
+
+@dataclass(frozen=True)
+class ModelPlan:
+    """All decoder blocks of a model, in order."""
+
+    blocks: tuple[BlockPlan, ...]
+    num_parameters: int
+    """All parameters of the model, prunable or not; tied ones once."""
+
+    @property
+    def num_weights(self) -> int:
+        """Number of prunable weights of the model."""
+        return sum(block.num_weights for block in self.blocks)
+
+
+def cut_into_parts(block_bytes: list[int], part_bytes: int) -> list[range]:
+    """Group whole blocks, in order, into parts of at most ``part_bytes``; a larger block is a part of its own."""
+    parts: list[range] = []
+    start, size = 0, 0
+    for index, block in enumerate(block_bytes):
+        if index > start and size + block > part_bytes:
+            parts.append(range(start, index))
+            start, size = index, 0
+        size += block
+    parts.append(range(start, len(block_bytes)))
+    return parts

@@ -1,0 +1,49 @@
+"""Packed masks: one bit per weight, row-major, little-endian in 64-bit words.
+
+Bit ``i % 64`` of word ``i // 64`` belongs to weight ``i``; rows follow each other without padding, and the unused bits of
+the last word are zero.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+Words = NDArray[np.uint64]
+
+
+def num_words(num_weights: int) -> int:
+    """Number of 64-bit words that hold ``num_weights`` bits."""
+    return -(-num_weights // 64)
+
+
+def pack(mask: NDArray[np.bool_]) -> Words:
+    """Pack a boolean array of any shape into ``(num_words(mask.size),)`` uint64."""
+    packed = np.zeros(num_words(mask.size) * 8, dtype=np.uint8)
+    bits = np.packbits(mask.reshape(-1), bitorder="little")
+    packed[: bits.size] = bits
+    return packed.view("<u8").astype(np.uint64, copy=False)
+
+
+def unpack(words: Words, shape: tuple[int, ...]) -> NDArray[np.bool_]:
+    """Invert ``pack``: a boolean array of the given shape.
+
+    Raises
+    ------
+    ValueError
+        The number of words does not fit the shape.
+    """
+    size = int(np.prod(shape, dtype=np.int64))
+    if words.shape != (num_words(size),):
+        raise ValueError(f"a mask of {size} weights has {num_words(size)} words, not {words.shape}")
+    little = words.astype("<u8", copy=False).view(np.uint8)
+    return np.unpackbits(little, count=size, bitorder="little").view(np.bool_).reshape(shape)
+
+
+def count(words: Words) -> int:
+    """Number of set bits."""
+    return int(np.bitwise_count(words).sum(dtype=np.int64))
+
+
+def has_clean_padding(words: Words, num_weights: int) -> bool:
+    """Whether the bits after the last weight are zero, as ``pack`` leaves them."""
+    used = num_weights % 64
+    return used == 0 or int(words[-1]) >> used == 0

@@ -1,0 +1,35 @@
+"""How much a weight matters to one client: the score by which local pruning ranks weights."""
+
+import torch
+from torch import Tensor
+
+
+def magnitude_score(weight: Tensor) -> Tensor:
+    """Absolute value of each weight, float32, same shape as ``weight``."""
+    return weight.to(torch.float32).abs()
+
+
+def wanda_score(weight: Tensor, input_square_sum: Tensor) -> Tensor:
+    """Wanda score ``|W_ij| * ||X_j||_2`` (Sun et al. 2023, eq. 1; FedPrLLM section 2.1).
+
+    Parameters
+    ----------
+    weight : (out_features, in_features), any float dtype
+    input_square_sum : (in_features,), sum over calibration tokens of the squared input of each channel
+
+    Returns
+    -------
+    Tensor
+        float32, same shape as ``weight``. The papers divide the squared norm by the number of sequences; a constant
+        factor changes no comparison between weights of one matrix, so it is left out.
+
+    Raises
+    ------
+    ValueError
+        The shapes do not fit, or an activation is not finite.
+    """
+    if input_square_sum.shape != weight.shape[1:]:
+        raise ValueError(f"weight {tuple(weight.shape)} needs {weight.shape[1]} input norms, got {tuple(input_square_sum.shape)}")
+    if not bool(torch.isfinite(input_square_sum).all()):
+        raise ValueError("the calibration activations contain NaN or infinity; use dtype float32 or check the model")
+    return magnitude_score(weight) * input_square_sum.to(torch.float32).sqrt()

@@ -1,0 +1,1 @@
+"""The server of a run: settings to strategy to results."""

@@ -1,0 +1,126 @@
+"""The ServerApp: settings, strategy, start, results."""
+
+import shutil
+import time
+
+import torch
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+from flwr.superlink.grid import GrpcGrid
+
+from espalier.corpora.public_text import public_text
+from espalier.corpora.windows import evaluation_windows
+from espalier.evaluation.perplexity import mean_losses, perplexity
+from espalier.modeling.block_stream import BlockStream
+from espalier.modeling.computing import Computing, set_up
+from espalier.modeling.export import check_export, export_pruned
+from espalier.modeling.opened import OpenedModel, open_model
+from espalier.settings.mistakes import Mistake
+from espalier.settings.node import NodeSettings
+from espalier.settings.run import RunSettings, parse
+from espalier.storage.blobs import BlobStore
+from server_app.results import Summary, open_run_folder, save_masks
+from server_app.table import show
+from strategies.baselines.centralized import centralized_masks
+from strategies.fedprllm import FedPrLLM
+from strategies.run import Run
+
+STRATEGIES = {"fedprllm": FedPrLLM}
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run the method that the settings name, and write its results."""
+    settings = parse(context.run_config)
+    simulation = not isinstance(grid, GrpcGrid)
+    if settings.evaluation.centralized == "on" and not simulation:
+        raise Mistake(
+            "evaluation.centralized = 'on': the pooled-data baseline needs all clients' data in one place and exists in "
+            "simulation only; set it to 'off' or 'auto'"
+        )
+    computing = set_up(settings)
+    model = open_model(settings.model)
+    texts = public_windows(settings, model)
+    folder, lineage = open_run_folder(settings, str(context.run_id))
+    print(f"run directory {folder.path}", flush=True)
+    summary = Summary(settings, model, computing.threads, computing.device.type)
+    run = Run(settings, model, folder, lineage)
+    started = time.monotonic()
+    try:
+        _work(run, grid, computing, texts, summary, simulation)
+    except BaseException as error:
+        summary.seconds = time.monotonic() - started
+        summary.write(folder, "failed", f"{type(error).__name__}: {error}", folder.ledger.total())
+        raise
+    summary.seconds = time.monotonic() - started
+    summary.write(folder, "completed", None, folder.ledger.total())
+    show(summary, folder.ledger.total())
+    print(f"\nthe pruned model is in {folder.path / 'model'}", flush=True)
+
+
+def public_windows(settings: RunSettings, model: OpenedModel) -> dict[str, torch.Tensor]:
+    """Windows of all public texts, (windows, tokens), int64, by name."""
+    chosen = settings.evaluation
+    return {
+        name: evaluation_windows(public_text(name, path), model.encode, chosen.window_tokens, chosen.max_windows, name)
+        for name, path in chosen.named_texts().items()
+    }
+
+
+def _work(
+    run: Run, grid: Grid, computing: Computing, texts: dict[str, torch.Tensor], summary: Summary, simulation: bool
+) -> None:
+    """Rounds, export, evaluation; what is finished is in ``summary`` also when a later step fails."""
+    strategy = STRATEGIES[run.settings.method](run, texts if run.settings.evaluation.local_only else None)
+    try:
+        result = strategy.start(grid)
+    finally:
+        if (rounds := getattr(strategy, "rounds", None)) is not None:
+            summary.roster = rounds.roster
+        if simulation:
+            _collect_egress_logs(run)
+    summary.rounds = 1
+    stream = BlockStream(run.model, computing)
+    summary.sparsity = save_masks(run.model, strategy.prune_masks, run.folder.path / "masks.safetensors")
+    export_pruned(run.model, strategy.prune_masks, run.folder.path / "model")
+    a_few = next(iter(texts.values()))[:2]
+    check_export(stream, strategy.prune_masks, run.folder.path / "model", a_few, run.settings.export_check)
+    run.progress.note("exported", "exported     model/ reloads to the same logits", sparsity=summary.sparsity)
+    _measure(run, stream, strategy, texts, summary, simulation)
+    for server_round in result.evaluate_metrics_clientapp.values():
+        for key, losses in server_round.items():
+            for text, loss in zip(texts, losses, strict=True):
+                summary.local_perplexities.setdefault(text, {})[int(key.removeprefix("loss/"))] = perplexity(loss)
+    if simulation:
+        shutil.rmtree(NodeSettings().state_root() / run.lineage, ignore_errors=True)
+
+
+def _measure(
+    run: Run, stream: BlockStream, strategy: FedPrLLM, texts: dict[str, torch.Tensor], summary: Summary, simulation: bool
+) -> None:
+    """Losses of the dense, the federated and, in simulation, the centralized model."""
+    wanted = run.settings.evaluation.centralized
+    masks = {"dense": None, "federated": strategy.prune_masks}
+    for name in texts:
+        summary.losses[name] = {}
+    scratch = run.folder.path / "centralized"
+    if simulation and wanted != "off":
+        masks["centralized"] = centralized_masks(run, stream, BlobStore(scratch))
+    run.progress.begin("evaluating", len(masks))
+    for column, prune_masks in masks.items():
+        losses = mean_losses(stream, texts, prune_masks) if prune_masks else mean_losses(stream, texts)
+        for name, loss in losses.items():
+            summary.losses[name][column] = loss
+        text = ", ".join(f"{name} {perplexity(loss):.2f}" for name, loss in losses.items())
+        run.progress.step("evaluated", f"{column}: {text}", column=column, losses=losses)
+    shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _collect_egress_logs(run: Run) -> None:
+    """Simulated sites are on this machine: bring their egress logs into the run directory."""
+    for log in sorted((NodeSettings().state_root() / run.lineage).glob("egress-*.jsonl")):
+        target = run.folder.path / "egress" / log.name
+        target.parent.mkdir(exist_ok=True)
+        shutil.copyfile(log, target)

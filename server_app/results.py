@@ -1,0 +1,166 @@
+"""The run directory: where a run's results lie, and the summary that every method writes alike."""
+
+import json
+import platform
+import re
+from dataclasses import dataclass, field
+from datetime import datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tomli_w
+
+import espalier
+from espalier.evaluation.perplexity import perplexity
+from espalier.modeling.block_stream import PruneMasks
+from espalier.modeling.checkpoint import ShardWriter
+from espalier.modeling.opened import OpenedModel
+from espalier.settings.mistakes import Mistake
+from espalier.settings.run import RunSettings
+from espalier.storage.atomic import replacing, write_bytes, write_json
+from espalier.wire.ledger import Traffic
+from pruning_kernels.bitmask import num_words, pack
+from strategies.roster import Roster
+from strategies.run_folder import RunFolder
+
+SCHEMA_VERSION = 1
+COLUMNS = ("dense", "local_only", "centralized", "federated")
+SPARSITY_DEFINITION = "pruned weights / weights of the decoder blocks' linears (embeddings, norms, biases and head excluded)"
+LIBRARIES = ("flwr", "torch", "transformers", "safetensors", "numpy")
+
+
+def open_run_folder(settings: RunSettings, run_id: str) -> tuple[RunFolder, str]:
+    """Make the run directory, or open the one to resume from; returns it with the run's lineage.
+
+    Raises
+    ------
+    Mistake
+        ``resume-from`` is no run directory, or the run there has ended well.
+    """
+    if settings.resume_from:
+        path = Path(settings.resume_from).expanduser().absolute()
+        lineage_file = path / "lineage"
+        if not lineage_file.exists():
+            raise Mistake(f"resume-from = {settings.resume_from!r}: {path} is not a run directory")
+        summary = path / "summary.json"
+        if summary.exists() and json.loads(summary.read_text())["status"] == "completed":
+            raise Mistake(f"resume-from = {settings.resume_from!r}: that run is completed; leave resume-from empty for a new run")
+        return RunFolder(path), lineage_file.read_text().strip()
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+    path = Path(settings.out_dir).expanduser().absolute() / f"{stamp}-{settings.method}-{run_id}"
+    folder = RunFolder(path)
+    lineage = re.sub(r"[^A-Za-z0-9-]", "-", f"{stamp}-{run_id}")[:64]
+    write_bytes(path / "lineage", f"{lineage}\n".encode())
+    write_bytes(path / "settings.toml", tomli_w.dumps(settings.nested()).encode())
+    return folder, lineage
+
+
+def save_masks(model: OpenedModel, prune_masks: PruneMasks, path: Path) -> float:
+    """Write ``masks.safetensors`` block by block, and return the share of prunable weights that is pruned.
+
+    The file holds one flat packed mask (U64) per pruned tensor, under the tensor's own name.
+    """
+    linears = [(block.index, linear) for block in model.plan.blocks for linear in block.linears]
+    specs = {
+        linear.parameter: ("U64", (num_words(linear.num_weights),), 8 * num_words(linear.num_weights)) for _, linear in linears
+    }
+    layout = "1 = pruned; one bit per weight, row-major, little-endian in 64-bit words"
+    pruned, at, masks = 0, -1, {}
+    with replacing(path) as file:
+        writer = ShardWriter(file, specs, {"layout": layout})
+        for index, linear in linears:
+            if index != at:
+                at, masks = index, prune_masks(index)
+            mask = masks[linear.name].numpy()
+            pruned += int(np.count_nonzero(mask))
+            writer.write(linear.parameter, pack(mask).astype("<u8").tobytes())
+    return pruned / model.plan.num_weights
+
+
+@dataclass
+class Summary:
+    """What ``summary.json`` says; fields that a run did not reach are null."""
+
+    settings: RunSettings
+    model: OpenedModel
+    threads: int
+    device: str
+    roster: Roster = field(default_factory=Roster)
+    rounds: int = 0
+    sparsity: float | None = None
+    losses: dict[str, dict[str, float | None]] = field(default_factory=dict)
+    """text -> column -> mean loss in nats; ``local_only`` is a mean of perplexities and kept apart."""
+    local_perplexities: dict[str, dict[int, float]] = field(default_factory=dict)
+    """text -> rank -> perplexity of the client's own result."""
+    seconds: float = 0.0
+
+    def perplexity(self, text: str, column: str) -> float | None:
+        """One figure of the table; None where it does not apply."""
+        if column == "local_only":
+            values = self.local_perplexities.get(text, {})
+            return sum(values.values()) / len(values) if values else None
+        loss = self.losses.get(text, {}).get(column)
+        return None if loss is None else perplexity(loss)
+
+    def write(self, folder: RunFolder, status: str, reason: str | None, traffic: Traffic) -> None:
+        """Write ``summary.json``."""
+        document = {
+            "schema_version": SCHEMA_VERSION,
+            "status": status,
+            "reason": reason,
+            "method": self.settings.method,
+            "seed": self.settings.seed,
+            "num_clients": self.settings.num_clients,
+            "clients": self._clients(folder),
+            "refused": self.roster.refused,
+            "rounds": self.rounds,
+            "sparsity": {"achieved": self.sparsity, "definition": SPARSITY_DEFINITION},
+            "metrics": [
+                {
+                    "name": "perplexity",
+                    "dataset": text,
+                    "direction": "lower",
+                    "values": {column: _finite(self.perplexity(text, column)) for column in COLUMNS},
+                }
+                for text in self.losses
+            ],
+            "bytes_up": traffic.up,
+            "bytes_down": traffic.down,
+            "seconds": round(self.seconds, 3),
+            "virtual_seconds": None,
+            "model_sha256": self.model.sha256,
+            "versions": _versions(),
+            "threads": self.threads,
+            "device": self.device,
+        }
+        write_json(folder.path / "summary.json", document)
+
+    def _clients(self, folder: RunFolder) -> list[dict[str, Any]]:
+        clients = []
+        for rank, seat in sorted(self.roster.seats.items()):
+            traffic = folder.ledger.by_rank.get(rank, Traffic())
+            local = {f"perplexity/{text}": _finite(values.get(rank)) for text, values in self.local_perplexities.items()}
+            clients.append(
+                {
+                    "rank": rank,
+                    "site": seat.site,
+                    "status": seat.status,
+                    "reason": seat.reason or None,
+                    "bytes_up": traffic.up,
+                    "bytes_down": traffic.down,
+                    "seconds": round(seat.seconds, 3),
+                    "metrics": {**seat.metrics, **local},
+                }
+            )
+        return clients
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and np.isfinite(value) else None
+
+
+def _versions() -> dict[str, str]:
+    libraries = {name: version(name).split("+")[0] for name in LIBRARIES}
+    return {"espalier": espalier.__version__, "python": platform.python_version(), **libraries}

@@ -1,0 +1,1 @@
+"""One file per method; each is an ordinary Flower strategy with ``start``."""

@@ -1,0 +1,186 @@
+"""Rounds: send requests, pull replies one at a time, check them, send again, keep a quorum.
+
+Flower loses a message that is in flight when its node restarts, so every message has a deadline of its own and is sent
+again under a new id; handlers are idempotent. A client that fails, is late too often, or sends what its contract does
+not allow loses its own contribution, with the reason on record; the round goes on while the quorum holds.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from espalier.settings.mistakes import Mistake
+from espalier.settings.run import RunSettings
+from espalier.wire.contract import check_reply
+from espalier.wire.contracts import contract_for
+from espalier.wire.messages import SCHEMA_VERSION, Header, Kind, Letter, Scalars, address, read
+from espalier.wire.plan import ModelPlan
+from strategies.clock import Clock
+from strategies.progress import Progress
+from strategies.roster import Roster, Seat
+from strategies.run_folder import RunFolder
+
+POLL_SECONDS = 0.1
+TTL_MARGIN = 60.0
+"""Seconds beyond the deadline after which Flower may forget a message."""
+
+FollowUp = Callable[[Letter], Message | None]
+"""What to ask a client next, after a good reply of it; None when it is done."""
+
+
+class RunFailed(RuntimeError):
+    """The run cannot go on; its message says why. What was finished before stays on disk."""
+
+
+@dataclass
+class _Pending:
+    request: Letter
+    seat: Seat
+    message_id: str | None
+    """None while the message waits for its site's node to come back."""
+    deadline: float
+
+
+@dataclass
+class Rounds:
+    """The engine that all strategies share; it knows messages and time, not methods."""
+
+    grid: Grid
+    settings: RunSettings
+    plan: ModelPlan
+    lineage: str
+    folder: RunFolder
+    progress: Progress
+    clock: Clock = field(default_factory=Clock)
+    roster: Roster = field(default_factory=Roster)
+    returned_nodes: Callable[[], None] = lambda: None
+    """Looks for sites that came back under another node id, and seats them there (see ``enrolment``)."""
+
+    def request(
+        self, kind: Kind, seat: Seat, server_round: int, scalars: Scalars, blobs: dict[str, bytes] | None = None, part: int = 0
+    ) -> Message:
+        """A first-attempt request to a client."""
+        header = Header(
+            schema_version=SCHEMA_VERSION,
+            kind=kind,
+            method=self.settings.method,
+            lineage=self.lineage,
+            server_round=server_round,
+            rank=seat.rank,
+            attempt=1,
+            part=part,
+            num_parts=1,
+        )
+        return self._envelope(Letter(header, scalars.model_dump(), blobs or {}), seat)
+
+    def push(self, letter: Letter, seat: Seat) -> str | None:
+        """Send a letter to where its client is now, and return Flower's message id; None if Flower did not take it."""
+        message = self._envelope(letter, seat)
+        self.folder.ledger.record("down", seat.rank, letter, message.content)
+        return next(iter(self.grid.push_messages([message])), None)
+
+    def pull(self, message_id: str) -> Message | None:
+        """The reply to one message, if it has arrived."""
+        return next(iter(self.grid.pull_messages([message_id])), None)
+
+    def _envelope(self, letter: Letter, seat: Seat) -> Message:
+        return address(letter, seat.node_id, self.settings.deadline_seconds + TTL_MARGIN)
+
+    def exchange(self, requests: Iterable[Message], follow_up: FollowUp = lambda _: None) -> Iterator[Message]:
+        """Send requests and yield each reply that its contract allows, as it arrives; clients that fail are dropped.
+
+        Parameters
+        ----------
+        requests : one per client, made by ``request``
+        follow_up : called with each good reply; the message that it returns is sent to the same client
+
+        Yields
+        ------
+        Message
+            One reply part at a time; the next is not pulled before this one is done with.
+        """
+        pending = [self._send(read(message.content)) for message in requests]
+        while pending:
+            idle = True
+            for entry in list(pending):
+                reply = self.pull(entry.message_id) if entry.message_id is not None else None
+                if reply is None:
+                    if entry.message_id is None or self.clock.now() >= entry.deadline:
+                        self._send_again(entry, pending, "no reply before the deadline")
+                    continue
+                idle = False
+                if (letter := self._accept(entry, reply, pending)) is not None:
+                    pending.remove(entry)
+                    following = follow_up(letter)
+                    yield reply
+                    if following is not None:
+                        pending.append(self._send(read(following.content)))
+                del reply
+            if pending and idle:
+                self.clock.sleep(POLL_SECONDS)
+
+    def _send(self, letter: Letter) -> _Pending:
+        seat = self.roster.seats[letter.header.rank]
+        return _Pending(letter, seat, self.push(letter, seat), self.clock.now() + self.settings.deadline_seconds)
+
+    def _send_again(self, entry: _Pending, pending: list[_Pending], reason: str) -> None:
+        """Send a request again to wherever its site now is; after the last attempt the client is dropped."""
+        seat, header = entry.seat, entry.request.header
+        if seat.node_id not in self.grid.get_node_ids():
+            self.returned_nodes()
+        if seat.node_id not in self.grid.get_node_ids():
+            if self.clock.now() < entry.deadline:
+                entry.message_id = None
+                return
+            reason = "its node is not connected"
+        if header.attempt >= self.settings.attempts:
+            pending.remove(entry)
+            self._drop(seat, f"{header.kind}: {reason} ({header.attempt} of {self.settings.attempts} attempts)")
+            return
+        text = f"sending again to {seat.site}: {reason}"
+        self.progress.note("sent_again", text, rank=seat.rank, kind=header.kind, attempt=header.attempt + 1, reason=reason)
+        again = Letter(header.model_copy(update={"attempt": header.attempt + 1}), entry.request.scalars, entry.request.blobs)
+        pending[pending.index(entry)] = self._send(again)
+
+    def _accept(self, entry: _Pending, reply: Message, pending: list[_Pending]) -> Letter | None:
+        """Check a reply; None means that the client was dropped or is asked again."""
+        kind = entry.request.header.kind
+        if not reply.has_content():
+            self._send_again(entry, pending, f"Flower reports error {reply.error.code}")
+            return None
+        try:
+            letter = read(reply.content)
+            self.folder.ledger.record("up", entry.seat.rank, letter, reply.content)
+            check_reply(letter, entry.request, contract_for(entry.request, self.plan, self.settings))
+        except Mistake as mistake:
+            pending.remove(entry)
+            self._drop(entry.seat, f"{kind}: reply refused: {mistake}")
+            return None
+        if letter.header.status == "failed":
+            pending.remove(entry)
+            self._drop(entry.seat, f"{kind}: {letter.scalars['reason']}")
+            return None
+        return letter
+
+    def _drop(self, seat: Seat, reason: str) -> None:
+        seat.drop(reason)
+        self.progress.note("dropped", f"dropped      {seat.site}: {reason}", rank=seat.rank, site=seat.site, reason=reason)
+
+    def require_quorum(self, number: int, what: str) -> None:
+        """End the run if too few clients did something.
+
+        Raises
+        ------
+        RunFailed
+            With the reason of every client that did not.
+        """
+        needed = math.ceil(round(self.settings.num_clients * self.settings.quorum, 6))
+        if number >= needed:
+            return
+        reasons = [f"{seat.site}: {seat.reason}" for seat in self.roster.seats.values() if seat.reason]
+        reasons += [f"{who}: {why}" for who, why in self.roster.refused.items()]
+        lines = "".join(f"\n  {reason}" for reason in reasons)
+        raise RunFailed(f"{number} clients {what}, the quorum is {needed} of num-clients = {self.settings.num_clients}{lines}")

@@ -1,0 +1,118 @@
+"""One run as every strategy sees it, and its life: enrol or resume, rounds with a checkpoint after each, evaluation."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result
+
+from espalier.modeling.opened import OpenedModel
+from espalier.settings.run import RunSettings
+from espalier.wire.code_hash import code_sha256
+from espalier.wire.messages import Letter
+from strategies.checkpoint import CheckpointFolder
+from strategies.clock import Clock
+from strategies.enrolment import Enroller
+from strategies.progress import Progress
+from strategies.rounds import Rounds
+from strategies.run_folder import RunFolder
+
+
+@dataclass
+class Run:
+    """What a strategy is given: settings, the dense model, and a place to write."""
+
+    settings: RunSettings
+    model: OpenedModel
+    folder: RunFolder
+    lineage: str
+    """Names the run to its clients, also after it was resumed: letters, digits and hyphens."""
+    clock: Clock = field(default_factory=Clock)
+    progress: Progress = field(init=False)
+    checkpoint: CheckpointFolder = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.progress = Progress(self.folder, self.clock)
+        self.checkpoint = CheckpointFolder(self.folder.path / "checkpoint")
+
+    def identity(self) -> dict[str, str]:
+        """What a resumed run must share with the run that it continues."""
+        return {"settings": self.settings.digest(), "model": self.model.sha256}
+
+
+class Method(Protocol):
+    """What the life of a run asks of a strategy, beside Flower's own methods."""
+
+    run: Run
+    rounds: Rounds
+
+    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+        """Requests of a round."""
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Fold the replies of a round."""
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Requests of the evaluation by clients."""
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Fold the replies of an evaluation."""
+
+    def next_part(self, letter: Letter) -> Message | None:
+        """Ask for the next part of a reply."""
+
+    def summary(self) -> None:
+        """Show the settings."""
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds, JSON values only."""
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take over what ``state`` returned."""
+
+
+def live(method: Method, grid: Grid, num_rounds: int) -> Result:
+    """Run a strategy on a grid, from its last checkpoint if there is one.
+
+    Raises
+    ------
+    RunFailed
+        Too few clients enrolled, or finished a round; checkpoints of earlier rounds stay.
+    Mistake
+        The checkpoint is of another run.
+    """
+    run = method.run
+    saved = run.checkpoint.load(run.identity())
+    method.rounds = Rounds(grid, run.settings, run.model.plan, run.lineage, run.folder, run.progress, run.clock)
+    Enroller(method.rounds, code_sha256(), run.model.sha256).enrol(saved["ranks"] if saved else None)
+    method.summary()
+    finished = 0
+    if saved:
+        finished = saved["round"]
+        method.restore(saved["state"])
+        method.rounds.roster.restore(saved["state"]["clients"])
+        run.folder.ledger.restore(saved["state"]["traffic"])
+        run.progress.note("resumed", f"resumed      after round {finished}", round=finished)
+
+    result, nothing, config = Result(), ArrayRecord(), ConfigRecord()
+    for server_round in range(finished + 1, num_rounds + 1):
+        replies = method.rounds.exchange(method.configure_train(server_round, nothing, config, grid), method.next_part)
+        _, metrics = method.aggregate_train(server_round, replies)
+        if metrics is not None:
+            result.train_metrics_clientapp[server_round] = metrics
+        common = {"clients": method.rounds.roster.state(), "traffic": run.folder.ledger.state()}
+        ranks = method.rounds.roster.ranks()
+        run.checkpoint.save(server_round, ranks, run.identity(), {**method.state(), **common})
+        run.progress.note("checkpoint", f"checkpoint   after round {server_round}", round=server_round)
+
+    replies = method.rounds.exchange(method.configure_evaluate(num_rounds, nothing, config, grid))
+    metrics = method.aggregate_evaluate(num_rounds, replies)
+    if metrics is not None:
+        result.evaluate_metrics_clientapp[num_rounds] = metrics
+    return result
