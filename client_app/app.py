@@ -67,8 +67,10 @@ def _answer(message: Message, context: Context, work: Callable[[Site, Letter], L
     request = read(message.content)
     try:
         site = Site.of(context)
-        check(request, contract_for(request, site.model.plan, site.settings).down)
+        contract = contract_for(request, site.model.plan, site.settings)
+        check(request, contract.down)
         letter = work(site, request)
+        letter.header.num_parts = contract.num_parts
     except Mistake as mistake:
         letter = failure(request.header, str(mistake))
     except Exception as error:

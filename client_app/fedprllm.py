@@ -36,10 +36,9 @@ def train(site: Site, request: Letter) -> Letter:
         report = validate(VoteReport, saved) if saved is not None else _vote(site, state, header.rank, header.server_round)
         state.save(header.server_round, "report", report.model_dump())
         state.collect_garbage(header.server_round)
-    parts = block_parts(site.model.plan, site.settings.part_bytes)
     store = state.blobs(header.server_round)
-    blobs = {block_key(index): store.get(report.blob_sha256[index]) for index in parts[0]}
-    return reply_to(request, report, blobs, num_parts=len(parts))
+    first_part = block_parts(site.model.plan, site.settings.part_bytes)[0]
+    return reply_to(request, report, {block_key(index): store.get(report.blob_sha256[index]) for index in first_part})
 
 
 def _vote(site: Site, state: PrivateState, rank: int, server_round: int) -> VoteReport:

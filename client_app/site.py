@@ -60,7 +60,6 @@ def egress_log(node: NodeSettings, lineage: str) -> JsonLines:
     return JsonLines(folder / f"egress-{site_id(node)}.jsonl", OWNER_ONLY_FILE)
 
 
-def reply_to(request: Letter, scalars: Scalars, blobs: dict[str, bytes] | None = None, num_parts: int = 1) -> Letter:
+def reply_to(request: Letter, scalars: Scalars, blobs: dict[str, bytes] | None = None) -> Letter:
     """A letter that answers a request."""
-    header = request.header.model_copy(update={"num_parts": num_parts, "status": "ok"})
-    return Letter(header, scalars.model_dump(), blobs or {})
+    return Letter(request.header.model_copy(), scalars.model_dump(), blobs or {})

@@ -23,9 +23,12 @@ from server_app.results import Summary, open_run_folder, save_masks
 from server_app.table import show
 from strategies.baselines.centralized import centralized_masks
 from strategies.fedprllm import FedPrLLM
+from strategies.rounds import RunFailed
 from strategies.run import Run
 
 STRATEGIES = {"fedprllm": FedPrLLM}
+
+FLOWER_REPORTS_IT_TOO = "(Flower's own report of it follows)"
 
 app = ServerApp()
 
@@ -33,6 +36,14 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run the method that the settings name, and write its results."""
+    try:
+        _run(grid, context)
+    except (Mistake, RunFailed) as error:
+        print(f"\nthe run failed: {error}\n{FLOWER_REPORTS_IT_TOO}", flush=True)
+        raise error.with_traceback(None) from None
+
+
+def _run(grid: Grid, context: Context) -> None:
     settings = parse(context.run_config)
     simulation = not isinstance(grid, GrpcGrid)
     if settings.evaluation.centralized == "on" and not simulation:
@@ -45,7 +56,7 @@ def main(grid: Grid, context: Context) -> None:
     texts = public_windows(settings, model)
     folder, lineage = open_run_folder(settings, str(context.run_id))
     print(f"run directory {folder.path}", flush=True)
-    summary = Summary(settings, model, computing.threads, computing.device.type)
+    summary = Summary(settings, model, computing.threads, computing.device.type, losses={name: {} for name in texts})
     run = Run(settings, model, folder, lineage)
     started = time.monotonic()
     try:
@@ -103,8 +114,6 @@ def _measure(
     """Losses of the dense, the federated and, in simulation, the centralized model."""
     wanted = run.settings.evaluation.centralized
     masks = {"dense": None, "federated": strategy.prune_masks}
-    for name in texts:
-        summary.losses[name] = {}
     scratch = run.folder.path / "centralized"
     if simulation and wanted != "off":
         masks["centralized"] = centralized_masks(run, stream, BlobStore(scratch))

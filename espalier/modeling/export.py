@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
 
 from espalier.modeling.block_stream import BlockStream, PruneMasks, dense, run_masked
 from espalier.modeling.checkpoint import Checkpoint, ShardWriter
@@ -74,6 +75,7 @@ def check_export(stream: BlockStream, prune_masks: PruneMasks, target: Path, win
     """
     expected = _logits(stream, windows, prune_masks)
     if reload_with == "transformers":
+        transformers_logging.disable_progress_bar()
         reloaded = AutoModelForCausalLM.from_pretrained(target, local_files_only=True, dtype=stream.computing.dtype)
         reloaded = reloaded.to(stream.computing.device).eval()
         found = reloaded(input_ids=windows.to(stream.computing.device), use_cache=False).logits

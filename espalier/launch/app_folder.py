@@ -1,0 +1,55 @@
+"""Where the Flower app is: the checkout that holds ``pyproject.toml``, the rooms and the presets."""
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import espalier
+from espalier.settings.mistakes import Mistake
+
+
+def find_app(given: str | None) -> Path:
+    """The app's directory: the given one, the current one, or the checkout that is installed with ``pip install -e``.
+
+    Raises
+    ------
+    Mistake
+        None of them holds the app.
+    """
+    candidates = [Path(given)] if given else [Path.cwd(), Path(espalier.__file__).parent.parent]
+    for candidate in candidates:
+        if _is_app(candidate):
+            return candidate.resolve()
+    tried = ", ".join(str(candidate.absolute()) for candidate in candidates)
+    raise Mistake(f"no Espalier app in {tried}; run the command in the checkout, or name it with --app")
+
+
+def _is_app(folder: Path) -> bool:
+    try:
+        return bool(tomllib.loads((folder / "pyproject.toml").read_text())["project"]["name"] == "espalier")
+    except (OSError, ValueError, KeyError):
+        return False
+
+
+def default_config(app: Path) -> dict[str, Any]:
+    """The run configuration of ``pyproject.toml``, nested."""
+    config: dict[str, Any] = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    return config
+
+
+def read_preset(app: Path, name: str) -> dict[str, Any]:
+    """A preset by name (``conf/<name>.toml``) or path, nested.
+
+    Raises
+    ------
+    Mistake
+        There is no such file, or it is not TOML.
+    """
+    path = Path(name) if name.endswith(".toml") else app / "conf" / f"{name}.toml"
+    try:
+        return tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        known = ", ".join(sorted(file.stem for file in (app / "conf").glob("*.toml")))
+        raise Mistake(f"preset '{name}': there is no {path}; known presets are {known}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise Mistake(f"preset '{name}': {path} is not TOML: {error}") from None

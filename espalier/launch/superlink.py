@@ -1,0 +1,172 @@
+"""A SuperLink, and Flower's command line spoken to through it: one of one's own for a simulated run, or a running one.
+
+One's own is started in an empty directory: Ray puts the SuperLink's working directory first on the clients' import path, and
+a SuperLink that was started in another copy of the project would run that copy's clients.
+"""
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from espalier.settings.mistakes import Mistake
+
+CONNECTION = "espalier"
+START_SECONDS = 60
+STOP_SECONDS = 15
+
+RAY_DID_NOT_START = re.compile(r"Timed out waiting for.*gcs_server_port", re.DOTALL)
+"""What Ray prints when it fails to start for no fault of the run; such a run is tried once more."""
+
+
+@dataclass
+class SuperLink:
+    """A SuperLink that can be reached, and the environment in which ``flwr`` finds it."""
+
+    environment: dict[str, str]
+    folder: Path
+
+    def start_run(self, app: Path, config_file: Path, *options: str) -> str:
+        """Submit a run and return Flower's run id.
+
+        Raises
+        ------
+        Mistake
+            Flower refused it; its words are quoted.
+        """
+        answer = self._flwr("run", str(app), CONNECTION, "--format", "json", "--run-config", str(config_file), *options)
+        if not answer.get("success"):
+            raise Mistake(f"Flower did not start the run: {answer.get('error-message', answer)}")
+        return str(answer["run-id"])
+
+    def stream_log(self, run_id: str) -> Iterator[str]:
+        """Yield the run's log, line by line, until the run ends."""
+        process = subprocess.Popen(
+            [_program("flwr"), "log", run_id, CONNECTION, "--stream"],
+            env=self.environment, cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, bufsize=1,
+        )  # fmt: skip
+        assert process.stdout is not None
+        try:
+            yield from process.stdout
+        finally:
+            process.terminate()
+            process.wait()
+
+    def status(self, run_id: str) -> tuple[str, str]:
+        """Flower's status of a run, for instance ``finished:completed``, and its details."""
+        run = self._flwr("ls", CONNECTION, "--run-id", run_id, "--format", "json")["runs"][0]
+        return str(run["status"]), str(run.get("status-details", ""))
+
+    def stop_run(self, run_id: str) -> None:
+        """End a run."""
+        self._flwr("stop", run_id, CONNECTION, "--format", "json")
+
+    def _flwr(self, *arguments: str) -> dict[str, Any]:
+        done = subprocess.run(
+            [_program("flwr"), *arguments], env=self.environment, cwd=self.folder, capture_output=True, text=True
+        )
+        start = done.stdout.find("{")
+        try:
+            answer: dict[str, Any] = json.loads(done.stdout[start:])
+        except ValueError:
+            raise Mistake(f"flwr {arguments[0]} failed:\n{done.stdout}{done.stderr}") from None
+        return answer
+
+
+@contextmanager
+def running_superlink(address: str, root_certificates: str | None) -> Iterator[SuperLink]:
+    """Reach a SuperLink that somebody else runs, at ``host:port`` of its Control API, by TLS if certificates are given."""
+    secure = f'root-certificates = "{Path(root_certificates).absolute()}"' if root_certificates else "insecure = true"
+    folder = _flower_home(f'address = "{address}"\n{secure}\n')
+    try:
+        yield SuperLink(_environment(folder), folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def own_superlink() -> Iterator[SuperLink]:
+    """Start a SuperLink in simulation mode on free loopback ports, and stop it and what it started at the end.
+
+    Raises
+    ------
+    Mistake
+        It did not start; the end of its log is quoted.
+    """
+    control = _free_port()
+    folder = _flower_home(f'address = "127.0.0.1:{control}"\ninsecure = true\n')
+    empty, log = folder / "empty", folder / "superlink.log"
+    empty.mkdir()
+    environment = _environment(folder)
+    with open(log, "wb") as output:
+        process = subprocess.Popen(
+            [
+                _program("flower-superlink"), "--insecure", "--simulation", "--isolation", "subprocess",
+                "--control-api-address", f"127.0.0.1:{control}", "--serverappio-api-address", f"127.0.0.1:{_free_port()}",
+            ],
+            env=environment, cwd=empty, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+    try:
+        _wait_for_port(control, process, log)
+        yield SuperLink(environment, folder)
+    finally:
+        process.terminate()
+        try:
+            process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _flower_home(connection: str) -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="espalier-flower-"))
+    (folder / "config.toml").write_text(f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n{connection}')
+    return folder
+
+
+def _environment(flower_home: Path) -> dict[str, str]:
+    """This process's environment, with Flower's and Ray's calls home switched off unless it says otherwise."""
+    quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+    environment = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", **quiet, **os.environ, "FLWR_HOME": str(flower_home)}
+    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment.get('PATH', '')}"
+    return environment
+
+
+def _wait_for_port(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
+    for _ in range(START_SECONDS * 5):
+        if process.poll() is not None:
+            break
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        try:
+            process.wait(0.2)
+        except subprocess.TimeoutExpired:
+            continue
+    raise Mistake(f"flower-superlink did not start:\n{log.read_text()[-2000:]}")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _program(name: str) -> str:
+    """A program that is installed beside this Python."""
+    beside = Path(sys.executable).parent / name
+    found = str(beside) if beside.exists() else shutil.which(name)
+    if found is None:
+        raise Mistake(f"{name} is not installed; run: pip install -e .")
+    return found

@@ -1,0 +1,53 @@
+"""The same run in simulation and as real processes over gRPC gives the same bytes."""
+
+import json
+from pathlib import Path
+
+import pytest
+from deployment import espalier, federation
+
+pytestmark = pytest.mark.processes
+
+ROOT = Path(__file__).parent.parent.parent
+SETTINGS = ("evaluation.max-windows=4", "data.windows=2", "part-bytes=150000")
+
+
+def results_of(out_dir: Path) -> Path:
+    (folder,) = out_dir.iterdir()
+    return folder
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in sorted(folder.iterdir())}
+
+
+def test_real_processes_give_the_bytes_of_the_simulation(tmp_path: Path) -> None:
+    tmp_path.joinpath("simulated").mkdir()
+    done = espalier(tmp_path / "simulated", "run", "two-sites", *SETTINGS, "--app", str(ROOT))
+    assert done.returncode == 0, done.stdout + done.stderr
+    simulated = results_of(tmp_path / "simulated" / "runs")
+
+    states = [f'site="{name}" state-dir="{tmp_path / name}"' for name in ("hospital-a", "hospital-b")]
+    with federation(tmp_path / "deployed", states) as address:
+        done = espalier(tmp_path / "deployed", "run", "two-sites", *SETTINGS, "--app", str(ROOT), "--superlink", address)
+    assert done.returncode == 0, done.stdout + done.stderr
+    deployed = results_of(tmp_path / "deployed" / "runs")
+
+    assert files(deployed / "model") == files(simulated / "model")
+    assert (deployed / "masks.safetensors").read_bytes() == (simulated / "masks.safetensors").read_bytes()
+    summary = json.loads((deployed / "summary.json").read_text())
+    assert summary["status"] == "completed"
+    assert [client["site"] for client in summary["clients"]] == ["hospital-a", "hospital-b"]
+    assert summary["metrics"][0]["values"]["centralized"] is None
+    for name in ("hospital-a", "hospital-b"):
+        (log,) = (tmp_path / name).glob(f"*/egress-{name}.jsonl")
+        kinds = [json.loads(line)["kind"] for line in log.read_text().splitlines()]
+        assert kinds == ["enrol", "train", "fetch", "fetch", "evaluate"]
+
+
+def test_pooled_data_is_refused_in_deployment(tmp_path: Path) -> None:
+    with federation(tmp_path, []) as address:
+        done = espalier(tmp_path, "run", "evaluation.centralized=on", "--app", str(ROOT), "--superlink", address)
+    assert done.returncode == 1
+    assert "evaluation.centralized = 'on'" in done.stdout
+    assert "simulation only" in done.stdout

@@ -1,0 +1,113 @@
+"""Selection against a plain ``sorted`` with (score, index) keys."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pruning_kernels.selection import ComparisonGroup, pruned_in_matrix, pruned_per_group, select_lowest
+
+GROUPS: list[ComparisonGroup] = ["layer", "row", "column"]
+
+
+def groups_of(rows: int, columns: int, group: str) -> list[list[tuple[int, int]]]:
+    """Positions that compete with each other, each group in order of index."""
+    if group == "layer":
+        return [[(row, column) for row in range(rows) for column in range(columns)]]
+    if group == "row":
+        return [[(row, column) for column in range(columns)] for row in range(rows)]
+    return [[(row, column) for row in range(rows)] for column in range(columns)]
+
+
+def sorted_selection(scores: list[list[float]], sparsity: float, group: str) -> list[list[bool]]:
+    """The slow answer."""
+    rows, columns = len(scores), len(scores[0])
+    pruned = [[False] * columns for _ in range(rows)]
+    for positions in groups_of(rows, columns, group):
+        order = sorted(range(len(positions)), key=lambda index: (scores[positions[index][0]][positions[index][1]], index))
+        for index in order[: int(len(positions) * sparsity)]:
+            row, column = positions[index]
+            pruned[row][column] = True
+    return pruned
+
+
+def matrices(values: st.SearchStrategy[float]) -> st.SearchStrategy[list[list[float]]]:
+    sizes = st.tuples(st.integers(1, 9), st.integers(1, 9))
+    return sizes.flatmap(
+        lambda size: st.lists(st.lists(values, min_size=size[1], max_size=size[1]), min_size=size[0], max_size=size[0])
+    )
+
+
+def test_on_paper() -> None:
+    """At 50% a row of three loses int(1.5) = 1 weight, a layer of six loses 3, a column of two loses 1."""
+    scores = torch.tensor([[3.0, 1.0, 2.0], [6.0, 4.0, 5.0]])
+    assert select_lowest(scores, 0.5, "row").tolist() == [[False, True, False], [False, True, False]]
+    assert select_lowest(scores, 0.5, "layer").tolist() == [[True, True, True], [False, False, False]]
+    assert select_lowest(scores, 0.5, "column").tolist() == [[True, True, True], [False, False, False]]
+
+
+@settings(max_examples=60, deadline=None)
+@given(matrices(st.integers(0, 3).map(float)), st.floats(0, 0.999), st.sampled_from(GROUPS))
+def test_equals_sorting_with_many_ties(scores: list[list[float]], sparsity: float, group: ComparisonGroup) -> None:
+    assert select_lowest(torch.tensor(scores), sparsity, group).tolist() == sorted_selection(scores, sparsity, group)
+
+
+@settings(max_examples=40, deadline=None)
+@given(matrices(st.floats(0, 2.0**99, width=32)), st.sampled_from([0.0, 0.25, 0.5, 0.7, 0.999]), st.sampled_from(GROUPS))
+def test_equals_sorting_of_any_scores(scores: list[list[float]], sparsity: float, group: ComparisonGroup) -> None:
+    assert select_lowest(torch.tensor(scores), sparsity, group).tolist() == sorted_selection(scores, sparsity, group)
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_ties_go_to_the_lower_index_in_a_large_matrix(group: ComparisonGroup) -> None:
+    """Large enough for a sort that is only stable by luck to show it."""
+    scores = [[float((row * 7 + column) % 3) for column in range(70)] for row in range(50)]
+    assert select_lowest(torch.tensor(scores), 0.45, group).tolist() == sorted_selection(scores, 0.45, group)
+
+
+@pytest.mark.parametrize(
+    ("shape", "sparsity", "per_layer", "per_row", "per_column"),
+    [((4, 6), 0.5, 12, 3, 2), ((3, 5), 0.5, 7, 2, 1), ((3, 5), 0.0, 0, 0, 0), ((1, 1), 0.99, 0, 0, 0), ((10, 10), 0.7, 70, 7, 7)],
+)
+def test_counts_on_paper(shape: tuple[int, int], sparsity: float, per_layer: int, per_row: int, per_column: int) -> None:
+    assert pruned_per_group(shape, sparsity, "layer") == per_layer
+    assert pruned_per_group(shape, sparsity, "row") == per_row
+    assert pruned_per_group(shape, sparsity, "column") == per_column
+    assert pruned_in_matrix(shape, sparsity, "layer") == per_layer
+    assert pruned_in_matrix(shape, sparsity, "row") == per_row * shape[0]
+    assert pruned_in_matrix(shape, sparsity, "column") == per_column * shape[1]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 12), st.integers(1, 12), st.floats(0, 0.999), st.sampled_from(GROUPS))
+def test_every_group_loses_exactly_its_share(rows: int, columns: int, sparsity: float, group: ComparisonGroup) -> None:
+    mask = select_lowest(torch.zeros(rows, columns), sparsity, group).tolist()
+    for positions in groups_of(rows, columns, group):
+        assert sum(mask[row][column] for row, column in positions) == int(len(positions) * sparsity)
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_the_mask_is_bool_contiguous_and_shaped_like_the_scores(group: ComparisonGroup) -> None:
+    mask = select_lowest(torch.rand(5, 3), 0.4, group)
+    assert (mask.dtype, mask.shape, mask.is_contiguous()) == (torch.bool, (5, 3), True)
+
+
+def test_scores_may_be_a_transposed_view() -> None:
+    scores = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]).T
+    assert select_lowest(scores, 0.5, "layer").tolist() == sorted_selection(scores.tolist(), 0.5, "layer")
+
+
+def test_minus_zero_ties_with_zero() -> None:
+    assert select_lowest(torch.tensor([[0.0, -0.0]]), 0.5, "row").tolist() == [[True, False]]
+
+
+def test_infinite_scores_are_kept_longest() -> None:
+    assert select_lowest(torch.tensor([[math.inf, 1.0]]), 0.5, "row").tolist() == [[False, True]]
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_nan_is_refused(group: ComparisonGroup) -> None:
+    with pytest.raises(ValueError, match="NaN"):
+        select_lowest(torch.tensor([[1.0, math.nan]]), 0.5, group)

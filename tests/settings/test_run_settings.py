@@ -1,0 +1,261 @@
+"""Settings of a run: defaults, mistakes, tables of other methods, the digest."""
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+import espalier
+from espalier.settings.mistakes import Mistake
+from espalier.settings.run import NOT_PART_OF_THE_RESULT, RunSettings, parse
+from espalier.settings.table import Table
+
+PYPROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+
+
+def flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables under dotted keys, as Flower hands them out."""
+    values: dict[str, Any] = {}
+    for key, value in table.items():
+        values |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return values
+
+
+def schema_defaults(model: type[BaseModel], prefix: str = "") -> dict[str, Any]:
+    """Default of every field under its dotted, hyphenated key."""
+    values: dict[str, Any] = {}
+    for name, field in model.model_fields.items():
+        key = prefix + name.replace("_", "-")
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            values |= schema_defaults(field.annotation, f"{key}.")
+        else:
+            values[key] = field.default
+    return values
+
+
+DEFAULTS = flat(PYPROJECT["tool"]["flwr"]["app"]["config"])
+
+
+def mistake_lines(config: dict[str, Any]) -> list[str]:
+    with pytest.raises(Mistake) as caught:
+        parse(config)
+    heading, *lines = str(caught.value).splitlines()
+    assert heading == "the run's settings are wrong:"
+    return [line.strip() for line in lines]
+
+
+# ----- defaults -------------------------------------------------------------------------------------------------------
+
+
+def test_pyproject_and_schema_have_the_same_keys() -> None:
+    assert set(DEFAULTS) == set(schema_defaults(RunSettings))
+
+
+@pytest.mark.parametrize("key", sorted(DEFAULTS))
+def test_pyproject_and_schema_have_the_same_default(key: str) -> None:
+    expected = schema_defaults(RunSettings)[key]
+    assert DEFAULTS[key] == expected
+    assert type(DEFAULTS[key]) is type(expected)
+
+
+def test_pyprojects_defaults_are_valid() -> None:
+    assert parse(DEFAULTS) == RunSettings()
+
+
+def test_no_settings_at_all_are_the_defaults() -> None:
+    assert parse({}) == RunSettings()
+
+
+def test_pyproject_and_package_have_the_same_version() -> None:
+    assert PYPROJECT["project"]["version"] == espalier.__version__
+
+
+def test_every_setting_is_described() -> None:
+    def undescribed(model: type[BaseModel]) -> list[str]:
+        tables = [field.annotation for field in model.model_fields.values()]
+        own = [
+            name
+            for name, field in model.model_fields.items()
+            if not field.description and not (isinstance(field.annotation, type) and issubclass(field.annotation, Table))
+        ]
+        nested = [table for table in tables if isinstance(table, type) and issubclass(table, Table)]
+        return own + [name for table in nested for name in undescribed(table)]
+
+    assert undescribed(RunSettings) == []
+
+
+# ----- mistakes -------------------------------------------------------------------------------------------------------
+
+
+def test_all_mistakes_are_reported_at_once_one_line_each() -> None:
+    lines = mistake_lines(
+        DEFAULTS | {"seed": -1, "num-clients": "8", "data.windows": 0, "fedprllm.sparsity": 1.5, "dtype": "int8", "colour": "red"}
+    )
+    assert sorted(line.split()[0].rstrip(":") for line in lines) == [
+        "colour",
+        "data.windows",
+        "dtype",
+        "fedprllm.sparsity",
+        "num-clients",
+        "seed",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "allowed"),
+    [
+        ("seed", -1, "greater than or equal to 0"),
+        ("num-clients", 0, "greater than or equal to 1"),
+        ("num-clients", "8", "valid integer"),
+        ("num-clients", True, "valid integer"),
+        ("num-clients", 8.0, "valid integer"),
+        ("quorum", 0.0, "greater than 0"),
+        ("quorum", 1.5, "less than or equal to 1"),
+        ("quorum", float("nan"), "finite"),
+        ("deadline-seconds", float("inf"), "finite"),
+        ("device", "tpu", "'auto', 'cpu' or 'cuda'"),
+        ("model", "", "at least 1 character"),
+        ("model", 3, "valid string"),
+        ("part-bytes", 2**31, "less than or equal to 1073741824"),
+        ("data.source", "web", "'documentation', 'text' or 'jsonl'"),
+        ("evaluation.local-only", "yes", "valid boolean"),
+        ("evaluation.texts", "wikitext", "neither 'documentation' nor 'name=path'"),
+        ("evaluation.texts", "a=x,a=y", "same name"),
+        ("fedprllm.sparsity", 0.0, "greater than 0"),
+        ("fedprllm.sparsity", 1.0, "less than 1"),
+        ("fedprllm.local-comparison-group", "column", "'layer' or 'row'"),
+    ],
+)
+def test_a_mistake_names_key_value_and_what_is_allowed(key: str, value: object, allowed: str) -> None:
+    (line,) = mistake_lines(DEFAULTS | {key: value})
+    assert line.startswith(f"{key} = {value!r}: ")
+    assert allowed in line
+
+
+@pytest.mark.parametrize(
+    ("wrong", "meant"),
+    [("num-client", "num-clients"), ("fedprllm.sparsty", "fedprllm.sparsity"), ("data.window", "data.windows"), ("sed", "seed")],
+)
+def test_a_misspelt_key_is_met_with_the_right_one(wrong: str, meant: str) -> None:
+    (line,) = mistake_lines({wrong: 1})
+    assert line == f"{wrong}: unknown key; did you mean '{meant}'?"
+
+
+def test_a_key_like_no_other_is_met_with_all_of_them() -> None:
+    (line,) = mistake_lines({"zzzzzz": 1})
+    assert line.startswith("zzzzzz: unknown key; known are ")
+    for key in DEFAULTS:
+        assert key in line
+
+
+def test_an_unknown_method_is_met_with_the_known_ones() -> None:
+    lines = mistake_lines({"method": "fedprlm"})
+    assert lines == ["method = 'fedprlm': choose one of fedprllm"]
+
+
+def test_the_table_of_a_method_that_was_not_chosen_is_not_validated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second method, known to the run's schema only by its name."""
+
+    class OtherTable(Table):
+        depth: int = 1
+
+    from espalier.settings import run
+
+    monkeypatch.setitem(run.METHODS, "other", OtherTable)
+    assert parse(DEFAULTS | {"other.depth": "very"}) == RunSettings()
+
+
+def test_the_chosen_methods_table_is_validated() -> None:
+    (line,) = mistake_lines({"method": "fedprllm", "fedprllm.ties": "random"})
+    assert line.startswith("fedprllm.ties = 'random': ")
+
+
+def test_a_whole_number_will_do_for_a_fraction() -> None:
+    assert parse({"quorum": 1, "deadline-seconds": 60}).deadline_seconds == 60.0
+
+
+@pytest.mark.parametrize("source", ["text", "jsonl"])
+def test_a_file_source_needs_a_path(source: str) -> None:
+    (line,) = mistake_lines({"data.source": source})
+    assert line.startswith("data.path = ''")
+    assert source in line
+
+
+def test_a_path_without_a_file_source_is_a_mistake() -> None:
+    (line,) = mistake_lines({"data.path": "notes.txt"})
+    assert "notes.txt" in line
+    assert "data.source" in line
+
+
+@pytest.mark.xfail(strict=True, reason="parse looks for wrong combinations only when every single value is right")
+def test_wrong_combinations_are_reported_together_with_wrong_values() -> None:
+    assert len(mistake_lines({"data.source": "text", "seed": -1})) == 2
+
+
+@pytest.mark.xfail(strict=True, reason="parse adds its own line for an unknown method to pydantic's")
+def test_a_method_that_is_no_text_is_one_mistake() -> None:
+    assert len(mistake_lines({"method": 3})) == 1
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"data": 3},
+        pytest.param(
+            {"data": 3, "data.windows": 4},
+            marks=pytest.mark.xfail(strict=True, raises=TypeError, reason="parse assigns into a value that is no table"),
+        ),
+        pytest.param(
+            {"method": ["fedprllm"]},
+            marks=pytest.mark.xfail(strict=True, raises=TypeError, reason="parse looks an unhashable method up in a dict"),
+        ),
+    ],
+)
+def test_nonsense_ends_in_a_mistake(config: dict[str, Any]) -> None:
+    with pytest.raises(Mistake):
+        parse(config)
+
+
+# ----- what they are for ----------------------------------------------------------------------------------------------
+
+
+def test_texts_are_named() -> None:
+    texts = parse({"evaluation.texts": "documentation, wiki=/data/wiki.txt ,c4=/data/a=b.txt"}).evaluation.named_texts()
+    assert texts == {"documentation": "", "wiki": "/data/wiki.txt", "c4": "/data/a=b.txt"}
+
+
+def test_the_job_is_the_chosen_methods_table() -> None:
+    settings = parse({"fedprllm.sparsity": 0.25})
+    assert settings.job is settings.fedprllm
+    assert settings.job.sparsity == 0.25
+
+
+def test_nested_values_are_the_schemas_under_hyphenated_keys() -> None:
+    assert flat(RunSettings().nested()) == DEFAULTS
+
+
+def test_settings_do_not_change() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        RunSettings().seed = 3  # type: ignore[misc]
+
+
+OTHER_VALUES = {
+    "seed": 1, "num-clients": 3, "quorum": 0.25, "threads": 1, "device": "cpu", "dtype": "bfloat16", "model": "/m",
+    "out-dir": "elsewhere", "resume-from": "runs/x", "part-bytes": 4096, "enrol-seconds": 1.0, "deadline-seconds": 1.0,
+    "attempts": 7, "export-check": "streamed", "data.windows": 9, "data.window-tokens": 9, "evaluation.max-windows": 1,
+    "evaluation.window-tokens": 9, "evaluation.local-only": False, "evaluation.centralized": "off", "data.field": "body",
+    "evaluation.texts": "a=b", "fedprllm.sparsity": 0.25, "fedprllm.local-metric": "magnitude", "fedprllm.ties": "index",
+    "fedprllm.local-comparison-group": "layer", "fedprllm.comparison-group": "row",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("key", sorted(OTHER_VALUES))
+def test_the_digest_changes_with_what_the_result_depends_on_and_only_with_that(key: str) -> None:
+    changed = parse({key: OTHER_VALUES[key]}).digest() != RunSettings().digest()
+    assert changed == (key not in NOT_PART_OF_THE_RESULT)
+
+
+def test_the_digest_is_the_same_for_defaults_written_out() -> None:
+    assert parse(DEFAULTS).digest() == parse({}).digest()

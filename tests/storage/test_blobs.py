@@ -1,0 +1,88 @@
+"""Blobs are named by the SHA-256 of their bytes."""
+
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from espalier.settings.mistakes import Mistake
+from espalier.storage.blobs import BlobStore, sha256
+
+
+def test_the_hash_of_abc() -> None:
+    """The example of FIPS 180-2."""
+    assert sha256(b"abc") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+
+
+@settings(max_examples=20, deadline=None)
+@given(data=st.binary(max_size=200))
+def test_what_is_put_can_be_got_by_its_hash(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+    store = BlobStore(tmp_path_factory.mktemp("blobs"))
+    assert store.put(data) == hashlib.sha256(data).hexdigest()
+    assert store.get(hashlib.sha256(data).hexdigest()) == data
+
+
+def test_a_blob_that_is_there_is_not_written_again(tmp_path: Path) -> None:
+    store = BlobStore(tmp_path)
+    file = tmp_path / f"{store.put(b'x')}.blob"
+    before = file.stat().st_ino
+    store.put(b"x")
+    assert file.stat().st_ino == before
+    assert os.listdir(tmp_path) == [file.name]
+
+
+def test_blobs_survive_the_store(tmp_path: Path) -> None:
+    key = BlobStore(tmp_path).put(b"x")
+    assert BlobStore(tmp_path).get(key) == b"x"
+
+
+def test_blobs_have_the_stores_mode(tmp_path: Path) -> None:
+    key = BlobStore(tmp_path, 0o600).put(b"x")
+    assert (tmp_path / f"{key}.blob").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_blob_that_was_never_put_is_named_in_a_mistake(tmp_path: Path) -> None:
+    with pytest.raises(Mistake, match="no blob ba7816bf8f01"):
+        BlobStore(tmp_path).get(hashlib.sha256(b"abc").hexdigest())
+
+
+@pytest.mark.parametrize("damage", [b"", b"secret diagnosis", b"secret diagnosiS!"])
+def test_a_damaged_blob_is_refused_without_quoting_it(tmp_path: Path, damage: bytes) -> None:
+    store = BlobStore(tmp_path)
+    key = store.put(b"secret diagnosis!")
+    (tmp_path / f"{key}.blob").write_bytes(damage)
+    with pytest.raises(Mistake, match="damaged") as caught:
+        store.get(key)
+    assert "diagnosis" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "../outside",
+        "/etc/passwd",
+        pytest.param("a\0b", marks=pytest.mark.xfail(strict=True, reason="ValueError of pathlib: the key is not checked")),
+        pytest.param("a" * 5000, marks=pytest.mark.xfail(strict=True, reason="OSError of the system: the key is not checked")),
+        pytest.param(
+            "../existing", marks=pytest.mark.xfail(strict=True, reason="the key leads out of the store: 'damaged', not 'no blob'")
+        ),
+    ],
+)
+def test_a_key_that_is_no_hash_names_no_blob(tmp_path: Path, key: str) -> None:
+    """Keys come from the server; they must not lead out of the store, nor tell whether a file is there."""
+    (tmp_path / "existing.blob").write_bytes(b"another client's")
+    with pytest.raises(Mistake, match="no blob"):
+        BlobStore(tmp_path / "store").get(key)
+
+
+def test_a_full_disk_leaves_no_half_blob(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_space(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", no_space)
+    with pytest.raises(Mistake, match="No space left"):
+        BlobStore(tmp_path).put(b"x")
+    assert os.listdir(tmp_path) == []

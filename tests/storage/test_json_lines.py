@@ -1,0 +1,83 @@
+"""Append-only files of one JSON object per line."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from espalier.storage.json_lines import JsonLines
+
+
+def test_entries_come_back_in_order(tmp_path: Path) -> None:
+    log = JsonLines(tmp_path / "folder" / "log.jsonl")
+    for number in range(3):
+        log.append({"number": number, "text": "two\nlines"})
+    assert JsonLines(log.path).entries() == [{"number": number, "text": "two\nlines"} for number in range(3)]
+    assert log.path.read_bytes().count(b"\n") == 3
+
+
+def test_a_log_that_was_never_written_has_no_entries(tmp_path: Path) -> None:
+    assert JsonLines(tmp_path / "log.jsonl").entries() == []
+
+
+def test_a_later_process_appends(tmp_path: Path) -> None:
+    JsonLines(tmp_path / "log.jsonl").append({"a": 1})
+    JsonLines(tmp_path / "log.jsonl").append({"a": 2})
+    assert JsonLines(tmp_path / "log.jsonl").entries() == [{"a": 1}, {"a": 2}]
+
+
+def test_text_that_looks_like_a_line_end_to_some_readers_stays_in_its_line(tmp_path: Path) -> None:
+    log = JsonLines(tmp_path / "log.jsonl")
+    log.append({"text": "a\u2028b\u0085c\x0bd\re"})
+    assert log.entries() == [{"text": "a\u2028b\u0085c\x0bd\re"}]
+
+
+def test_an_owner_only_log_is_for_the_owner_alone(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        JsonLines(tmp_path / "log.jsonl", 0o600).append({})
+    finally:
+        os.umask(before)
+    assert (tmp_path / "log.jsonl").stat().st_mode & 0o777 == 0o600
+
+
+def test_what_is_no_json_is_refused_and_leaves_the_file_as_it_was(tmp_path: Path) -> None:
+    log = JsonLines(tmp_path / "log.jsonl")
+    log.append({"loss": 1.0})
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        log.append({"loss": float("nan")})
+    assert log.entries() == [{"loss": 1.0}]
+
+
+def test_a_full_disk_is_not_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An OSError, which the egress check takes as a reason to hold the reply back."""
+
+    def no_space(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    log = JsonLines(tmp_path / "log.jsonl")
+    log.append({"number": 1})
+    monkeypatch.setattr(os, "write", no_space)
+    with pytest.raises((OSError, ValueError), match="No space left"):
+        log.append({"number": 2})
+    monkeypatch.undo()
+    assert log.entries() == [{"number": 1}]
+
+
+@pytest.mark.xfail(strict=True, reason="append does not look at how much os.write wrote")
+def test_a_disk_that_fills_up_within_a_line_is_not_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system call then reports fewer bytes and no error."""
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda handle, data: write(handle, data[: len(data) // 2]))
+    with pytest.raises((OSError, ValueError)):
+        JsonLines(tmp_path / "log.jsonl").append({"number": 2})
+
+
+@pytest.mark.xfail(strict=True, reason="entries() of a file whose last line was cut off by a crash raises JSONDecodeError")
+def test_a_line_that_a_crash_cut_off_does_not_hide_the_others(tmp_path: Path) -> None:
+    log = JsonLines(tmp_path / "log.jsonl")
+    log.append({"number": 1})
+    with open(log.path, "a") as file:
+        file.write('{"numb')
+    assert log.entries() == [{"number": 1}]
