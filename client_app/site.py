@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 from flwr.app import Context
 
@@ -11,7 +10,7 @@ from espalier.modeling.opened import OpenedModel, open_model
 from espalier.settings.node import NodeSettings, parse_node, site_id
 from espalier.settings.run import RunSettings, parse
 from espalier.storage.json_lines import JsonLines
-from espalier.storage.private import OWNER_ONLY_DIRECTORY, OWNER_ONLY_FILE, PrivateState
+from espalier.storage.private import OWNER_ONLY_FILE, PrivateState, private_folder
 from espalier.wire.messages import Header, Letter, Scalars
 
 
@@ -55,8 +54,7 @@ class Site:
 
 def egress_log(node: NodeSettings, lineage: str) -> JsonLines:
     """The log of what left a site in a run: ``<state-dir>/<lineage>/egress-<site>.jsonl``."""
-    folder: Path = node.state_root() / lineage
-    folder.mkdir(mode=OWNER_ONLY_DIRECTORY, parents=True, exist_ok=True)
+    folder = private_folder(node.state_root(), lineage)
     return JsonLines(folder / f"egress-{site_id(node)}.jsonl", OWNER_ONLY_FILE)
 
 

@@ -29,7 +29,9 @@ def wanda_score(weight: Tensor, input_square_sum: Tensor) -> Tensor:
         The shapes do not fit, or an activation is not finite.
     """
     if input_square_sum.shape != weight.shape[1:]:
-        raise ValueError(f"weight {tuple(weight.shape)} needs {weight.shape[1]} input norms, got {tuple(input_square_sum.shape)}")
+        raise ValueError(
+            f"weight {tuple(weight.shape)} needs {weight.shape[1]} input norms, got {tuple(input_square_sum.shape)}"
+        )
     if not bool(torch.isfinite(input_square_sum).all()):
         raise ValueError("the calibration activations contain NaN or infinity; use dtype float32 or check the model")
     return magnitude_score(weight) * input_square_sum.to(torch.float32).sqrt()

@@ -2,6 +2,7 @@
 
 import shutil
 import time
+from pathlib import Path
 
 import torch
 from flwr.app import Context
@@ -11,7 +12,7 @@ from flwr.superlink.grid import GrpcGrid
 from espalier.corpora.public_text import public_text
 from espalier.corpora.windows import evaluation_windows
 from espalier.evaluation.perplexity import mean_losses, perplexity
-from espalier.modeling.block_stream import BlockStream
+from espalier.modeling.block_stream import BlockStream, PruneMasks, dense
 from espalier.modeling.computing import Computing, set_up
 from espalier.modeling.export import check_export, export_pruned
 from espalier.modeling.opened import OpenedModel, open_model
@@ -22,6 +23,7 @@ from espalier.storage.blobs import BlobStore
 from server_app.results import Summary, open_run_folder, save_masks
 from server_app.table import show
 from strategies.baselines.centralized import centralized_masks
+from strategies.clock import Clock
 from strategies.fedprllm import FedPrLLM
 from strategies.rounds import RunFailed
 from strategies.run import Run
@@ -37,13 +39,22 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Run the method that the settings name, and write its results."""
     try:
-        _run(grid, context)
+        run_method(grid, context)
     except (Mistake, RunFailed) as error:
         print(f"\nthe run failed: {error}\n{FLOWER_REPORTS_IT_TOO}", flush=True)
         raise error.with_traceback(None) from None
 
 
-def _run(grid: Grid, context: Context) -> None:
+def run_method(grid: Grid, context: Context, clock: Clock | None = None) -> Path:
+    """Run the method and return the run directory; ``clock`` is real time unless a test gives another.
+
+    Raises
+    ------
+    Mistake
+        A setting, the model or a public text is wrong; nothing was started.
+    RunFailed
+        Too few clients did their part.
+    """
     settings = parse(context.run_config)
     simulation = not isinstance(grid, GrpcGrid)
     if settings.evaluation.centralized == "on" and not simulation:
@@ -57,7 +68,7 @@ def _run(grid: Grid, context: Context) -> None:
     folder, lineage = open_run_folder(settings, str(context.run_id))
     print(f"run directory {folder.path}", flush=True)
     summary = Summary(settings, model, computing.threads, computing.device.type, losses={name: {} for name in texts})
-    run = Run(settings, model, folder, lineage)
+    run = Run(settings, model, folder, lineage, clock or Clock())
     started = time.monotonic()
     try:
         _work(run, grid, computing, texts, summary, simulation)
@@ -69,6 +80,7 @@ def _run(grid: Grid, context: Context) -> None:
     summary.write(folder, "completed", None, folder.ledger.total())
     show(summary, folder.ledger.total())
     print(f"\nthe pruned model is in {folder.path / 'model'}", flush=True)
+    return folder.path
 
 
 def public_windows(settings: RunSettings, model: OpenedModel) -> dict[str, torch.Tensor]:
@@ -113,13 +125,13 @@ def _measure(
 ) -> None:
     """Losses of the dense, the federated and, in simulation, the centralized model."""
     wanted = run.settings.evaluation.centralized
-    masks = {"dense": None, "federated": strategy.prune_masks}
+    masks: dict[str, PruneMasks] = {"dense": dense, "federated": strategy.prune_masks}
     scratch = run.folder.path / "centralized"
     if simulation and wanted != "off":
         masks["centralized"] = centralized_masks(run, stream, BlobStore(scratch))
     run.progress.begin("evaluating", len(masks))
     for column, prune_masks in masks.items():
-        losses = mean_losses(stream, texts, prune_masks) if prune_masks else mean_losses(stream, texts)
+        losses = mean_losses(stream, texts, prune_masks)
         for name, loss in losses.items():
             summary.losses[name][column] = loss
         text = ", ".join(f"{name} {perplexity(loss):.2f}" for name, loss in losses.items())

@@ -46,7 +46,9 @@ def open_run_folder(settings: RunSettings, run_id: str) -> tuple[RunFolder, str]
             raise Mistake(f"resume-from = {settings.resume_from!r}: {path} is not a run directory")
         summary = path / "summary.json"
         if summary.exists() and json.loads(summary.read_text())["status"] == "completed":
-            raise Mistake(f"resume-from = {settings.resume_from!r}: that run is completed; leave resume-from empty for a new run")
+            raise Mistake(
+                f"resume-from = {settings.resume_from!r}: that run is completed; leave resume-from empty for a new run"
+            )
         return RunFolder(path), lineage_file.read_text().strip()
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     path = Path(settings.out_dir).expanduser().absolute() / f"{stamp}-{settings.method}-{run_id}"

@@ -48,7 +48,7 @@ class CheckpointFolder:
             return None
         document = json.loads(path.read_text())
         if document.get("version") != VERSION:
-            raise Mistake(f"{path}: version {document.get('version')}, this program reads {VERSION}; resume with the release that wrote it")
+            raise Mistake(f"{path}: version {document.get('version')}, this program reads {VERSION}; resume with its release")
         for name, value in identity.items():
             if document["identity"].get(name) != value:
                 raise Mistake(f"resume-from: the run's {name} is not that of {path}; only deadlines and out-dir may differ")

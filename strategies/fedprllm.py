@@ -81,9 +81,7 @@ class FedPrLLM(Strategy):
 
     # ----- the round --------------------------------------------------------------------------------------------------
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
+    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
         """Ask every client for its mask."""
         return [self.rounds.request("train", seat, server_round, NoScalars()) for seat in self.rounds.roster.active()]
 
@@ -140,9 +138,7 @@ class FedPrLLM(Strategy):
 
     # ----- evaluation by the clients ----------------------------------------------------------------------------------
 
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
+    def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
         """Ask every client how well its own pruned model predicts public text, which is sent along."""
         if self.public_text is None:
             return []

@@ -1,11 +1,10 @@
-"""A grid without Ray or gRPC: messages go through Flower's serialisation and the real ClientApp, in this process."""
+"""A grid without Ray or gRPC: messages go to the real ClientApp, in this process."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.serverapp import Grid
 
 from strategies.clock import Clock
@@ -21,66 +20,86 @@ class FakeTime:
         self.seconds = 0.0
 
     def clock(self) -> Clock:
-        return Clock(now=lambda: self.seconds, sleep=self.sleep)
+        """The clock to give to the code under test."""
+        return Clock(now=lambda: self.seconds, sleep=self._sleep)
 
-    def sleep(self, seconds: float) -> None:
+    def _sleep(self, seconds: float) -> None:
         self.seconds += seconds
 
 
 class InProcessGrid(Grid):
-    """Answers each pushed message at once; ``tamper`` may change or swallow a reply by partition id."""
+    """Answers each pushed message at once.
+
+    ``tamper`` changes or swallows the replies of a partition; ``held`` hands a partition's replies out only at the
+    n-th pull, so that others overtake them; ``before_push`` sees every message first and may raise.
+    """
 
     def __init__(self, app: ClientApp, node_configs: list[dict[str, Any]], run_config: dict[str, Any]) -> None:
         self.app = app
-        self.contexts = {
-            1000 - 7 * index: Context(
-                run_id=1, node_id=1000 - 7 * index, state=RecordDict(), run_config=dict(run_config), node_config=dict(config)
-            )
-            for index, config in enumerate(node_configs)
-        }
+        self.contexts: dict[int, Context] = {}
+        for config in node_configs:
+            self.connect(config, run_config)
         self.tamper: dict[int, Tamper] = {}
-        self.sent: list[Message] = []
-        self.received: list[Message] = []
-        self.replies: dict[str, Message] = {}
-        self.order: Callable[[list[str]], list[str]] = list
+        self.held: dict[int, int] = {}
+        self.before_push: Callable[[Message], None] = lambda _: None
+        self.received: list[tuple[int, Message]] = []
+        self._replies: dict[str, tuple[int, Message]] = {}
         self._counter = 0
 
-    def set_run(self, run: Any) -> None: ...
+    def connect(self, node_config: dict[str, Any], run_config: dict[str, Any]) -> int:
+        """Add a node and return its id; later nodes have lower ids, so order of ids is not order of partitions."""
+        node_id = 1000 - 7 * len(self.contexts)
+        state = RecordDict()
+        self.contexts[node_id] = Context(1, node_id, dict(node_config), state, dict(run_config))
+        return node_id
+
+    def set_run(self, run: Any) -> None:
+        raise NotImplementedError
 
     @property
     def run(self) -> Any:
-        return None
+        raise NotImplementedError
 
     def create_message(self, *args: Any, **kwargs: Any) -> Message:
+        raise NotImplementedError
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
         raise NotImplementedError
 
     def get_node_ids(self) -> list[int]:
         return list(self.contexts)
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        ids = []
-        for message in messages:
-            self._counter += 1
-            message_id = message.metadata.__dict__["_message_id"] = f"message-{self._counter}"
-            ids.append(message_id)
-            self.sent.append(message)
-            context = self.contexts.get(message.metadata.dst_node_id)
-            if context is None:
-                continue
-            try:
-                reply: Message | None = self.app(message, context)
-            except Exception as error:
-                reply = Message(Error(2, str(error)), reply_to=message)
-            tamper = self.tamper.get(int(context.node_config.get("partition-id", -1)))
-            if tamper is not None and reply is not None:
-                reply = tamper(message, reply)
-            if reply is not None:
-                self.received.append(reply)
-                self.replies[message_id] = reply
-        return ids
+        return [self._push(message) for message in messages]
+
+    def _push(self, message: Message) -> str:
+        self.before_push(message)
+        self._counter += 1
+        message_id = message.metadata.__dict__["_message_id"] = f"message-{self._counter}"
+        context = self.contexts.get(message.metadata.dst_node_id)
+        if context is None:
+            return message_id
+        try:
+            reply: Message | None = self.app(message, context)
+        except Exception as error:
+            reply = Message(Error(2, str(error)), reply_to=message)
+        partition = int(context.node_config["partition-id"])
+        if partition in self.tamper and reply is not None:
+            reply = self.tamper[partition](message, reply)
+        if reply is not None:
+            self.received.append((partition, reply))
+            self._replies[message_id] = (self.held.get(partition, 0), reply)
+        return message_id
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        return [self.replies.pop(message_id) for message_id in list(message_ids) if message_id in self.replies]
-
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-        return self.pull_messages(self.push_messages(messages))
+        pulled = []
+        for message_id in message_ids:
+            if message_id not in self._replies:
+                continue
+            wait, reply = self._replies[message_id]
+            if wait > 0:
+                self._replies[message_id] = (wait - 1, reply)
+            else:
+                del self._replies[message_id]
+                pulled.append(reply)
+        return pulled

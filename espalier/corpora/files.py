@@ -60,4 +60,6 @@ def _bytes(path: str) -> bytes:
     except FileNotFoundError:
         raise Mistake(f"{file.absolute()}: no such file; check data.path or the node's data-path") from None
     except OSError as error:
-        raise Mistake(f"{file.absolute()}: cannot be read ({error.strerror}); check data.path or the node's data-path") from None
+        raise Mistake(
+            f"{file.absolute()}: cannot be read ({error.strerror}); check data.path or the node's data-path"
+        ) from None

@@ -29,7 +29,8 @@ def calibration_windows(passages: Sequence[str], encode: Encode, num_windows: in
     available = len(tokens) // window_tokens
     if available < num_windows:
         raise Mistake(
-            f"data: the client's text gives {available} windows of {window_tokens} tokens, data.windows = {num_windows} are needed; "
+            f"data: the client's text gives {available} windows of {window_tokens} tokens, "
+            f"data.windows = {num_windows} are needed; "
             "give the client more text, or lower data.windows or data.window-tokens"
         )
     generator = torch.Generator().manual_seed(seed)

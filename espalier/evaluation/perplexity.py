@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from espalier.modeling.block_stream import BlockStream, PruneMasks, dense, run_masked
 
+
 @torch.no_grad()
 def mean_losses(stream: BlockStream, texts: Mapping[str, Tensor], prune_masks: PruneMasks = dense) -> dict[str, float]:
     """Mean next-token loss in nats of the masked model on several texts, in one walk through the blocks.

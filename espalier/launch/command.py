@@ -43,7 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if nodes < settings.num_clients:
             raise Mistake(f"--nodes {nodes}: fewer than num-clients = {settings.num_clients}")
         cpus = min(settings.threads, os.cpu_count() or 1)
-        federation = f"num-supernodes={nodes} client-resources-num-cpus={cpus} client-resources-num-gpus={given.gpus_per_client}"
+        federation = (
+            f"num-supernodes={nodes} client-resources-num-cpus={cpus} client-resources-num-gpus={given.gpus_per_client}"
+        )
         return _simulate(app, config, federation)
     except Mistake as mistake:
         print(f"espalier: {mistake}", file=sys.stderr)
@@ -56,7 +58,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="espalier", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="simulate a federation on this machine, or start a run on a SuperLink")
-    run.add_argument("words", nargs="*", metavar="preset | key=value", help="a preset of conf/ and settings that differ from it")
+    run.add_argument(
+        "words", nargs="*", metavar="preset | key=value", help="a preset of conf/ and settings that differ from it"
+    )
     run.add_argument("--app", help="the checkout of Espalier; default: this directory, or where it is installed from")
     run.add_argument("--nodes", type=int, help="simulated nodes; default: num-clients")
     run.add_argument("--gpus-per-client", type=float, default=0.0, help="share of a GPU that each simulated client holds")

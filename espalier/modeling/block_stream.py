@@ -44,7 +44,9 @@ class _Relay(nn.Module):
 class Activations:
     """Hidden states of all windows between two blocks, in batches, and what the model passes to each block with them."""
 
-    def __init__(self, input_ids: list[Tensor], hidden: list[Tensor], calls: list[list[tuple[tuple[Any, ...], dict[str, Any]]]]):
+    def __init__(
+        self, input_ids: list[Tensor], hidden: list[Tensor], calls: list[list[tuple[tuple[Any, ...], dict[str, Any]]]]
+    ):
         self.input_ids = input_ids
         self.hidden = hidden
         self._calls = calls

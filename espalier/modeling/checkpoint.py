@@ -103,7 +103,9 @@ def _read_header(shard: Path) -> Iterator[tuple[str, StoredTensor]]:
 class ShardWriter:
     """Writes a safetensors file tensor by tensor, in the order of the announced specifications."""
 
-    def __init__(self, file: BinaryIO, specs: Mapping[str, tuple[str, tuple[int, ...], int]], metadata: Mapping[str, str]) -> None:
+    def __init__(
+        self, file: BinaryIO, specs: Mapping[str, tuple[str, tuple[int, ...], int]], metadata: Mapping[str, str]
+    ) -> None:
         """``specs``: name -> (dtype, shape, number of bytes)."""
         header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
         offset = 0

@@ -33,7 +33,9 @@ class OpenedModel:
         try:
             self.config: dict[str, Any] = json.loads(path.read_text())
         except FileNotFoundError:
-            raise Mistake(f"model = {str(directory)!r}: has no config.json; name the directory of a Hugging Face model") from None
+            raise Mistake(
+                f"model = {str(directory)!r}: has no config.json; name the directory of a Hugging Face model"
+            ) from None
         except (OSError, ValueError):
             raise Mistake(f"{path}: is not a JSON file that can be read; copy the model again") from None
         self.family: Family = family_of(self.config, str(path))

@@ -23,6 +23,24 @@ OWNER_ONLY_FILE = 0o600
 ROUNDS_KEPT = 2
 
 
+def private_folder(root: Path, *parts: str) -> Path:
+    """Make ``root/parts...`` for its owner alone, and return it; directories that exist keep their permissions.
+
+    Raises
+    ------
+    Mistake
+        This process may not write there.
+    """
+    try:
+        root.parent.mkdir(parents=True, exist_ok=True)
+        for depth in range(len(parts) + 1):
+            folder = root.joinpath(*parts[:depth])
+            folder.mkdir(mode=OWNER_ONLY_DIRECTORY, exist_ok=True)
+    except OSError as error:
+        raise Mistake(f"state-dir = {str(root)!r}: {error.strerror}; name a directory that this node can write") from error
+    return folder
+
+
 class PrivateState:
     """Private state of one client (``rank``) in one run (``lineage``)."""
 
@@ -33,7 +51,7 @@ class PrivateState:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the client's lock; a second process waits until the first is done."""
-        self._make(self.folder)
+        self._open(self.folder)
         with open(self.folder / "lock", "w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             self._check_version()
@@ -41,11 +59,11 @@ class PrivateState:
 
     def blobs(self, server_round: int) -> BlobStore:
         """Blobs that the client keeps for one round."""
-        return BlobStore(self._make(self._round(server_round)), OWNER_ONLY_FILE)
+        return BlobStore(self._open(self._round(server_round)), OWNER_ONLY_FILE)
 
     def save(self, server_round: int, name: str, value: dict[str, Any]) -> None:
         """Save a JSON document of a round, atomically."""
-        write_json(self._make(self._round(server_round)) / f"{name}.json", value, OWNER_ONLY_FILE)
+        write_json(self._open(self._round(server_round)) / f"{name}.json", value, OWNER_ONLY_FILE)
 
     def load(self, server_round: int, name: str) -> dict[str, Any] | None:
         """Load a JSON document of a round; None if it was never saved."""
@@ -61,19 +79,14 @@ class PrivateState:
     def _round(self, server_round: int) -> Path:
         return self.folder / f"r{server_round:03d}"
 
-    def _make(self, folder: Path) -> Path:
-        try:
-            for part in (self.root, self.folder.parent, self.folder, folder):
-                part.mkdir(mode=OWNER_ONLY_DIRECTORY, parents=True, exist_ok=True)
-        except OSError as error:
-            raise Mistake(
-                f"state-dir = {str(self.root)!r}: {error.strerror}; name a directory that this node can write"
-            ) from error
-        return folder
+    def _open(self, folder: Path) -> Path:
+        return private_folder(self.root, *folder.relative_to(self.root).parts)
 
     def _check_version(self) -> None:
         path = self.folder / "version.json"
         if not path.exists():
             write_json(path, {"version": VERSION}, OWNER_ONLY_FILE)
         elif (found := json.loads(path.read_text()).get("version")) != VERSION:
-            raise Mistake(f"{self.folder}: private state of version {found}, this program writes {VERSION}; remove the directory")
+            raise Mistake(
+                f"{self.folder}: private state of version {found}, this program writes {VERSION}; remove the directory"
+            )

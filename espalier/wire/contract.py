@@ -102,7 +102,9 @@ def _check_blob(key: str, blob: bytes, side: Side) -> None:
         raise Mistake(f"{key}: holds {len(found)} tensors, and not the {len(expected)} that the contract names")
     for name, spec in expected.items():
         if found[name] != spec:
-            raise Mistake(f"{key} {name}: is {found[name].dtype} {list(found[name].shape)}, must be {spec.dtype} {list(spec.shape)}")
+            raise Mistake(
+                f"{key} {name}: is {found[name].dtype} {list(found[name].shape)}, must be {spec.dtype} {list(spec.shape)}"
+            )
     if side.check_values is not None:
         side.check_values(key, unpack_tensors(blob))
 

@@ -18,7 +18,6 @@ from espalier.wire.plan import BlockPlan, ModelPlan, cut_into_parts
 from pruning_kernels.bitmask import count, has_clean_padding, num_words
 from pruning_kernels.selection import pruned_in_matrix
 
-
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 

@@ -24,6 +24,4 @@ def pack_masks(prune_masks: Mapping[str, Tensor]) -> bytes:
 def unpack_masks(block: BlockPlan, blob: bytes) -> dict[str, Tensor]:
     """Read a block's prune masks: bool tensors by canonical linear name, shaped like the weights."""
     words = unpack_tensors(blob)
-    return {
-        linear.name: torch.from_numpy(unpack(words[mask_name(linear.name)], linear.shape)) for linear in block.linears
-    }
+    return {linear.name: torch.from_numpy(unpack(words[mask_name(linear.name)], linear.shape)) for linear in block.linears}

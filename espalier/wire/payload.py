@@ -17,7 +17,8 @@ from espalier.settings.mistakes import Mistake
 STYPE = "safetensors"
 MAX_HEADER_BYTES = 16 * 1024 * 1024
 DTYPE_BYTES = {
-    "BOOL": 1, "U8": 1, "I8": 1, "F16": 2, "BF16": 2, "I16": 2, "U16": 2, "F32": 4, "I32": 4, "U32": 4, "F64": 8, "I64": 8, "U64": 8,
+    "BOOL": 1, "U8": 1, "I8": 1, "F16": 2, "BF16": 2, "I16": 2, "U16": 2,
+    "F32": 4, "I32": 4, "U32": 4, "F64": 8, "I64": 8, "U64": 8,
 }  # fmt: skip
 
 

@@ -1,0 +1,111 @@
+"""A small federation in this process: a tiny model, private texts, and a run of the real ServerApp over it."""
+
+import json
+import random
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context, RecordDict
+from in_process import FakeTime, InProcessGrid
+from tiny_model import WORDS, save_tiny_llama
+
+import client_app.app
+import server_app.app
+
+ROOT = Path(__file__).parent.parent.parent
+DEFAULTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+
+
+def flatten(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Dotted keys, as Flower hands them out."""
+    flat: dict[str, Any] = {}
+    for key, value in nested.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return flat
+
+
+@dataclass
+class Bench:
+    """``num_clients`` sites with a private text each; every run gets a fresh grid over the same sites."""
+
+    folder: Path
+    method: str
+    settings: dict[str, Any]
+    num_clients: int = 4
+    time: FakeTime = field(default_factory=FakeTime)
+
+    def __post_init__(self) -> None:
+        self.model = save_tiny_llama(self.folder / "base")
+        for client in range(self.num_clients):
+            (self.folder / f"text-{client}.txt").write_text(private_text(client))
+        (self.folder / "public.txt").write_text(private_text(99))
+        self._runs = 0
+
+    def config(self, **changes: Any) -> dict[str, Any]:
+        """The run configuration, flat; ``changes`` use underscores for hyphens and two for dots."""
+        common = {
+            "method": self.method,
+            "model": str(self.model),
+            "num-clients": self.num_clients,
+            "threads": 1,
+            "out-dir": str(self.folder / "runs"),
+            "deadline-seconds": 5.0,
+            "enrol-seconds": 5.0,
+            "part-bytes": 1024,
+            "data.windows": 2,
+            "data.window-tokens": 16,
+            "evaluation.texts": f"public={self.folder / 'public.txt'}",
+            "evaluation.window-tokens": 16,
+            "evaluation.max-windows": 2,
+        }
+        given = {key.replace("__", ".").replace("_", "-"): value for key, value in changes.items()}
+        return flatten(DEFAULTS) | common | self.settings | given
+
+    def grid(self, **changes: Any) -> InProcessGrid:
+        """A grid with one connected node per site."""
+        nodes = [
+            {"partition-id": client, "num-partitions": self.num_clients, "data-path": str(self.folder / f"text-{client}.txt")}
+            for client in range(self.num_clients)
+        ]
+        return InProcessGrid(client_app.app.app, nodes, self.config(**changes))
+
+    def run(self, grid: InProcessGrid | None = None, **changes: Any) -> Path:
+        """Run the ServerApp's work and return the run directory."""
+        self._runs += 1
+        grid = grid or self.grid(**changes)
+        context = Context(self._runs, 0, {}, RecordDict(), self.config(**changes))
+        return server_app.app.run_method(grid, context, self.time.clock())
+
+
+def private_text(client: int) -> str:
+    """Passages that no other client and no public text has."""
+    generator = random.Random(f"private {client}")
+    words = [f"{word}{generator.randrange(1000)}" for word in WORDS]
+    return "\n\n".join(" ".join(generator.choices(words, k=12)) for _ in range(60))
+
+
+def model_files(folder: Path) -> dict[str, bytes]:
+    """The pruned model and its masks, by file name."""
+    files = [folder / "masks.safetensors", *sorted(folder.glob("model/*"))]
+    return {str(file.relative_to(folder)): file.read_bytes() for file in files}
+
+
+def results(folder: Path) -> dict[str, bytes]:
+    """Every file of a run that must repeat, by name."""
+    files = [file for file in sorted(folder.glob("checkpoint/**/*")) if file.is_file()]
+    return model_files(folder) | {str(file.relative_to(folder)): file.read_bytes() for file in files}
+
+
+def summary(folder: Path) -> dict[str, Any]:
+    """``summary.json`` without times."""
+    document: dict[str, Any] = json.loads((folder / "summary.json").read_text())
+    for entry in (document, *document["clients"]):
+        entry.pop("seconds")
+    return document
+
+
+def events(folder: Path) -> list[dict[str, Any]]:
+    """``metrics.jsonl``."""
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

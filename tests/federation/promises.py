@@ -1,0 +1,330 @@
+"""What every method promises (docs/architecture.md, "Promises"): subclass ``Promises`` and give the method's settings."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from bench import Bench, events, model_files, private_text, results, summary
+from flwr.app import Array, Message
+from in_process import InProcessGrid
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from espalier.modeling.opened import OpenedModel
+from espalier.settings.run import parse
+from espalier.wire.contract import check, check_reply
+from espalier.wire.contracts import contract_for
+from espalier.wire.messages import read
+from espalier.wire.payload import STYPE
+from strategies.rounds import RunFailed
+
+
+class Killed(BaseException):
+    """The ServerApp's process is gone."""
+
+
+class Promises:
+    """One subclass per method."""
+
+    method: str
+    settings: dict[str, Any]
+    last_round: int
+    """The round after which the killed run is killed; there must be work left."""
+
+    def expected_sparsity(self, model: OpenedModel) -> float:
+        """Share of prunable weights that the settings demand, computed by hand."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    def bench(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+        monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "state"))
+        return Bench(tmp_path, self.method, self.settings)
+
+    # ----- contract ---------------------------------------------------------------------------------------------------
+
+    def test_every_message_matches_its_contract_both_ways(self, bench: Bench) -> None:
+        grid, requests = bench.grid(), []
+        grid.before_push = requests.append
+        bench.run(grid)
+        settings, plan = parse(bench.config()), OpenedModel(bench.model).plan
+        assert len(requests) == len(grid.received) > bench.num_clients
+        for request, (_, reply) in zip(requests, grid.received, strict=True):
+            asked = read(request.content)
+            contract = contract_for(asked, plan, settings)
+            check(asked, contract.down)
+            check_reply(read(reply.content), asked, contract)
+            assert contract.observer
+
+    def test_every_reply_is_in_the_egress_log(self, bench: Bench) -> None:
+        grid = bench.grid()
+        folder = bench.run(grid)
+        for client in range(bench.num_clients):
+            log = (folder / "egress" / f"egress-node-{client:05d}.jsonl").read_text().splitlines()
+            replies = [read(reply.content) for partition, reply in grid.received if partition == client]
+            assert [json.loads(line)["kind"] for line in log] == [reply.header.kind for reply in replies]
+            for line, reply in zip(log, replies, strict=True):
+                assert [blob["bytes"] for blob in json.loads(line)["blobs"]] == [
+                    len(reply.blobs[k]) for k in sorted(reply.blobs)
+                ]
+
+    # ----- privacy ----------------------------------------------------------------------------------------------------
+
+    def test_nothing_private_in_any_outgoing_byte(self, bench: Bench) -> None:
+        grid = bench.grid()
+        bench.run(grid)
+        tokenizer = AutoTokenizer.from_pretrained(bench.model)
+        for partition, reply in grid.received:
+            assert_nothing_private(outgoing_bytes(reply), private_text(partition), tokenizer)
+
+    def test_an_unexpected_error_tells_its_type_alone(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fail(*_: object, **__: object) -> None:
+            raise IndexError(private_text(0)[:200])
+
+        monkeypatch.setattr("espalier.corpora.client_text.calibration_windows", fail)
+        grid = bench.grid()
+        with pytest.raises(RunFailed, match="unexpected IndexError"):
+            bench.run(grid)
+        for partition, reply in grid.received:
+            assert_nothing_private(outgoing_bytes(reply), private_text(partition), AutoTokenizer.from_pretrained(bench.model))
+
+    def test_what_a_handler_should_not_send_is_held_back(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+        from client_app.app import JOBS
+
+        honest = JOBS[self.method].train
+
+        def chatty(site: Any, request: Any) -> Any:
+            letter = honest(site, request)
+            letter.scalars["note"] = private_text(0)[:80]
+            return letter
+
+        monkeypatch.setattr(JOBS[self.method], "train", chatty)
+        grid = bench.grid()
+        with pytest.raises(RunFailed, match="egress"):
+            bench.run(grid)
+        assert not any(private_text(0)[:30].encode() in outgoing_bytes(reply) for _, reply in grid.received)
+
+    # ----- repeatability ----------------------------------------------------------------------------------------------
+
+    def test_same_seed_same_bytes_whatever_the_order_of_arrival(self, bench: Bench) -> None:
+        first = bench.run()
+        grid = bench.grid()
+        grid.held = {0: 9, 1: 3, 2: 6}
+        second = bench.run(grid)
+        assert results(second) == results(first)
+        assert summary(second) == summary(first)
+
+    def test_killed_and_resumed_equals_never_killed(self, bench: Bench) -> None:
+        uninterrupted = bench.run()
+        grid = bench.grid()
+
+        def kill(message: Message) -> None:
+            header = read(message.content).header
+            if header.server_round > self.last_round or (header.server_round == self.last_round and header.kind == "evaluate"):
+                raise Killed
+
+        grid.before_push = kill
+        with pytest.raises(Killed):
+            bench.run(grid)
+        (folder,) = set((bench.folder / "runs").iterdir()) - {uninterrupted}
+        assert summary(folder)["status"] == "failed"
+        resumed = bench.run(bench.grid(), resume_from=str(folder), deadline_seconds=7.0)
+        assert resumed == folder
+        assert results(resumed) == results(uninterrupted)
+        assert summary(resumed) == summary(uninterrupted)
+
+    # ----- failures ---------------------------------------------------------------------------------------------------
+
+    def test_one_client_dead_the_round_still_ends(self, bench: Bench) -> None:
+        grid = bench.grid()
+        grid.tamper[1] = lambda request, reply: reply if read(request.content).header.kind == "enrol" else None
+        document = summary(bench.run(grid))
+        assert document["status"] == "completed"
+        assert [client["status"] for client in document["clients"]] == ["completed", "dropped", "completed", "completed"]
+        assert "no reply before the deadline (2 of 2 attempts)" in document["clients"][1]["reason"]
+
+    def test_a_lost_message_is_sent_again(self, bench: Bench) -> None:
+        grid, lost = bench.grid(), []
+
+        def lose_the_first(request: Message, reply: Message) -> Message | None:
+            if read(request.content).header.kind == "train" and not lost:
+                return lost.append(reply)
+            return reply
+
+        grid.tamper[2] = lose_the_first
+        folder = bench.run(grid)
+        assert {client["status"] for client in summary(folder)["clients"]} == {"completed"}
+        assert model_files(folder) == model_files(bench.run())
+
+    @pytest.mark.parametrize(
+        "spoil", ["shape", "name", "dtype", "bits", "text", "round", "surplus", "garbage", "error", "parts"]
+    )
+    def test_a_malformed_reply_costs_its_sender_alone(self, bench: Bench, spoil: str) -> None:
+        grid = bench.grid()
+        grid.tamper[2] = spoiled(SPOILS[spoil])
+        folder = bench.run(grid)
+        statuses = {client["rank"]: client["status"] for client in summary(folder)["clients"]}
+        assert statuses == {0: "completed", 1: "completed", 2: "dropped", 3: "completed"}
+        dead = bench.grid()
+        dead.tamper[2] = lambda request, reply: reply if read(request.content).header.kind == "enrol" else None
+        without_it = bench.run(dead)
+        assert (folder / "masks.safetensors").read_bytes() == (without_it / "masks.safetensors").read_bytes()
+        assert any(event["event"] == "dropped" and event["rank"] == 2 for event in events(folder))
+
+    def test_without_a_quorum_the_run_ends_with_the_reasons(self, bench: Bench) -> None:
+        grid = bench.grid()
+        for client in (0, 1, 3):
+            grid.tamper[client] = spoiled(SPOILS["garbage"])
+        with pytest.raises(RunFailed, match="the quorum is 2 of num-clients = 4"):
+            bench.run(grid)
+        (folder,) = (bench.folder / "runs").iterdir()
+        document = summary(folder)
+        assert document["status"] == "failed"
+        assert document["reason"].count("reply refused") == 3
+
+    # ----- result -----------------------------------------------------------------------------------------------------
+
+    def test_exact_sparsity(self, bench: Bench) -> None:
+        folder = bench.run()
+        expected = self.expected_sparsity(OpenedModel(bench.model))
+        assert summary(folder)["sparsity"]["achieved"] == pytest.approx(expected, abs=1e-12)
+        written, dense = (AutoModelForCausalLM.from_pretrained(path) for path in (folder / "model", bench.model))
+        zeros = sum(count_zeros(written, dense).values())
+        assert zeros / OpenedModel(bench.model).plan.num_weights == pytest.approx(expected, abs=1e-12)
+
+    def test_the_exported_model_gives_the_reported_perplexity_in_plain_transformers(self, bench: Bench) -> None:
+        text = bench.folder / "public.txt"
+        folder = bench.run(evaluation__max_windows=0)
+        model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
+        tokens = torch.tensor(AutoTokenizer.from_pretrained(folder / "model")(text.read_text())["input_ids"])
+        windows = tokens[: len(tokens) // 16 * 16].view(-1, 16)
+        with torch.no_grad():
+            losses = [model(input_ids=window[None], labels=window[None]).loss.item() for window in windows]
+        (metric,) = summary(folder)["metrics"]
+        assert metric["values"]["federated"] == pytest.approx(float(np.exp(np.mean(losses))), rel=1e-4)
+
+    def test_a_state_directory_of_a_finished_simulation_is_removed(self, bench: Bench) -> None:
+        folder = bench.run()
+        lineage = (folder / "lineage").read_text().strip()
+        assert not (bench.folder / "state" / lineage).exists()
+        shutil.rmtree(bench.folder / "state", ignore_errors=True)
+
+
+def outgoing_bytes(reply: Message) -> bytes:
+    """Every name and value of a reply, as bytes."""
+    parts = []
+    for key, record in reply.content.items():
+        parts.append(str(key).encode())
+        for name, value in record.items():
+            data = value.data if isinstance(value, Array) else repr(value).encode()
+            parts += [str(name).encode(), data]
+    return b"\x00".join(parts)
+
+
+def assert_nothing_private(data: bytes, text: str, tokenizer: Any) -> None:
+    """Neither the text nor runs of its token ids, in any integer width, are in the data."""
+    raw = text.encode()
+    for start in range(0, len(raw) - 12, 7):
+        assert raw[start : start + 12] not in data
+    tokens = tokenizer(text)["input_ids"]
+    for width in ("<u2", "<i4", "<i8"):
+        for start in range(0, len(tokens) - 6, 3):
+            assert np.array(tokens[start : start + 6]).astype(width).tobytes() not in data
+    assert str(tokens[10:14])[1:-1].encode() not in data
+
+
+def count_zeros(pruned: torch.nn.Module, dense: torch.nn.Module) -> dict[str, int]:
+    """Zeros per block linear that the dense model does not have."""
+    before = dict(dense.named_parameters())
+    return {
+        name: int(((value == 0) & (before[name] != 0)).sum())
+        for name, value in pruned.named_parameters()
+        if ".layers." in name and value.dim() == 2
+    }
+
+
+def spoiled(spoil: Callable[[Message], Message]) -> Callable[[Message, Message], Message]:
+    """Spoil the reply to ``train`` and leave the others as they are."""
+    return lambda request, reply: spoil(reply) if read(request.content).header.kind == "train" else reply
+
+
+def _with_blob(change: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]) -> Callable[[Message], Message]:
+    from safetensors.numpy import load, save
+
+    def spoil(reply: Message) -> Message:
+        key = next(iter(reply.content["blobs"]))
+        blob = save(change(load(reply.content["blobs"][key].data)))
+        reply.content["blobs"][key] = Array("", (), STYPE, blob)
+        return reply
+
+    return spoil
+
+
+def _shape(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {name: np.append(value, value[:1]) for name, value in tensors.items()}
+
+
+def _name(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {f"{name}x": value for name, value in tensors.items()}
+
+
+def _dtype(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {name: value.view(np.int64) if value.dtype == np.uint64 else value.view(np.uint8) for name, value in tensors.items()}
+
+
+def _bits(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {
+        name: np.full_like(value, -1 if value.dtype.kind == "i" else np.iinfo(np.uint64).max) for name, value in tensors.items()
+    }
+
+
+def _text(reply: Message) -> Message:
+    reply.content["scalars"]["note"] = "the patient's name"
+    return reply
+
+
+def _round(reply: Message) -> Message:
+    reply.content["header"]["server_round"] = 7
+    return reply
+
+
+def _surplus(reply: Message) -> Message:
+    blobs = reply.content["blobs"]
+    blobs["block-0099"] = next(iter(blobs.values()))
+    return reply
+
+
+def _garbage(reply: Message) -> Message:
+    blobs = reply.content["blobs"]
+    for key in list(blobs):
+        blobs[key] = Array("", (), STYPE, b"\xff" * len(blobs[key].data))
+    return reply
+
+
+def _parts(reply: Message) -> Message:
+    reply.content["header"]["num_parts"] = 1_000_000
+    return reply
+
+
+def _error(reply: Message) -> Message:
+    reply.content["header"]["status"] = "failed"
+    return reply
+
+
+SPOILS: dict[str, Callable[[Message], Message]] = {
+    "shape": _with_blob(_shape),
+    "name": _with_blob(_name),
+    "dtype": _with_blob(_dtype),
+    "bits": _with_blob(_bits),
+    "text": _text,
+    "round": _round,
+    "surplus": _surplus,
+    "garbage": _garbage,
+    "parts": _parts,
+    "error": _error,
+}
+
+__all__ = ["InProcessGrid", "Promises"]

@@ -1,0 +1,78 @@
+"""What the words after ``espalier run`` mean."""
+
+from pathlib import Path
+
+import pytest
+
+from espalier.launch.app_folder import default_config, find_app, read_preset
+from espalier.launch.command import main
+from espalier.launch.configuration import configuration
+from espalier.launch.superlink import RAY_DID_NOT_START
+from espalier.settings.mistakes import Mistake
+
+APP = Path(__file__).parent.parent.parent
+PRESETS = sorted(file.stem for file in (APP / "conf").glob("*.toml"))
+
+
+def keys(nested: dict[str, object]) -> set[str]:
+    found: set[str] = set()
+    for key, value in nested.items():
+        found |= {f"{key}.{inner}" for inner in keys(value)} if isinstance(value, dict) else {key}
+    return found
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_are_valid_and_complete(name: str) -> None:
+    configuration(APP, [name], on_this_machine=True)
+    assert keys(read_preset(APP, name)) == keys(default_config(APP))
+
+
+def test_the_later_word_wins_and_values_are_typed() -> None:
+    words = ["two-sites", "num-clients=5", "fedprllm.sparsity=0.7", "evaluation.local-only=false", "data.field=body"]
+    config, settings = configuration(APP, words, on_this_machine=True)
+    assert (settings.num_clients, settings.fedprllm.sparsity) == (5, 0.7)
+    assert settings.evaluation.local_only is False
+    assert config["data.field"] == "body"
+    assert settings.evaluation.centralized == "off"
+
+
+def test_paths_mean_what_they_mean_where_the_command_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["model=m", "evaluation.texts=documentation,w=a/w.txt", "data.source=text", "data.path=t{rank}.txt"]
+    config, _ = configuration(APP, words, on_this_machine=True)
+    assert config["model"] == str(tmp_path / "m")
+    assert config["evaluation.texts"] == f"documentation,w={tmp_path}/a/w.txt"
+    assert config["data.path"] == f"{tmp_path}/t{{rank}}.txt"
+    assert config["out-dir"] == str(tmp_path / "runs")
+    assert config["resume-from"] == ""
+    elsewhere, _ = configuration(APP, words, on_this_machine=False)
+    assert (elsewhere["model"], elsewhere["out-dir"]) == ("m", "runs")
+
+
+def test_mistakes_are_told_at_once_with_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "seed=-1", "fedprllm.sparsty=0.3", "data.windows=many", "--app", str(APP)]) == 2
+    told = capsys.readouterr().err
+    assert "seed = -1" in told
+    assert "did you mean 'fedprllm.sparsity'?" in told
+    assert "data.windows = 'many'" in told
+
+
+def test_an_unknown_preset_names_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "fedprlm", "--app", str(APP)]) == 2
+    assert "known presets are fedprllm" in capsys.readouterr().err
+
+
+def test_fewer_nodes_than_clients_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--nodes", "3", "--app", str(APP)]) == 2
+    assert "fewer than num-clients = 8" in capsys.readouterr().err
+
+
+def test_the_app_is_the_given_folder_or_none(tmp_path: Path) -> None:
+    assert find_app(str(APP)) == APP
+    with pytest.raises(Mistake, match="no Espalier app in"):
+        find_app(str(tmp_path))
+
+
+def test_only_ray_s_failure_to_start_is_tried_again() -> None:
+    assert RAY_DID_NOT_START.search("RuntimeError: Timed out waiting for file /tmp/ray/x/gcs_server_port_1")
+    assert not RAY_DID_NOT_START.search("RunFailed: 0 clients enrolled")

@@ -1,0 +1,31 @@
+"""The demo model that ships with the package."""
+
+import json
+
+import torch
+from espalier_assets import DEMO_MODEL
+
+from espalier.corpora.public_text import public_text
+from espalier.corpora.windows import evaluation_windows
+from espalier.evaluation.perplexity import mean_losses, perplexity
+from espalier.modeling.block_stream import BlockStream
+from espalier.modeling.computing import Computing
+from espalier.modeling.opened import open_model
+
+
+def test_it_is_a_small_bf16_llama_with_grouped_query_attention() -> None:
+    model = open_model("demo")
+    assert sum(file.stat().st_size for file in DEMO_MODEL.iterdir()) <= 8_000_000
+    assert {stored.dtype for stored in model.checkpoint.tensors.values()} == {"BF16"}
+    assert 3_500_000 < model.plan.num_parameters < 4_500_000
+    groups, heads_per_group = model.family.kv_groups(model.config)
+    assert (groups, heads_per_group) == (4, 2)
+
+
+def test_its_held_out_perplexity_is_the_one_that_is_written_down() -> None:
+    """On another Python version the documentation differs a little, so the figure may too."""
+    model = open_model("demo")
+    windows = evaluation_windows(public_text("documentation", ""), model.encode, 256, 24, "documentation")
+    loss = mean_losses(BlockStream(model, Computing(torch.device("cpu"), torch.float32, 2)), {"documentation": windows})
+    reported = json.loads((DEMO_MODEL / "train.json").read_text())["held_out_perplexity"]
+    assert abs(perplexity(loss["documentation"]) / reported - 1) < 0.15

@@ -1,0 +1,83 @@
+"""Imports go strictly downward between rooms, never sideways within a line (docs/architecture.md)."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+LINES = [
+    ["espalier.launch"],
+    ["server_app", "client_app"],
+    ["strategies"],
+    ["espalier.training", "espalier.evaluation"],
+    ["espalier.corpora", "espalier.modeling"],
+    ["espalier.wire", "espalier.secure", "espalier.storage"],
+    ["espalier.settings", "pruning_kernels"],
+]
+LEVEL = {room: level for level, rooms in enumerate(LINES) for room in rooms}
+EXCEPTIONS = {
+    "espalier.launch": {"espalier.settings"},
+    "client_app": {room for room in LEVEL if room not in ("espalier.launch", "server_app", "strategies")},
+}
+FORBIDDEN_LIBRARIES = {
+    "pruning_kernels": {"flwr", "transformers", "safetensors", "pydantic"},
+    "espalier.launch": {"torch", "transformers"},
+    "espalier.corpora": {"transformers", "flwr"},
+    "espalier.settings": {"torch", "flwr", "transformers"},
+}
+JUNK_DRAWERS = {"utils", "helpers", "common", "misc"}
+
+
+def room_of(module: str) -> str | None:
+    """The room that a dotted module name belongs to; None for libraries and for packages that hold rooms."""
+    return next((room for room in LEVEL if module == room or module.startswith(f"{room}.")), None)
+
+
+def imports_of(file: Path) -> list[str]:
+    modules = []
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            modules += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}: relative import"
+            modules.append(node.module or "")
+    return modules
+
+
+def files() -> list[tuple[str, Path]]:
+    found = []
+    for room in LEVEL:
+        folder = ROOT / room.replace(".", "/")
+        found += [(room, file) for file in sorted(folder.rglob("*.py"))]
+    return found
+
+
+@pytest.mark.parametrize(("room", "file"), files(), ids=lambda value: str(value).removeprefix(f"{ROOT}/"))
+def test_imports_go_downward(room: str, file: Path) -> None:
+    for module in imports_of(file):
+        target = room_of(module)
+        if target is None or target == room:
+            continue
+        if room in EXCEPTIONS:
+            assert target in EXCEPTIONS[room], f"{file} imports {module}"
+        assert LEVEL[target] > LEVEL[room], f"{file} imports {module}"
+
+
+@pytest.mark.parametrize(("room", "file"), files(), ids=lambda value: str(value).removeprefix(f"{ROOT}/"))
+def test_rooms_keep_to_their_libraries(room: str, file: Path) -> None:
+    libraries = {module.split(".")[0] for module in imports_of(file)}
+    assert not libraries & FORBIDDEN_LIBRARIES.get(room, set())
+
+
+def test_every_python_file_lies_in_a_room() -> None:
+    rooms = {file for _, file in files()}
+    packages = ("server_app", "client_app", "strategies", "pruning_kernels", "espalier")
+    assert [file for name in packages for file in (ROOT / name).rglob("*.py") if file not in rooms] == [
+        ROOT / "espalier" / "__init__.py"
+    ]
+
+
+def test_there_is_no_junk_drawer() -> None:
+    assert not [file for _, file in files() if JUNK_DRAWERS & set(file.with_suffix("").relative_to(ROOT).parts)]

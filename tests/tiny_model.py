@@ -1,0 +1,43 @@
+"""A tiny LLaMA with random weights and a tokenizer of its own, in Hugging Face layout."""
+
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+WORDS = ["alder", "birch", "cedar", "damson", "elder", "fir", "gorse", "hazel", "ivy", "juniper", "larch", "maple", "oak"]
+
+
+def save_tokenizer(folder: Path) -> int:
+    """Save a byte-level tokenizer and return the size of its vocabulary."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, special_tokens=["<s>"], show_progress=False)
+    tokenizer.train_from_iterator([" ".join(WORDS) * 3], trainer)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>").save_pretrained(folder)
+    return tokenizer.get_vocab_size()
+
+
+def save_tiny_llama(folder: Path, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> Path:
+    """Save a LLaMA of two blocks with grouped-query attention: hidden 16, 4 heads over 2 groups, feed-forward 24."""
+    vocabulary = save_tokenizer(folder)
+    config = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        tie_word_embeddings=True,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = LlamaForCausalLM(config)
+        for parameter in model.parameters():
+            torch.nn.init.normal_(parameter, std=0.3)
+    model.to(dtype).save_pretrained(folder)
+    return folder
