@@ -17,7 +17,7 @@ from espalier.wire.code_hash import code_sha256
 from espalier.wire.contract import check
 from espalier.wire.contracts import contract_for
 from espalier.wire.enrolment import Enrolment
-from espalier.wire.messages import Failure, Header, Letter, read, write
+from espalier.wire.messages import Letter, failure, read, write
 
 JOBS: dict[str, ModuleType] = {"fedprllm": fedprllm}
 """The local job of each method: a module with ``train``, ``evaluate`` and ``fetch``."""
@@ -77,8 +77,3 @@ def _answer(message: Message, context: Context, work: Callable[[Site, Letter], L
         logging.getLogger("espalier").exception("the %s handler failed", request.header.kind)
         letter = failure(request.header, f"unexpected {type(error).__name__} in {request.header.kind}; see this node's log")
     return Message(write(letter), reply_to=message)
-
-
-def failure(header: Header, reason: str) -> Letter:
-    """A reply that says why the work was not done."""
-    return Letter(header.model_copy(update={"status": "failed"}), Failure(reason=reason[:4000]).model_dump())

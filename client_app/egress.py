@@ -19,21 +19,23 @@ from espalier.settings.node import parse_node
 from espalier.storage.blobs import sha256
 from espalier.wire.contract import FAILED, check, check_reply
 from espalier.wire.contracts import contract_for
-from espalier.wire.messages import Failure, Letter, num_bytes, read, write
+from espalier.wire.messages import UNREAD, Letter, failure, num_bytes, read, write
 from espalier.wire.payload import tensor_specs
 
 
 def egress(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     """Flower mod around all handlers of the ClientApp."""
-    request = read(message.content)
+    try:
+        request = read(message.content)
+    except Mistake as mistake:
+        return Message(write(failure(UNREAD, str(mistake))), reply_to=message)
     reply = call_next(message, context)
     try:
         letter = _checked(request, reply, context)
         _log(context, letter, reply)
     except Mistake as mistake:
-        header = request.header.model_copy(update={"status": "failed"})
         reason = f"held back by the site's egress check: {mistake}"
-        return Message(write(Letter(header, Failure(reason=reason[:4000]).model_dump())), reply_to=message)
+        return Message(write(failure(request.header, reason)), reply_to=message)
     return reply
 
 

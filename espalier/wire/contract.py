@@ -63,8 +63,6 @@ def check(letter: Letter, side: Side) -> Scalars:
     Mistake
         The letter holds something else; the text names it and quotes no value.
     """
-    if letter.header.status == "failed":
-        side = FAILED
     surplus, missing = set(letter.blobs) - set(side.blobs), set(side.blobs) - set(letter.blobs)
     if surplus or missing:
         raise Mistake(f"blobs: {len(surplus)} surplus and {len(missing)} missing of {len(side.blobs)}")
@@ -82,14 +80,16 @@ def check(letter: Letter, side: Side) -> Scalars:
 def check_reply(reply: Letter, request: Letter, contract: Contract) -> Scalars:
     """Hold a reply against its request and contract: it repeats the request's header, and matches the contract's ``up``.
 
+    A failed reply needs no more than a reason.
+
     Raises
     ------
     Mistake
         It answers something else (another round, rank, attempt, part), or holds something else.
     """
-    failed = reply.header.status == "failed"
-    update = {"status": reply.header.status, "num_parts": reply.header.num_parts if failed else contract.num_parts}
-    expected = request.header.model_copy(update=update)
+    if reply.header.status == "failed":
+        return check(reply, FAILED)
+    expected = request.header.model_copy(update={"num_parts": contract.num_parts})
     if reply.header != expected:
         wrong = [name for name in Header.model_fields if getattr(reply.header, name) != getattr(expected, name)]
         raise Mistake(f"header: {', '.join(wrong)} not as the request demands")

@@ -50,6 +50,12 @@ class Header(Scalars):
     status: Literal["ok", "failed"] = "ok"
 
 
+UNREAD = Header(
+    schema_version=SCHEMA_VERSION, kind="enrol", method="", lineage="unread", server_round=0, rank=-1, attempt=1, part=0, num_parts=1
+)
+"""Header of the reply to a request that could not be read."""
+
+
 @dataclass
 class Letter:
     """The content of a message, apart from Flower's envelope."""
@@ -90,6 +96,11 @@ def read(content: RecordDict) -> Letter:
             "install the same release of espalier on server and nodes"
         )
     return Letter(validate(Header, dict(header)), dict(scalars), from_record(blobs))
+
+
+def failure(header: Header, reason: str) -> Letter:
+    """A reply that says why the work was not done."""
+    return Letter(header.model_copy(update={"status": "failed"}), Failure(reason=reason[:4000]).model_dump())
 
 
 def validate(model: type[S], values: Mapping[str, Any]) -> S:

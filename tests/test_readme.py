@@ -1,0 +1,29 @@
+"""What the README says is what the code says."""
+
+import re
+import tomllib
+from pathlib import Path
+
+from espalier.settings.node import NodeSettings
+from espalier.wire.privacy_table import privacy_table
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def test_the_privacy_table_is_the_one_made_from_the_contracts() -> None:
+    assert privacy_table() in README
+
+
+def test_settings_it_names_exist() -> None:
+    config = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    known = {key for key, value in config.items() if not isinstance(value, dict)}
+    known |= {f"{table}.{key}" for table, values in config.items() if isinstance(values, dict) for key in values}
+    named = set(re.findall(r"`((?:fedprllm|data|evaluation)\.[a-z-]+)`", README)) | {"num-clients", "quorum", "threads"}
+    assert named <= known
+
+
+def test_node_settings_it_names_exist() -> None:
+    known = {field.alias for field in NodeSettings.model_fields.values()}
+    section = README.split("A site describes itself")[1].split("| what happens")[0]
+    assert set(re.findall(r"^\| `([a-z-]+)`", section, re.MULTILINE)) <= known
