@@ -2,6 +2,7 @@
 
 import logging
 import platform
+import time
 from collections.abc import Callable
 from types import ModuleType
 
@@ -13,6 +14,7 @@ from client_app import fedprllm
 from client_app.egress import egress
 from client_app.site import Site, reply_to
 from espalier.settings.mistakes import Mistake
+from espalier.storage.private import collect_old_runs
 from espalier.wire.code_hash import code_sha256
 from espalier.wire.contract import check
 from espalier.wire.contracts import contract_for
@@ -21,6 +23,8 @@ from espalier.wire.messages import Letter, failure, read, write
 
 JOBS: dict[str, ModuleType] = {"fedprllm": fedprllm}
 """The local job of each method: a module with ``train``, ``evaluate`` and ``fetch``."""
+
+SECONDS_PER_DAY = 86_400
 
 app = ClientApp(mods=[egress])
 
@@ -59,6 +63,7 @@ def _enrol(site: Site, request: Letter) -> Letter:
         python=platform.python_version(),
         torch=torch.__version__,
     )
+    collect_old_runs(site.node.state_root(), time.time() - site.node.keep_days * SECONDS_PER_DAY)
     return reply_to(request, description)
 
 

@@ -53,9 +53,9 @@ class Site:
 
 
 def egress_log(node: NodeSettings, lineage: str) -> JsonLines:
-    """The log of what left a site in a run: ``<state-dir>/<lineage>/egress-<site>.jsonl``."""
-    folder = private_folder(node.state_root(), lineage)
-    return JsonLines(folder / f"egress-{site_id(node)}.jsonl", OWNER_ONLY_FILE)
+    """The log of what left a site in a run: ``<state-dir>/egress/<lineage>-<site>.jsonl``."""
+    folder = private_folder(node.state_root(), "egress")
+    return JsonLines(folder / f"{lineage}-{site_id(node)}.jsonl", OWNER_ONLY_FILE)
 
 
 def reply_to(request: Letter, scalars: Scalars, blobs: dict[str, bytes] | None = None) -> Letter:

@@ -6,7 +6,7 @@
 The recipe: byte-level BPE with 2048 tokens, a LLaMA with grouped-query attention (6 blocks, hidden 256, 8 heads over
 4 key-value heads, feed-forward 448, tied embeddings, 3.8 M parameters), AdamW with a cosine schedule, 256-token windows.
 Held-out passages (``espalier.corpora.passages``) are never trained on, and the weights with the lowest held-out loss are
-the ones that are saved. What came out is written to ``train.json`` beside the model.
+the ones that are saved. What came out is written to ``<out>.json``, beside the directory.
 """
 
 import argparse
@@ -140,7 +140,7 @@ def main() -> None:
         "python": platform.python_version(),
         "torch": torch.__version__.split("+")[0],
     }
-    (arguments.out / "train.json").write_text(json.dumps(report, indent=2) + "\n")
+    arguments.out.with_suffix(".json").write_text(json.dumps(report, indent=2) + "\n")
 
 
 if __name__ == "__main__":

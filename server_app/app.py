@@ -1,7 +1,6 @@
 """The ServerApp: settings, strategy, start, results."""
 
 import shutil
-import time
 from pathlib import Path
 
 import torch
@@ -68,15 +67,15 @@ def run_method(grid: Grid, context: Context, clock: Clock | None = None) -> Path
     folder, lineage = open_run_folder(settings, str(context.run_id))
     print(f"run directory {folder.path}", flush=True)
     summary = Summary(settings, model, computing.threads, computing.device.type, losses={name: {} for name in texts})
-    run = Run(settings, model, folder, lineage, clock or Clock())
-    started = time.monotonic()
+    run = Run(settings, model, folder, lineage, clock or Clock(), simulation)
+    started = run.clock.now()
     try:
         _work(run, grid, computing, texts, summary, simulation)
     except BaseException as error:
-        summary.seconds = time.monotonic() - started
+        summary.seconds = run.clock.now() - started
         summary.write(folder, "failed", f"{type(error).__name__}: {error}", folder.ledger.total())
         raise
-    summary.seconds = time.monotonic() - started
+    summary.seconds = run.clock.now() - started
     summary.write(folder, "completed", None, folder.ledger.total())
     show(summary, folder.ledger.total())
     print(f"\nthe pruned model is in {folder.path / 'model'}", flush=True)
@@ -101,10 +100,9 @@ def _work(
         result = strategy.start(grid)
     finally:
         if (rounds := getattr(strategy, "rounds", None)) is not None:
-            summary.roster = rounds.roster
+            summary.roster, summary.rounds = rounds.roster, rounds.finished
         if simulation:
             _collect_egress_logs(run)
-    summary.rounds = 1
     stream = BlockStream(run.model, computing)
     summary.sparsity = save_masks(run.model, strategy.prune_masks, run.folder.path / "masks.safetensors")
     export_pruned(run.model, strategy.prune_masks, run.folder.path / "model")
@@ -117,7 +115,7 @@ def _work(
             for text, loss in zip(texts, losses, strict=True):
                 summary.local_perplexities.setdefault(text, {})[int(key.removeprefix("loss/"))] = perplexity(loss)
     if simulation:
-        shutil.rmtree(NodeSettings().state_root() / run.lineage, ignore_errors=True)
+        _remove_private_state(run)
 
 
 def _measure(
@@ -141,7 +139,15 @@ def _measure(
 
 def _collect_egress_logs(run: Run) -> None:
     """Simulated sites are on this machine: bring their egress logs into the run directory."""
-    for log in sorted((NodeSettings().state_root() / run.lineage).glob("egress-*.jsonl")):
-        target = run.folder.path / "egress" / log.name
+    for log in sorted((NodeSettings().state_root() / "egress").glob(f"{run.lineage}-*.jsonl")):
+        target = run.folder.path / "egress" / f"egress{log.name.removeprefix(run.lineage)}"
         target.parent.mkdir(exist_ok=True)
         shutil.copyfile(log, target)
+
+
+def _remove_private_state(run: Run) -> None:
+    """A completed simulation leaves nothing in the state directory; at a site of its own, private state stays there."""
+    root = NodeSettings().state_root()
+    shutil.rmtree(root / run.lineage, ignore_errors=True)
+    for log in (root / "egress").glob(f"{run.lineage}-*.jsonl"):
+        log.unlink()

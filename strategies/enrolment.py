@@ -38,7 +38,7 @@ class Enroller:
         Raises
         ------
         RunFailed
-            Fewer sites than the quorum came before ``enrol-seconds`` had passed.
+            Fewer sites than the quorum came before ``enrol-seconds`` had passed without a new one.
         """
         rounds, settings = self.rounds, self.rounds.settings
         wanted = settings.num_clients if ranks is None else len(ranks)
@@ -51,6 +51,7 @@ class Enroller:
                     self._refuse(enrolment.site, reason)
                 else:
                     sites[enrolment.site] = node_id
+                end = rounds.clock.now() + settings.enrol_seconds
             found = len(sites if ranks is None else sites.keys() & ranks.keys())
             if (found >= wanted and not self._waiting) or rounds.clock.now() >= end:
                 break

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from flwr.app import Message
+from flwr.app import DEFAULT_TTL, Message
 from flwr.serverapp import Grid
 
 from espalier.settings.mistakes import Mistake
@@ -56,6 +56,10 @@ class Rounds:
     progress: Progress
     clock: Clock = field(default_factory=Clock)
     roster: Roster = field(default_factory=Roster)
+    shared_workers: bool = False
+    """Simulated clients queue for this machine's workers: their deadlines count from anybody's last reply."""
+    finished: int = 0
+    """Rounds that are finished."""
     returned_nodes: Callable[[], None] = lambda: None
     """Looks for sites that came back under another node id, and seats them there (see ``enrolment``)."""
 
@@ -87,7 +91,8 @@ class Rounds:
         return next(iter(self.grid.pull_messages([message_id])), None)
 
     def _envelope(self, letter: Letter, seat: Seat) -> Message:
-        return address(letter, seat.node_id, self.settings.deadline_seconds + TTL_MARGIN)
+        ttl = DEFAULT_TTL if self.shared_workers else self.settings.deadline_seconds + TTL_MARGIN
+        return address(letter, seat.node_id, ttl)
 
     def exchange(self, requests: Iterable[Message], follow_up: FollowUp = lambda _: None) -> Iterator[Message]:
         """Send requests and yield each reply that its contract allows, as it arrives; clients that fail are dropped.
@@ -112,6 +117,8 @@ class Rounds:
                         self._send_again(entry, pending, "no reply before the deadline")
                     continue
                 idle = False
+                if self.shared_workers:
+                    self._restart_deadlines(pending)
                 if (letter := self._accept(entry, reply, pending)) is not None:
                     pending.remove(entry)
                     following = follow_up(letter)
@@ -121,6 +128,10 @@ class Rounds:
                 del reply
             if pending and idle:
                 self.clock.sleep(POLL_SECONDS)
+
+    def _restart_deadlines(self, pending: list[_Pending]) -> None:
+        for entry in pending:
+            entry.deadline = self.clock.now() + self.settings.deadline_seconds
 
     def _send(self, letter: Letter) -> _Pending:
         seat = self.roster.seats[letter.header.rank]

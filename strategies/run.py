@@ -30,6 +30,7 @@ class Run:
     lineage: str
     """Names the run to its clients, also after it was resumed: letters, digits and hyphens."""
     clock: Clock = field(default_factory=Clock)
+    simulation: bool = False
     progress: Progress = field(init=False)
     checkpoint: CheckpointFolder = field(init=False)
 
@@ -86,18 +87,18 @@ def live(method: Method, grid: Grid, num_rounds: int) -> Result:
     run = method.run
     saved = run.checkpoint.load(run.identity())
     method.rounds = Rounds(grid, run.settings, run.model.plan, run.lineage, run.folder, run.progress, run.clock)
+    method.rounds.shared_workers = run.simulation
     Enroller(method.rounds, code_sha256(), run.model.sha256).enrol(saved["ranks"] if saved else None)
     method.summary()
-    finished = 0
     if saved:
-        finished = saved["round"]
+        method.rounds.finished = saved["round"]
         method.restore(saved["state"])
         method.rounds.roster.restore(saved["state"]["clients"])
         run.folder.ledger.restore(saved["state"]["traffic"])
-        run.progress.note("resumed", f"resumed      after round {finished}", round=finished)
+        run.progress.note("resumed", f"resumed      after round {saved['round']}", round=saved["round"])
 
     result, nothing, config = Result(), ArrayRecord(), ConfigRecord()
-    for server_round in range(finished + 1, num_rounds + 1):
+    for server_round in range(method.rounds.finished + 1, num_rounds + 1):
         replies = method.rounds.exchange(method.configure_train(server_round, nothing, config, grid), method.next_part)
         _, metrics = method.aggregate_train(server_round, replies)
         if metrics is not None:
@@ -105,6 +106,7 @@ def live(method: Method, grid: Grid, num_rounds: int) -> Result:
         common = {"clients": method.rounds.roster.state(), "traffic": run.folder.ledger.state()}
         ranks = method.rounds.roster.ranks()
         run.checkpoint.save(server_round, ranks, run.identity(), {**method.state(), **common})
+        method.rounds.finished = server_round
         run.progress.note("checkpoint", f"checkpoint   after round {server_round}", round=server_round)
 
     replies = method.rounds.exchange(method.configure_evaluate(num_rounds, nothing, config, grid))

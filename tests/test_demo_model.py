@@ -3,7 +3,6 @@
 import json
 
 import torch
-from espalier_assets import DEMO_MODEL
 
 from espalier.corpora.public_text import public_text
 from espalier.corpora.windows import evaluation_windows
@@ -11,6 +10,7 @@ from espalier.evaluation.perplexity import mean_losses, perplexity
 from espalier.modeling.block_stream import BlockStream
 from espalier.modeling.computing import Computing
 from espalier.modeling.opened import open_model
+from espalier_assets import DEMO_MODEL
 
 
 def test_it_is_a_small_bf16_llama_with_grouped_query_attention() -> None:
@@ -27,5 +27,5 @@ def test_its_held_out_perplexity_is_the_one_that_is_written_down() -> None:
     model = open_model("demo")
     windows = evaluation_windows(public_text("documentation", ""), model.encode, 256, 24, "documentation")
     loss = mean_losses(BlockStream(model, Computing(torch.device("cpu"), torch.float32, 2)), {"documentation": windows})
-    reported = json.loads((DEMO_MODEL / "train.json").read_text())["held_out_perplexity"]
+    reported = json.loads(DEMO_MODEL.with_suffix(".json").read_text())["held_out_perplexity"]
     assert abs(perplexity(loss["documentation"]) / reported - 1) < 0.15

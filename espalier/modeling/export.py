@@ -33,12 +33,7 @@ def export_pruned(model: OpenedModel, prune_masks: PruneMasks, target: Path) -> 
     for shard in model.checkpoint.shards:
         _write_shard(model.checkpoint, shard, unfinished / shard.name, masked, prune_masks)
     for file in sorted(model.directory.iterdir()):
-        if (
-            file.is_file()
-            and not file.name.startswith(".")
-            and not file.name.endswith(NOT_COPIED)
-            and file.name != "train.json"
-        ):
+        if file.is_file() and not file.name.startswith(".") and not file.name.endswith(NOT_COPIED):
             shutil.copyfile(file, unfinished / file.name)
     shutil.rmtree(target, ignore_errors=True)
     unfinished.rename(target)

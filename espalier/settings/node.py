@@ -22,6 +22,7 @@ class NodeSettings(Table):
     data_field: str = Field("", description="field of a JSON Lines record; empty: the run's data.field")
     model_path: str = Field("", description="directory of the base model at this site; empty: the run's model")
     state_dir: str = Field("", description="where private state is kept; empty: ESPALIER_STATE_DIR or ~/.espalier")
+    keep_days: int = Field(30, ge=1, description="private state that was not touched for so long is removed")
     device: Literal["", "auto", "cpu", "cuda"] = Field("", description="empty: the run's device")
     threads: int = Field(0, ge=0, description="CPU threads; 0: the run's threads")
 

@@ -68,7 +68,7 @@ class RunSettings(Table):
     out_dir: str = Field("runs", min_length=1, description="where run directories are made")
     resume_from: str = Field("", description="run directory to continue")
     part_bytes: int = Field(256 * 1024 * 1024, ge=1024, le=1024**3, description="largest payload of one message, bytes")
-    enrol_seconds: float = Field(120.0, gt=0, description="how long to wait for the clients to connect")
+    enrol_seconds: float = Field(120.0, gt=0, description="how long to wait for another client to connect")
     deadline_seconds: float = Field(900.0, gt=0, description="how long one message may take before it is sent again")
     attempts: int = Field(2, ge=1, description="how often one message is sent")
     export_check: Literal["transformers", "streamed"] = Field(

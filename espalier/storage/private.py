@@ -1,7 +1,8 @@
 """A node's private state: ``<state-dir>/<lineage>/<rank>/r<NNN>``.
 
 Covers: other users of the machine cannot read it (owner-only permissions); two processes of one client do not write at
-once (a lock per client); state of an older layout is refused; only the last two rounds are kept.
+once (a lock per client); state of an older layout is refused; only the last two rounds are kept, and
+runs that nobody touched for long are removed.
 Does not cover: encryption at rest, or an attacker who has the owner's account.
 """
 
@@ -9,7 +10,7 @@ import fcntl
 import json
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,15 @@ def private_folder(root: Path, *parts: str) -> Path:
     except OSError as error:
         raise Mistake(f"state-dir = {str(root)!r}: {error.strerror}; name a directory that this node can write") from error
     return folder
+
+
+def collect_old_runs(root: Path, older_than: float) -> None:
+    """Remove the private state of runs that were not touched since ``older_than`` (seconds since the epoch)."""
+    for lock in root.glob("*/*/lock"):
+        if lock.stat().st_mtime < older_than:
+            shutil.rmtree(lock.parent)
+            with suppress(OSError):
+                lock.parent.parent.rmdir()  # only when no other client's state is in it
 
 
 class PrivateState:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, cast
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from espalier.settings.mistakes import Mistake
 from espalier.wire.payload import from_record, to_record
@@ -34,6 +34,14 @@ class Failure(Scalars):
 
     reason: str = Field(max_length=4000)
 
+    @field_validator("reason")
+    @classmethod
+    def _is_printable(cls, reason: str) -> str:
+        """A reason is shown on the server's terminal: no control characters but line ends."""
+        if reason != _printable(reason):
+            raise ValueError("control characters")
+        return reason
+
 
 class Header(Scalars):
     """What every message says of itself."""
@@ -51,7 +59,15 @@ class Header(Scalars):
 
 
 UNREAD = Header(
-    schema_version=SCHEMA_VERSION, kind="enrol", method="", lineage="unread", server_round=0, rank=-1, attempt=1, part=0, num_parts=1
+    schema_version=SCHEMA_VERSION,
+    kind="enrol",
+    method="",
+    lineage="unread",
+    server_round=0,
+    rank=-1,
+    attempt=1,
+    part=0,
+    num_parts=1,
 )
 """Header of the reply to a request that could not be read."""
 
@@ -100,7 +116,11 @@ def read(content: RecordDict) -> Letter:
 
 def failure(header: Header, reason: str) -> Letter:
     """A reply that says why the work was not done."""
-    return Letter(header.model_copy(update={"status": "failed"}), Failure(reason=reason[:4000]).model_dump())
+    return Letter(header.model_copy(update={"status": "failed"}), Failure(reason=_printable(reason)[:4000]).model_dump())
+
+
+def _printable(text: str) -> str:
+    return "".join(character if character.isprintable() or character == "\n" else "?" for character in text)
 
 
 def validate(model: type[S], values: Mapping[str, Any]) -> S:

@@ -1,6 +1,6 @@
 """What leaves a client, as a Markdown table made from the contracts themselves.
 
-    python -m espalier.wire.privacy_table
+python -m espalier.wire.privacy_table
 """
 
 from espalier.settings.run import parse
@@ -27,9 +27,8 @@ def privacy_table() -> str:
 
 def _contract(method: str, kind: Kind) -> Contract:
     part = 1 if kind == "fetch" else 0
-    header = Header(
-        schema_version=SCHEMA_VERSION, kind=kind, method=method, lineage="example", server_round=1, rank=0, attempt=1, part=part, num_parts=1
-    )  # fmt: skip
+    numbers = {"schema_version": SCHEMA_VERSION, "server_round": 1, "rank": 0, "attempt": 1, "part": part, "num_parts": 1}
+    header = Header(kind=kind, method=method, lineage="example", **numbers)
     text = PublicText(names=["text"], num_windows=[1], window_tokens=2)
     request = Letter(header, text.model_dump() if kind == "evaluate" else {})
     return contract_for(request, EXAMPLE, parse({"method": method, "part-bytes": 8192}))

@@ -40,7 +40,7 @@ def test_real_processes_give_the_bytes_of_the_simulation(tmp_path: Path) -> None
     assert [client["site"] for client in summary["clients"]] == ["hospital-a", "hospital-b"]
     assert summary["metrics"][0]["values"]["centralized"] is None
     for name in ("hospital-a", "hospital-b"):
-        (log,) = (tmp_path / name).glob(f"*/egress-{name}.jsonl")
+        (log,) = (tmp_path / name).glob(f"egress/*-{name}.jsonl")
         kinds = [json.loads(line)["kind"] for line in log.read_text().splitlines()]
         assert kinds == ["enrol", "train", "fetch", "fetch", "evaluate"]
 

@@ -38,7 +38,7 @@ def test_packing_equals_arithmetic(bits: list[bool]) -> None:
 @given(st.integers(1, 20), st.integers(1, 20), st.randoms(use_true_random=False))
 def test_unpacking_inverts_packing(rows: int, columns: int, random: object) -> None:
     mask = [[random.random() < 0.5 for _ in range(columns)] for _ in range(rows)]  # type: ignore[attr-defined]
-    found = unpack(np.array(words_by_arithmetic(sum(mask, [])), dtype=np.uint64), (rows, columns))
+    found = unpack(np.array(words_by_arithmetic([bit for row in mask for bit in row]), dtype=np.uint64), (rows, columns))
     assert found.dtype == np.bool_
     assert found.tolist() == mask
     assert unpack(pack(np.array(mask)), (rows, columns)).tolist() == mask

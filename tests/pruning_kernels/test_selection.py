@@ -69,7 +69,13 @@ def test_ties_go_to_the_lower_index_in_a_large_matrix(group: ComparisonGroup) ->
 
 @pytest.mark.parametrize(
     ("shape", "sparsity", "per_layer", "per_row", "per_column"),
-    [((4, 6), 0.5, 12, 3, 2), ((3, 5), 0.5, 7, 2, 1), ((3, 5), 0.0, 0, 0, 0), ((1, 1), 0.99, 0, 0, 0), ((10, 10), 0.7, 70, 7, 7)],
+    [
+        ((4, 6), 0.5, 12, 3, 2),
+        ((3, 5), 0.5, 7, 2, 1),
+        ((3, 5), 0.0, 0, 0, 0),
+        ((1, 1), 0.99, 0, 0, 0),
+        ((10, 10), 0.7, 70, 7, 7),
+    ],
 )
 def test_counts_on_paper(shape: tuple[int, int], sparsity: float, per_layer: int, per_row: int, per_column: int) -> None:
     assert pruned_per_group(shape, sparsity, "layer") == per_layer

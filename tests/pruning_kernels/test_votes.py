@@ -92,12 +92,13 @@ def test_a_counter_without_votes_counts_zero() -> None:
     assert VoteCounter(3).counts().tolist() == [0, 0, 0]
 
 
-def test_the_callers_mask_is_left_as_it_was() -> None:
+def test_counter_and_caller_do_not_share_a_mask() -> None:
     counter, mask = VoteCounter(4), words_of([True, False, True, True])
     counter.add(mask)
-    counter.add(mask)
+    assert mask.tolist() == [0b1101]
     mask[:] = 0
-    assert counter.counts().tolist() == [2, 0, 2, 2]
+    counter.add(mask)
+    assert counter.counts().tolist() == [1, 0, 1, 1]
 
 
 def test_a_mask_of_another_length_is_refused() -> None:

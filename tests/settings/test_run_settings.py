@@ -91,7 +91,8 @@ def test_every_setting_is_described() -> None:
 
 def test_all_mistakes_are_reported_at_once_one_line_each() -> None:
     lines = mistake_lines(
-        DEFAULTS | {"seed": -1, "num-clients": "8", "data.windows": 0, "fedprllm.sparsity": 1.5, "dtype": "int8", "colour": "red"}
+        DEFAULTS
+        | {"seed": -1, "num-clients": "8", "data.windows": 0, "fedprllm.sparsity": 1.5, "dtype": "int8", "colour": "red"}
     )
     assert sorted(line.split()[0].rstrip(":") for line in lines) == [
         "colour",
@@ -136,7 +137,12 @@ def test_a_mistake_names_key_value_and_what_is_allowed(key: str, value: object, 
 
 @pytest.mark.parametrize(
     ("wrong", "meant"),
-    [("num-client", "num-clients"), ("fedprllm.sparsty", "fedprllm.sparsity"), ("data.window", "data.windows"), ("sed", "seed")],
+    [
+        ("num-client", "num-clients"),
+        ("fedprllm.sparsty", "fedprllm.sparsity"),
+        ("data.window", "data.windows"),
+        ("sed", "seed"),
+    ],
 )
 def test_a_misspelt_key_is_met_with_the_right_one(wrong: str, meant: str) -> None:
     (line,) = mistake_lines({wrong: 1})

@@ -26,7 +26,12 @@ def test_every_part_changes_the_seed(change: dict[str, int]) -> None:
 
 
 def test_parts_are_not_interchangeable() -> None:
-    seeds = {derive_seed(1, "a"), derive_seed(0, "a", rank=1), derive_seed(0, "a", server_round=1), derive_seed(0, "a", block=1)}
+    seeds = {
+        derive_seed(1, "a"),
+        derive_seed(0, "a", rank=1),
+        derive_seed(0, "a", server_round=1),
+        derive_seed(0, "a", block=1),
+    }
     assert len(seeds) == 4
     assert derive_seed(0, "a") != derive_seed(0, "b")
 

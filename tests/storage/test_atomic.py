@@ -65,9 +65,13 @@ def test_nobody_else_can_read_the_unfinished_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("error", [RuntimeError("writer"), KeyboardInterrupt()])
 def test_a_writer_that_fails_midway_leaves_the_old_file(old_file: Path, error: BaseException) -> None:
-    with pytest.raises(type(error)), replacing(old_file) as file:
-        file.write(b"half of the n")
-        raise error
+    def write_half() -> None:
+        with replacing(old_file) as file:
+            file.write(b"half of the n")
+            raise error
+
+    with pytest.raises(type(error)):
+        write_half()
     assert old_file.read_bytes() == b"old"
     assert only_file_in(old_file.parent) == "file.bin"
 
@@ -75,23 +79,27 @@ def test_a_writer_that_fails_midway_leaves_the_old_file(old_file: Path, error: B
 @pytest.mark.parametrize("call", ["fsync", "replace", "chmod"])
 def test_a_full_disk_is_a_mistake_and_leaves_the_old_file(old_file: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
     monkeypatch.setattr(os, call, no_space)
-    with pytest.raises(Mistake, match="cannot write .*file.bin: No space left on device"):
+    with pytest.raises(Mistake, match=r"cannot write .*file.bin: No space left on device"):
         write_bytes(old_file, b"new")
     assert old_file.read_bytes() == b"old"
     assert only_file_in(old_file.parent) == "file.bin"
 
 
 def test_a_disk_that_fills_up_while_writing_is_a_mistake(old_file: Path) -> None:
-    with pytest.raises(Mistake, match="No space left"), replacing(old_file) as file:
-        file.write(b"half")
-        no_space()
+    def write_half() -> None:
+        with replacing(old_file) as file:
+            file.write(b"half")
+            no_space()
+
+    with pytest.raises(Mistake, match="No space left"):
+        write_half()
     assert old_file.read_bytes() == b"old"
     assert only_file_in(old_file.parent) == "file.bin"
 
 
 def test_no_room_for_a_temporary_file_is_a_mistake(old_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.mkstemp", no_space)
-    with pytest.raises(Mistake, match="cannot write .*file.bin"):
+    with pytest.raises(Mistake, match=r"cannot write .*file.bin"):
         write_bytes(old_file, b"new")
     assert old_file.read_bytes() == b"old"
 

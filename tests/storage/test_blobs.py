@@ -67,15 +67,18 @@ def test_a_damaged_blob_is_refused_without_quoting_it(tmp_path: Path, damage: by
         pytest.param("a\0b", marks=pytest.mark.xfail(strict=True, reason="ValueError of pathlib: the key is not checked")),
         pytest.param("a" * 5000, marks=pytest.mark.xfail(strict=True, reason="OSError of the system: the key is not checked")),
         pytest.param(
-            "../existing", marks=pytest.mark.xfail(strict=True, reason="the key leads out of the store: 'damaged', not 'no blob'")
+            "../existing",
+            marks=pytest.mark.xfail(strict=True, reason="the key leads out of the store: 'damaged', not 'no blob'"),
         ),
     ],
 )
 def test_a_key_that_is_no_hash_names_no_blob(tmp_path: Path, key: str) -> None:
     """Keys come from the server; they must not lead out of the store, nor tell whether a file is there."""
     (tmp_path / "existing.blob").write_bytes(b"another client's")
+    store = BlobStore(tmp_path / "store")
+    store.put(b"its own")
     with pytest.raises(Mistake, match="no blob"):
-        BlobStore(tmp_path / "store").get(key)
+        store.get(key)
 
 
 def test_a_full_disk_leaves_no_half_blob(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

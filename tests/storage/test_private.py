@@ -78,7 +78,10 @@ def test_the_lock_is_for_the_owner_alone(state: PrivateState) -> None:
 
 def test_a_directory_that_cannot_be_made_is_a_mistake_that_names_the_key(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    with pytest.raises(Mistake, match="state-dir = .*file/state"), PrivateState(tmp_path / "file" / "state", "run-1", 0).locked():
+    with (
+        pytest.raises(Mistake, match=r"state-dir = .*file/state"),
+        PrivateState(tmp_path / "file" / "state", "run-1", 0).locked(),
+    ):
         pass
 
 

@@ -1,0 +1,165 @@
+"""Which passages are a client's own."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+
+from espalier.corpora import documentation
+from espalier.corpora.client_text import client_passages, client_windows
+from espalier.corpora.passages import split
+from espalier.settings.mistakes import Mistake
+from espalier.settings.node import NodeSettings
+from espalier.settings.run import DataSettings, parse
+
+NODE = NodeSettings()
+PASSAGES = [f"passage number {index}" for index in range(200)]
+
+
+@pytest.fixture
+def shared_file(tmp_path: Path) -> str:
+    path = tmp_path / "all.txt"
+    path.write_text("\n\n".join(PASSAGES))
+    return str(path)
+
+
+@pytest.fixture
+def three_sources(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Documentation of three sources with 60 passages each."""
+    monkeypatch.setattr(documentation, "SOURCES", ("a", "b", "c"))
+    monkeypatch.setattr(documentation, "texts", lambda source: [f"{source} {index}" for index in range(60)])
+
+
+def held_out(passages: list[str]) -> set[str]:
+    return set(split(passages)[1])
+
+
+# ----- one file for all -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("clients", [1, 2, 7])
+def test_dealing_out_a_file_is_a_partition(shared_file: str, clients: int) -> None:
+    data = DataSettings(source="text", path=shared_file)
+    shares = [client_passages(data, NODE, rank, clients) for rank in range(clients)]
+    dealt = Counter(passage for share in shares for passage in share)
+    assert set(dealt.values()) == {1}
+    assert set(dealt) == set(PASSAGES) - held_out(PASSAGES)
+    assert all(shares)
+
+
+def test_who_receives_a_passage_depends_on_the_passage_alone(shared_file: str, tmp_path: Path) -> None:
+    other = tmp_path / "other.txt"
+    other.write_text("\n\n".join(["new one", *PASSAGES[::-1]]))
+    before = client_passages(DataSettings(source="text", path=shared_file), NODE, 1, 4)
+    after = client_passages(DataSettings(source="text", path=str(other)), NODE, 1, 4)
+    assert set(before) == set(after) - {"new one"}
+
+
+def test_a_json_lines_file_is_dealt_out_by_passages_too(tmp_path: Path) -> None:
+    path = tmp_path / "all.jsonl"
+    path.write_text("\n".join(json.dumps({"body": passage}) for passage in PASSAGES))
+    data = DataSettings(source="jsonl", path=str(path), field="body")
+    shares = [client_passages(data, NODE, rank, 3) for rank in range(3)]
+    assert sorted(passage for share in shares for passage in share) == sorted(set(PASSAGES) - held_out(PASSAGES))
+
+
+# ----- a file per client ----------------------------------------------------------------------------------------------
+
+
+def test_rank_in_the_path_stands_for_the_clients_rank(tmp_path: Path) -> None:
+    for rank in range(3):
+        (tmp_path / f"client-{rank}.txt").write_text("\n\n".join(f"{passage} of {rank}" for passage in PASSAGES[:30]))
+    data = DataSettings(source="text", path=str(tmp_path / "client-{rank}.txt"))
+    for rank in range(3):
+        own = {f"{passage} of {rank}" for passage in PASSAGES[:30]}
+        assert set(client_passages(data, NODE, rank, 3)) == own - held_out(sorted(own))
+
+
+def test_a_missing_file_of_a_rank_is_named(tmp_path: Path) -> None:
+    data = DataSettings(source="text", path=str(tmp_path / "client-{rank}.txt"))
+    with pytest.raises(Mistake, match=r"client-5.txt: no such file"):
+        client_passages(data, NODE, 5, 8)
+
+
+# ----- a site's own file ----------------------------------------------------------------------------------------------
+
+
+def test_a_sites_own_file_comes_first_and_is_taken_whole(shared_file: str) -> None:
+    node = NodeSettings(data_path=shared_file)
+    assert set(client_passages(DataSettings(), node, 3, 8)) == set(PASSAGES) - held_out(PASSAGES)
+
+
+def test_a_sites_own_field_comes_before_the_runs(tmp_path: Path) -> None:
+    path = tmp_path / "own.jsonl"
+    path.write_text("\n".join(json.dumps({"text": "not this", "note": passage}) for passage in PASSAGES))
+    node = NodeSettings(data_path=str(path), data_field="note")
+    assert set(client_passages(DataSettings(), node, 0, 1)) == set(PASSAGES) - held_out(PASSAGES)
+
+
+# ----- documentation --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("three_sources")
+def test_each_client_has_a_source_of_its_own() -> None:
+    for rank, source in enumerate("abc"):
+        own = {f"{source} {index}" for index in range(60)}
+        assert set(client_passages(DataSettings(), NODE, rank, 3)) == own - held_out(sorted(own))
+
+
+@pytest.mark.usefixtures("three_sources")
+@pytest.mark.parametrize("clients", [4, 5, 6, 8])
+def test_more_clients_than_sources_share_them_without_overlap(clients: int) -> None:
+    shares = [client_passages(DataSettings(), NODE, rank, clients) for rank in range(clients)]
+    dealt = Counter(passage for share in shares for passage in share)
+    everything = [f"{source} {index}" for source in "abc" for index in range(60)]
+    assert set(dealt.values()) == {1}
+    assert set(dealt) == set(everything) - held_out(everything)
+    for rank, share in enumerate(shares):
+        assert {passage[0] for passage in share} == {"abc"[rank % 3]}
+
+
+# ----- windows --------------------------------------------------------------------------------------------------------
+
+
+def letters(text: str) -> list[int]:
+    return list(text.encode())
+
+
+def test_windows_have_the_settings_shape_and_only_the_clients_tokens(shared_file: str) -> None:
+    settings = parse(
+        {"num-clients": 2, "data.source": "text", "data.path": shared_file, "data.windows": 3, "data.window-tokens": 40}
+    )
+    windows = client_windows(settings, NODE, letters, 1)
+    own = "\n\n".join(client_passages(settings.data, NODE, 1, 2))
+    assert (windows.shape, windows.dtype) == ((3, 40), torch.int64)
+    assert all(bytes(window).decode() in own for window in windows.tolist())
+
+
+def test_windows_repeat_with_the_seed_and_differ_between_seeds_and_clients(shared_file: str) -> None:
+    def drawn(seed: int, rank: int) -> list[list[int]]:
+        settings = parse({"seed": seed, "data.windows": 4, "data.window-tokens": 32})
+        return client_windows(settings, NodeSettings(data_path=shared_file), letters, rank).tolist()
+
+    assert drawn(1, 0) == drawn(1, 0)
+    assert drawn(1, 0) != drawn(2, 0)
+    assert drawn(1, 0) != drawn(1, 1)
+
+
+def test_no_window_holds_a_held_out_passage(shared_file: str) -> None:
+    settings = parse({"data.windows": 50, "data.window-tokens": 64})
+    text = "".join(
+        bytes(window).decode() for window in client_windows(settings, NodeSettings(data_path=shared_file), letters, 0).tolist()
+    )
+    assert held_out(PASSAGES)
+    for passage in held_out(PASSAGES):
+        assert f"{passage}\n" not in text
+
+
+@pytest.mark.xfail(strict=True, reason="half of an emoji in a JSON escape reaches hashlib as a UnicodeEncodeError")
+def test_a_record_that_is_no_valid_unicode_is_a_mistake(tmp_path: Path) -> None:
+    path = tmp_path / "own.jsonl"
+    path.write_text('{"text": "cut off \\ud83d"}\n')
+    with pytest.raises(Mistake):
+        client_passages(DataSettings(), NodeSettings(data_path=str(path)), 0, 1)

@@ -1,0 +1,96 @@
+"""Token windows: never overlapping, never padded, hashed."""
+
+import hashlib
+import struct
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from espalier.corpora.windows import calibration_windows, evaluation_windows, windows_sha256
+from espalier.settings.mistakes import Mistake
+
+SECRET = "Anna K., born 1961"
+
+
+def numbered(text: str) -> list[int]:
+    """A tokenizer by which the text "7" has the tokens 0 to 6, so that a token tells its own place."""
+    return list(range(int(text)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 200), st.integers(1, 9), st.integers(1, 6), st.integers(0, 2**62))
+def test_calibration_windows_are_whole_and_do_not_overlap(tokens: int, length: int, number: int, seed: int) -> None:
+    if tokens // length < number:
+        return
+    windows = calibration_windows([str(tokens)], numbered, number, length, seed).tolist()
+    assert len(windows) == number
+    for window in windows:
+        assert window == list(range(window[0], window[0] + length))
+    starts = sorted(window[0] for window in windows)
+    assert all(later - earlier >= length for earlier, later in pairwise(starts))
+    assert 0 <= starts[0] <= starts[-1] <= tokens - length
+
+
+def test_the_seed_alone_decides() -> None:
+    torch.manual_seed(1)
+    first = calibration_windows(["500"], numbered, 5, 7, 42)
+    torch.manual_seed(2)
+    assert torch.equal(calibration_windows(["500"], numbered, 5, 7, 42), first)
+    assert not torch.equal(calibration_windows(["500"], numbered, 5, 7, 43), first)
+
+
+def test_every_token_can_be_drawn() -> None:
+    """Also the last ones, which no window would reach if all windows began at multiples of their length."""
+    drawn = {token for seed in range(60) for token in calibration_windows(["10"], numbered, 1, 4, seed).flatten().tolist()}
+    assert drawn == set(range(10))
+
+
+def test_drawing_leaves_the_global_generator_alone() -> None:
+    before = torch.random.get_rng_state()
+    calibration_windows(["100"], numbered, 2, 5, 0)
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_passages_are_joined_by_a_blank_line() -> None:
+    windows = calibration_windows(["ab", "cd"], lambda text: list(text.encode()), 1, 6, 0)
+    assert bytes(windows[0].tolist()) == b"ab\n\ncd"
+
+
+@pytest.mark.parametrize("passages", [[], [SECRET]])
+def test_too_little_text_is_a_mistake_with_numbers_and_without_the_text(passages: list[str]) -> None:
+    with pytest.raises(Mistake, match=r"gives \d windows of 7 tokens, data.windows = 9 are needed") as caught:
+        calibration_windows(passages, lambda text: list(text.encode()), 9, 7, 0)
+    assert "Anna" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "length", "most", "starts"),
+    [
+        (10, 3, 0, [0, 3, 6]),
+        (10, 3, 5, [0, 3, 6]),
+        (10, 3, 3, [0, 3, 6]),
+        (10, 3, 2, [0, 3]),
+        (24, 3, 4, [0, 6, 12, 18]),
+        (30, 3, 4, [0, 6, 12, 18]),
+        (24, 3, 1, [0]),
+    ],
+)
+def test_evaluation_windows_on_paper(tokens: int, length: int, most: int, starts: list[int]) -> None:
+    windows = evaluation_windows(str(tokens), numbered, length, most, "wiki")
+    assert windows.dtype == torch.int64
+    assert windows.tolist() == [list(range(start, start + length)) for start in starts]
+
+
+def test_a_text_shorter_than_a_window_is_named() -> None:
+    with pytest.raises(Mistake, match=r"'wiki' has 4 tokens, evaluation.window-tokens = 5 are needed"):
+        evaluation_windows("4", numbered, 5, 0, "wiki")
+
+
+def test_the_hash_is_of_little_endian_64_bit_token_ids() -> None:
+    expected = hashlib.sha256(struct.pack("<6q", 1, 2, 3, 4, 5, 600)).hexdigest()
+    windows = torch.tensor([[1, 2, 3], [4, 5, 600]])
+    assert windows_sha256(windows) == expected
+    assert windows_sha256(torch.tensor([[1, 4], [2, 5], [3, 600]]).T) == expected

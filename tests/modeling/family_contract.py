@@ -1,0 +1,156 @@
+"""What every model family promises: one abstract class, one subclass per family (``test_llama.py``).
+
+A subclass names a tiny configuration and the Hugging Face path of each canonical linear; everything else is compared with
+the whole model in memory, as transformers loads it.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from tiny_models import CPU, random_masks, save_model, token_windows, whole_model
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PretrainedConfig
+
+from espalier.modeling.block_stream import BlockStream, run_masked
+from espalier.modeling.calibration import prune_by_block
+from espalier.modeling.export import check_export, export_pruned
+from espalier.modeling.opened import OpenedModel
+from espalier.wire.plan import BlockPlan
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "one file": {},
+    "sharded": {"max_shard_size": "20KB"},
+    "tied": {"tie_word_embeddings": True},
+    "tied and sharded": {"tie_word_embeddings": True, "max_shard_size": "20KB"},
+}
+
+
+def masks_of(block: BlockPlan) -> dict[str, Tensor]:
+    return random_masks({linear.name: linear.shape for linear in block.linears}, block.index)
+
+
+def lowest_half_of_each_row(weight: Tensor, square_sum: Tensor) -> Tensor:
+    """Wanda's choice, by sorting Python lists."""
+    mask = torch.zeros(weight.shape, dtype=torch.bool)
+    norms = [math.sqrt(value) for value in square_sum.tolist()]
+    for row, values in enumerate(weight.tolist()):
+        order = sorted(range(len(values)), key=lambda column: (abs(values[column]) * norms[column], column))
+        mask[row, order[: len(order) // 2]] = True
+    return mask
+
+
+@torch.no_grad()
+def pruned_in_memory(model: nn.Module, blocks: str, linears: dict[str, str], windows: Tensor) -> list[dict[str, Tensor]]:
+    """Wanda with the whole model in memory: for each block, watch its dense linears, then set weights to zero."""
+    masks = []
+    for block in model.get_submodule(blocks):
+        watched = {name: block.get_submodule(path) for name, path in linears.items()}
+        sums: dict[str, Tensor] = {}
+
+        def watch(name: str, sums: dict[str, Tensor] = sums) -> Callable[..., None]:
+            def add(_: nn.Module, inputs: tuple[Tensor, ...], __: Tensor) -> None:
+                squares = inputs[0].to(torch.float64).flatten(0, -2).square()
+                for token in squares:
+                    sums[name] = sums[name] + token if name in sums else token
+
+            return add
+
+        hooks = [linear.register_forward_hook(watch(name)) for name, linear in watched.items()]
+        model(input_ids=windows, use_cache=False)
+        for hook in hooks:
+            hook.remove()
+        masks.append({name: lowest_half_of_each_row(linear.weight, sums[name]) for name, linear in watched.items()})
+        for name, linear in watched.items():
+            linear.weight[masks[-1][name]] = 0
+    return masks
+
+
+class FamilyContract(ABC):
+    """Tests of one family; ``saved`` runs them for one file, shards, tied and untied embeddings."""
+
+    blocks: ClassVar[str]
+    linears: ClassVar[dict[str, str]]
+    kv_groups: ClassVar[tuple[int, int]]
+
+    @abstractmethod
+    def config(self, **changes: Any) -> PretrainedConfig:
+        """A tiny configuration with grouped-query attention, if the family has it."""
+
+    @pytest.fixture(params=VARIANTS.values(), ids=VARIANTS.keys())
+    def saved(self, request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+        changes = dict(request.param)
+        shard = changes.pop("max_shard_size", "1GB")
+        return save_model(tmp_path / "saved", self.config(**changes), max_shard_size=shard)
+
+    @pytest.fixture
+    def opened(self, saved: Path) -> OpenedModel:
+        return OpenedModel(saved)
+
+    def test_the_variants_are_what_their_names_say(self, saved: Path, request: pytest.FixtureRequest) -> None:
+        name = request.node.callspec.id
+        assert (len(list(saved.glob("*.safetensors"))) > 1) == ("sharded" in name)
+        assert ("lm_head.weight" in OpenedModel(saved).checkpoint.tensors) == ("tied" not in name)
+
+    def test_the_plan_names_every_linear_of_every_block_and_nothing_else(self, opened: OpenedModel) -> None:
+        model = whole_model(opened.directory)
+        expected = {
+            f"{self.blocks}.{index}.{path}.weight": tuple(module.weight.shape)
+            for index, block in enumerate(model.get_submodule(self.blocks))
+            for path, module in block.named_modules()
+            if isinstance(module, nn.Linear)
+        }
+        found = {linear.parameter: linear.shape for block in opened.plan.blocks for linear in block.linears}
+        assert found == expected
+        assert opened.plan.num_weights == sum(math.prod(shape) for shape in expected.values())
+
+    def test_linears_have_their_canonical_names(self, opened: OpenedModel) -> None:
+        for index, block in enumerate(opened.plan.blocks):
+            assert {linear.name: linear.parameter for linear in block.linears} == {
+                name: f"{self.blocks}.{index}.{path}.weight" for name, path in self.linears.items()
+            }
+
+    def test_parameters_are_counted_once_tied_or_not(self, opened: OpenedModel) -> None:
+        """``parameters()`` of torch gives a shared parameter once."""
+        assert opened.plan.num_parameters == sum(parameter.numel() for parameter in whole_model(opened.directory).parameters())
+
+    def test_attention_groups(self, opened: OpenedModel) -> None:
+        assert opened.family.kv_groups(opened.config) == self.kv_groups
+
+    @torch.no_grad()
+    def test_streamed_logits_are_those_of_the_whole_model(self, opened: OpenedModel) -> None:
+        windows = token_windows(11, 9)
+        stream = BlockStream(opened, CPU)
+        found = torch.cat(list(stream.logits(run_masked(stream, windows))))
+        expected = whole_model(opened.directory)(input_ids=windows, use_cache=False).logits
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+    def test_pruning_block_by_block_is_pruning_with_the_whole_model_in_memory(self, opened: OpenedModel) -> None:
+        windows = token_windows(6, 10)
+        found = dict(prune_by_block(BlockStream(opened, CPU), windows, lowest_half_of_each_row))
+        expected = pruned_in_memory(whole_model(opened.directory), self.blocks, self.linears, windows)
+        assert list(found) == list(range(len(expected)))
+        for index, masks in enumerate(expected):
+            assert set(found[index]) == set(masks)
+            for name, mask in masks.items():
+                assert torch.equal(found[index][name], mask), (index, name)
+
+    @torch.no_grad()
+    def test_the_exported_model_is_the_masked_one_for_plain_transformers(self, opened: OpenedModel, tmp_path: Path) -> None:
+        def masks(index: int) -> dict[str, Tensor]:
+            return masks_of(opened.plan.blocks[index])
+
+        export_pruned(opened, masks, tmp_path / "model")
+        masked = whole_model(opened.directory)
+        for index, block in enumerate(masked.get_submodule(self.blocks)):
+            for name, mask in masks(index).items():
+                block.get_submodule(self.linears[name]).weight[mask] = 0
+        windows = token_windows(2, 8)
+        found = AutoModelForCausalLM.from_pretrained(tmp_path / "model", local_files_only=True)
+        assert torch.equal(found(input_ids=windows).logits, masked(input_ids=windows).logits)
+        for reload_with in ("transformers", "streamed"):
+            check_export(BlockStream(opened, CPU), masks, tmp_path / "model", windows, reload_with)

@@ -1,0 +1,173 @@
+"""Input norms and block-by-block pruning against the whole model in memory (see also ``family_contract``)."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_models import CPU, token_windows, whole_model
+from torch import Tensor, nn
+
+from espalier.modeling.block_stream import BlockStream
+from espalier.modeling.calibration import InputSquareSums, prune_by_block
+from espalier.modeling.opened import OpenedModel
+
+
+def nothing(weight: Tensor, _: Tensor) -> Tensor:
+    return torch.zeros(weight.shape, dtype=torch.bool)
+
+
+def everything(weight: Tensor, _: Tensor) -> Tensor:
+    return torch.ones(weight.shape, dtype=torch.bool)
+
+
+# ----- input norms ----------------------------------------------------------------------------------------------------
+
+
+def test_sums_on_paper() -> None:
+    """Two windows of two tokens with two channels."""
+    linear = nn.Linear(2, 1)
+    sums = InputSquareSums({"a": linear})
+    with sums.watching():
+        linear(torch.tensor([[[1.0, 2.0], [3.0, -1.0]], [[0.0, 0.5], [2.0, 0.0]]]))
+        linear(torch.tensor([[[10.0, 0.0]]]))
+    assert sums.sums["a"].dtype == torch.float64
+    assert sums.sums["a"].tolist() == [1 + 9 + 0 + 4 + 100, 4 + 1 + 0.25 + 0 + 0]
+
+
+def test_nothing_is_added_outside_of_watching() -> None:
+    linear = nn.Linear(2, 1)
+    sums = InputSquareSums({"a": linear})
+    linear(torch.ones(1, 1, 2))
+    with pytest.raises(RuntimeError), sums.watching():
+        raise RuntimeError
+    linear(torch.ones(1, 1, 2))
+    assert sums.sums["a"].tolist() == [0.0, 0.0]
+    assert not linear._forward_pre_hooks
+
+
+def test_linears_with_the_same_input_and_with_another_one_in_between() -> None:
+    """The shortcut for query, key and value must not take another linear's input for theirs."""
+    first, second, third = nn.Linear(1, 1), nn.Linear(1, 1), nn.Linear(1, 1)
+    sums = InputSquareSums({"first": first, "second": second, "third": third})
+    shared, other = torch.full((1, 2, 1), 3.0), torch.full((1, 2, 1), 2.0)
+    with sums.watching():
+        first(shared)
+        second(shared)
+        third(other)
+        first(shared)
+    assert {name: value.item() for name, value in sums.sums.items()} == {"first": 36.0, "second": 18.0, "third": 8.0}
+
+
+def test_a_later_watch_is_added_to_an_earlier_one() -> None:
+    linear = nn.Linear(1, 1)
+    sums = InputSquareSums({"a": linear})
+    for value in (2.0, 3.0):
+        with sums.watching():
+            linear(torch.full((1, 1, 1), value))
+    assert sums.sums["a"].item() == 13.0
+
+
+def test_low_precision_inputs_are_squared_in_float32() -> None:
+    """300 squared is 90000, which float16 does not hold."""
+    linear = nn.Linear(1, 1, dtype=torch.float16)
+    sums = InputSquareSums({"a": linear})
+    with sums.watching():
+        linear(torch.full((1, 2, 1), 300.0, dtype=torch.float16))
+    assert sums.sums["a"].item() == 180000.0
+
+
+@torch.no_grad()
+def test_sums_of_a_dense_model_are_those_of_hooks_in_the_whole_one(untied: Path) -> None:
+    windows = token_windows(10, 6)
+    found: dict[int, dict[str, list[float]]] = {}
+    recorded: list[Tensor] = []
+
+    def record(weight: Tensor, square_sum: Tensor) -> Tensor:
+        recorded.append(square_sum.clone())
+        return nothing(weight, square_sum)
+
+    for index, masks in prune_by_block(BlockStream(OpenedModel(untied), CPU), windows, record):
+        found[index] = {name: recorded.pop(0).tolist() for name in masks}
+
+    paths = OpenedModel(untied).family.linears
+    model = whole_model(untied)
+    expected: dict[tuple[int, str], list[float]] = {}
+
+    def hook(key: tuple[int, str]) -> Callable[..., None]:
+        def add(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            sums = expected.setdefault(key, [0.0] * inputs[0].shape[-1])
+            for token in inputs[0].flatten(0, -2).tolist():
+                for channel, value in enumerate(token):
+                    sums[channel] += value * value
+
+        return add
+
+    for index, block in enumerate(model.model.layers):
+        for name, path in paths.items():
+            block.get_submodule(path).register_forward_pre_hook(hook((index, name)))
+    model(input_ids=windows, use_cache=False)
+    for (index, name), sums in expected.items():
+        assert found[index][name] == pytest.approx(sums, rel=1e-4)
+
+
+# ----- pruning block by block -----------------------------------------------------------------------------------------
+
+
+def test_the_next_block_sees_what_the_pruned_one_gives(untied: Path) -> None:
+    """A block whose weights are all pruned passes its input on, so every block's first linears see the embeddings."""
+    windows = token_windows(3, 5)
+    seen: list[Tensor] = []
+
+    def record(weight: Tensor, square_sum: Tensor) -> Tensor:
+        seen.append(square_sum.clone())
+        return everything(weight, square_sum)
+
+    stream = BlockStream(OpenedModel(untied), CPU)
+    first_of_each = []
+    for _, masks in prune_by_block(stream, windows, record):
+        first_of_each.append(seen[0])
+        seen.clear()
+        assert all(mask.all() for mask in masks.values())
+    model = whole_model(untied)
+    hidden = model.model.embed_tokens(windows).detach()
+    for index, found in enumerate(first_of_each):
+        normed = model.model.layers[index].input_layernorm(hidden).detach()
+        torch.testing.assert_close(found, normed.double().square().sum(dim=(0, 1)), rtol=1e-4, atol=1e-6)
+
+
+def test_choices_see_the_dense_weights_of_their_block(untied: Path) -> None:
+    stored = OpenedModel(untied)
+    expected = [stored.checkpoint.read(linear.parameter) for block in stored.plan.blocks for linear in block.linears]
+    weights: list[Tensor] = []
+
+    def record(weight: Tensor, square_sum: Tensor) -> Tensor:
+        weights.append(weight.detach().clone())
+        return everything(weight, square_sum)
+
+    list(prune_by_block(BlockStream(stored, CPU), token_windows(2, 4), record))
+    assert len(weights) == len(expected)
+    assert all(torch.equal(found, dense) for found, dense in zip(weights, expected, strict=True))
+
+
+def test_blocks_come_one_at_a_time(untied: Path) -> None:
+    """Whoever stops after a block has paid for that block alone."""
+    calls: list[int] = []
+
+    def record(weight: Tensor, square_sum: Tensor) -> Tensor:
+        calls.append(1)
+        return nothing(weight, square_sum)
+
+    pruning = prune_by_block(BlockStream(OpenedModel(untied), CPU), token_windows(1, 4), record)
+    assert next(pruning)[0] == 0
+    assert len(calls) == 7
+
+
+def test_the_same_windows_give_the_same_masks(untied: Path) -> None:
+    def half(weight: Tensor, square_sum: Tensor) -> Tensor:
+        scores = weight.abs() * square_sum.sqrt()
+        return scores < scores.median()
+
+    runs = [dict(prune_by_block(BlockStream(OpenedModel(untied), CPU), token_windows(9, 6), half)) for _ in range(2)]
+    for index, masks in runs[0].items():
+        assert all(torch.equal(mask, runs[1][index][name]) for name, mask in masks.items())

@@ -1,0 +1,72 @@
+"""Tiny random models on disk, with a tokenizer made on the spot: no network, a few milliseconds each."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, PreTrainedTokenizerFast
+
+from espalier.modeling.computing import Computing
+
+VOCABULARY = 96
+CPU = Computing(torch.device("cpu"), torch.float32, 1)
+
+
+def llama_config(**changes: Any) -> LlamaConfig:
+    """Three blocks of width 32 with four query heads in two key-value groups."""
+    sizes: dict[str, Any] = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 64,
+        "initializer_range": 0.2,
+        "tie_word_embeddings": False,
+    }
+    return LlamaConfig(**sizes | changes)
+
+
+def random_model(config: PretrainedConfig, dtype: torch.dtype = torch.float32) -> nn.Module:
+    """A model with random weights, norms and biases included, in evaluation mode."""
+    with torch.random.fork_rng():
+        torch.manual_seed(11)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if "norm" in name or name.endswith("bias"):
+                    parameter.uniform_(0.5, 1.5)
+    return model.to(dtype).eval()
+
+
+def save_model(
+    directory: Path, config: PretrainedConfig, dtype: torch.dtype = torch.float32, max_shard_size: str = "1GB"
+) -> Path:
+    """Save a random model and a word-level tokenizer whose words are ``w0``, ``w1``, ..."""
+    random_model(config, dtype).save_pretrained(directory, max_shard_size=max_shard_size)
+    words = Tokenizer(WordLevel({f"w{index}": index for index in range(VOCABULARY)}, unk_token="w0"))
+    words.pre_tokenizer = Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w0").save_pretrained(directory)
+    return directory
+
+
+def whole_model(directory: Path, dtype: torch.dtype = torch.float32) -> nn.Module:
+    """The model as any user of transformers loads it."""
+    return AutoModelForCausalLM.from_pretrained(directory, local_files_only=True, dtype=dtype).eval()
+
+
+def token_windows(windows: int, tokens: int, seed: int = 5) -> Tensor:
+    """Random token ids, (windows, tokens), int64."""
+    return torch.randint(VOCABULARY, (windows, tokens), generator=torch.Generator().manual_seed(seed))
+
+
+def random_masks(shapes: Mapping[str, tuple[int, ...]], block: int) -> dict[str, Tensor]:
+    """A mask of about 40% for each named shape, different in each block."""
+    generator = torch.Generator().manual_seed(100 + block)
+    return {name: torch.rand(shape, generator=generator) < 0.4 for name, shape in shapes.items()}

@@ -1,0 +1,169 @@
+"""Messages: a header, scalars and blobs, to and from Flower's records."""
+
+from typing import Any
+
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from pydantic import Field
+
+from espalier.settings.mistakes import Mistake
+from espalier.wire.messages import (
+    FLOWER_TYPES,
+    SCHEMA_VERSION,
+    Failure,
+    Header,
+    Letter,
+    NoScalars,
+    Scalars,
+    address,
+    num_bytes,
+    read,
+    validate,
+    write,
+)
+
+HEADER: dict[str, Any] = {
+    "schema_version": SCHEMA_VERSION,
+    "kind": "train",
+    "method": "fedprllm",
+    "lineage": "run-1",
+    "server_round": 1,
+    "rank": 3,
+    "attempt": 1,
+    "part": 0,
+    "num_parts": 1,
+}
+SECRET = "Anna K., born 1961"
+
+
+class Example(Scalars):
+    """Scalars of the tests' own."""
+
+    seconds: float = Field(ge=0)
+    tokens: int = 0
+    losses: list[float] = Field(default_factory=list)
+
+
+def letter(**changes: Any) -> Letter:
+    return Letter(Header(**HEADER | changes), {"seconds": 1.5, "names": ["a", "b"]}, {"block-0000": b"blob"})
+
+
+def record(**changes: Any) -> RecordDict:
+    """The records of a good message, some of them replaced; None removes one."""
+    records = dict(write(letter())) | changes
+    return RecordDict({key: value for key, value in records.items() if value is not None})
+
+
+def test_what_is_written_is_read() -> None:
+    found = read(write(letter()))
+    assert found.header.model_dump() == HEADER | {"status": "ok"}
+    assert found.scalars == {"seconds": 1.5, "names": ["a", "b"]}
+    assert found.blobs == {"block-0000": b"blob"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"scalars": None}, "records are blobs, header"),
+        ({"extra": ConfigRecord({"note": SECRET})}, "records are blobs, extra, header, scalars"),
+        ({"blobs": ConfigRecord({})}, "blobs an array record"),
+        ({"header": MetricRecord({})}, "config records"),
+        ({"scalars": ArrayRecord({})}, "config records"),
+    ],
+)
+def test_other_records_are_refused(changes: dict[str, Any], told: str) -> None:
+    with pytest.raises(Mistake, match=told) as caught:
+        read(record(**changes))
+    assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize("version", [0, SCHEMA_VERSION + 1, "1", None])
+def test_an_unknown_schema_version_is_refused_in_words(version: object) -> None:
+    header = {key: value for key, value in (HEADER | {"status": "ok", "schema_version": version}).items() if value is not None}
+    with pytest.raises(Mistake, match="same release"):
+        read(record(header=ConfigRecord(header)))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("kind", "gossip"),
+        ("lineage", "../.."),
+        ("lineage", "run\n"),
+        ("lineage", ""),
+        ("lineage", "x" * 65),
+        ("method", "x" * 65),
+        ("server_round", -1),
+        ("server_round", 1.0),
+        ("rank", -2),
+        ("attempt", 0),
+        ("part", -1),
+        ("num_parts", 0),
+        ("status", SECRET),
+        ("note", SECRET),
+    ],
+)
+def test_a_malformed_header_names_the_field_and_not_the_value(field: str, value: Any) -> None:
+    with pytest.raises(Mistake, match=f"Header: .*{field}") as caught:
+        read(record(header=ConfigRecord(HEADER | {field: value})))
+    assert SECRET not in str(caught.value)
+
+
+def test_a_header_without_a_field_names_it() -> None:
+    header = {key: value for key, value in HEADER.items() if key != "rank"}
+    with pytest.raises(Mistake, match=r"Header: .*rank"):
+        read(record(header=ConfigRecord(header)))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"seconds": -1.0},
+        {"seconds": float("nan")},
+        {"seconds": float("inf")},
+        {"seconds": "1.0"},
+        {"seconds": SECRET},
+        {"seconds": 1.0, "tokens": 1.5},
+        {"seconds": 1.0, "tokens": True},
+        {"seconds": 1.0, "losses": [float("nan")]},
+        {"seconds": 1.0, "losses": [SECRET]},
+        {"seconds": 1.0, "surplus": SECRET},
+    ],
+)
+def test_scalars_out_of_their_description_are_refused_without_quoting_them(values: dict[str, Any]) -> None:
+    with pytest.raises(Mistake, match="Example: missing, surplus or out of range") as caught:
+        validate(Example, values)
+    assert SECRET not in str(caught.value)
+
+
+def test_scalars_as_described_are_taken() -> None:
+    assert validate(Example, {"seconds": 1, "losses": [0.5]}).losses == [0.5]
+    assert validate(NoScalars, {}) == NoScalars()
+
+
+def test_a_reason_has_a_limit() -> None:
+    assert validate(Failure, {"reason": "x" * 4000})
+    with pytest.raises(Mistake):
+        validate(Failure, {"reason": "x" * 4001})
+
+
+@pytest.mark.parametrize("kind", ["enrol", "train", "evaluate", "fetch"])
+def test_a_letter_is_addressed_by_flowers_message_type(kind: str) -> None:
+    message = address(letter(kind=kind), 42, 60.0)
+    assert message.metadata.dst_node_id == 42
+    assert message.metadata.ttl == 60.0
+    assert message.metadata.message_type == FLOWER_TYPES[kind]  # type: ignore[index]
+    assert read(message.content).header.kind == kind
+
+
+def test_bytes_on_paper() -> None:
+    """Names and text as they are, in UTF-8; 8 bytes for a number, 1 for a truth value, nothing for an empty list."""
+    content = RecordDict(
+        {
+            "scalars": ConfigRecord({"n": 7, "x": 1.5, "yes": True, "ids": [1, 2], "word": "ä", "none": []}),
+            "blobs": write(letter()).array_records["blobs"],
+        }
+    )
+    names = len("n" + "x" + "yes" + "ids" + "word" + "none" + "block-0000")
+    assert num_bytes(content) == names + 8 + 8 + 1 + 16 + 2 + len(b"blob")
