@@ -43,6 +43,14 @@ def count(words: Words) -> int:
     return int(np.bitwise_count(words).sum(dtype=np.int64))
 
 
+def count_rows(words: Words, shape: tuple[int, int]) -> NDArray[np.int64]:
+    """Number of set bits in each row of a packed matrix, ``(rows,)``."""
+    rows, columns = shape
+    if columns % 64 == 0:
+        return np.bitwise_count(words.reshape(rows, columns // 64)).sum(axis=1, dtype=np.int64)
+    return unpack(words, shape).sum(axis=1, dtype=np.int64)
+
+
 def has_clean_padding(words: Words, num_weights: int) -> bool:
     """Whether the bits after the last weight are zero, as ``pack`` leaves them."""
     used = num_weights % 64

@@ -34,4 +34,4 @@ def wanda_score(weight: Tensor, input_square_sum: Tensor) -> Tensor:
         )
     if not bool(torch.isfinite(input_square_sum).all()):
         raise ValueError("the calibration activations contain NaN or infinity; use dtype float32 or check the model")
-    return magnitude_score(weight) * input_square_sum.to(torch.float32).sqrt()
+    return magnitude_score(weight) * input_square_sum.sqrt().to(torch.float32)

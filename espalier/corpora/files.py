@@ -17,7 +17,7 @@ def read_text(path: str) -> Iterator[str]:
     """
     data = _bytes(path)
     try:
-        text = data.decode("utf-8")
+        text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise Mistake(f"{path}: byte {error.start} is not UTF-8; convert the file to UTF-8") from None
     if not text.strip():
@@ -40,7 +40,7 @@ def read_json_lines(path: str, field: str) -> Iterator[str]:
         found = True
         try:
             record = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise Mistake(f"{path}: line {number} is not JSON; write one JSON object per line") from None
         if not isinstance(record, dict):
             raise Mistake(f"{path}: line {number} is not a JSON object; write one JSON object per line")
@@ -48,9 +48,21 @@ def read_json_lines(path: str, field: str) -> Iterator[str]:
             raise Mistake(f"{path}: line {number} has no field '{field}'; set data.field or the node's data-field")
         if not isinstance(record[field], str):
             raise Mistake(f"{path}: line {number}, field '{field}' is not a string; set data.field or the node's data-field")
+        if not _is_unicode(record[field]):
+            raise Mistake(
+                f"{path}: line {number}, field '{field}' holds half of a surrogate pair; write the file again as UTF-8"
+            )
         yield record[field]
     if not found:
         raise Mistake(f"{path}: the file is empty; name a file with records in it")
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _bytes(path: str) -> bytes:

@@ -11,12 +11,12 @@ from collections.abc import Iterable, Iterator
 HELD_OUT_PERCENT = 10
 """Share of passages, in percent, that no calibration window and no training token is ever taken from."""
 
-_BLANK_LINES = re.compile(r"\n[ \t]*\n+")
+_BLANK_LINES = re.compile(r"\n(?:[ \t]*\n)+")
 
 
 def passages(text: str) -> Iterator[str]:
     """Yield the passages of a text, without surrounding blank space."""
-    for passage in _BLANK_LINES.split(text.replace("\r\n", "\n")):
+    for passage in _BLANK_LINES.split(f"\n{text}".replace("\r\n", "\n")):
         if passage := passage.strip("\n").rstrip():
             yield passage
 

@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from espalier.modeling.computing import Computing
 from espalier.modeling.opened import OpenedModel
+from espalier.settings.mistakes import Mistake
 
 WINDOWS_PER_BATCH = 8
 
@@ -121,12 +122,15 @@ class BlockStream:
         stored = self.model.checkpoint.tensors
         tied = set(getattr(self._skeleton, "all_tied_weights_keys", {}) or {})
         values: dict[str, Tensor] = {}
-        for name in module.state_dict():
+        for name, wanted in module.state_dict().items():
             if prefix + name in stored:
                 value = self.model.checkpoint.read(prefix + name)
                 values[name] = value.to(self.computing.dtype) if value.is_floating_point() else value
+                if values[name].shape != wanted.shape:
+                    found, shape = list(values[name].shape), list(wanted.shape)
+                    raise Mistake(f"{self.model.directory}: {prefix + name} is {found}, config.json makes it {shape}")
             elif prefix + name not in tied:
-                raise KeyError(f"{self.model.directory}: tensor {prefix + name} is missing")
+                raise Mistake(f"{self.model.directory}: tensor {prefix + name} is missing; copy the model again")
         module.load_state_dict(values, strict=False, assign=True)
 
 

@@ -1,6 +1,7 @@
 """Safetensors shards, read tensor by tensor and written in a stream; no shard is ever held in memory whole."""
 
 import json
+import math
 import os
 import struct
 from collections.abc import Iterator, Mapping
@@ -69,6 +70,8 @@ def _shards(directory: Path) -> list[Path]:
     if index.exists():
         try:
             names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+            if not all(isinstance(name, str) for name in names):
+                raise ValueError
         except (ValueError, KeyError, AttributeError, TypeError):
             raise Mistake(f"{index}: is not a safetensors index; copy the model again") from None
     else:
@@ -95,7 +98,16 @@ def _read_header(shard: Path) -> Iterator[tuple[str, StoredTensor]]:
                 raise Mistake(f"{shard}: tensor {name} has dtype {entry['dtype']}, which cannot be pruned")
             if stop > size:
                 raise Mistake(f"{shard}: ends before tensor {name}; copy the file again")
-            yield name, StoredTensor(shard, entry["dtype"], tuple(entry["shape"]), start, stop)
+            stored = StoredTensor(shard, entry["dtype"], tuple(entry["shape"]), start, stop)
+            if (
+                min(stored.shape, default=0) < 0
+                or start < 8 + length
+                or stop - start != TORCH_DTYPES[stored.dtype].itemsize * math.prod(stored.shape)
+            ):
+                raise ValueError
+            yield name, stored
+    except Mistake:
+        raise
     except (ValueError, KeyError, TypeError, AttributeError, struct.error):
         raise Mistake(f"{shard}: is not a safetensors file; copy the model again") from None
 

@@ -11,6 +11,7 @@ from transformers.utils import logging as transformers_logging
 from espalier.modeling.block_stream import BlockStream, PruneMasks, dense, run_masked
 from espalier.modeling.checkpoint import Checkpoint, ShardWriter
 from espalier.modeling.opened import OpenedModel
+from espalier.settings.mistakes import Mistake
 from espalier.storage.atomic import replacing
 
 NOT_COPIED = (".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".onnx", ".gguf", ".md")
@@ -25,18 +26,26 @@ def export_pruned(model: OpenedModel, prune_masks: PruneMasks, target: Path) -> 
     """Write the model with masked weights set to zero; dtypes, shard names and all other files stay as they are.
 
     The directory appears whole or not at all; weights are read, masked and written one tensor at a time.
+
+    Raises
+    ------
+    Mistake
+        The file system refused.
     """
     unfinished = target.with_name(f".{target.name}.unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir(parents=True)
-    masked = {linear.parameter: (block.index, linear.name) for block in model.plan.blocks for linear in block.linears}
-    for shard in model.checkpoint.shards:
-        _write_shard(model.checkpoint, shard, unfinished / shard.name, masked, prune_masks)
-    for file in sorted(model.directory.iterdir()):
-        if file.is_file() and not file.name.startswith(".") and not file.name.endswith(NOT_COPIED):
-            shutil.copyfile(file, unfinished / file.name)
-    shutil.rmtree(target, ignore_errors=True)
-    unfinished.rename(target)
+    masked = _masked_parameters(model)
+    try:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True)
+        for shard in model.checkpoint.shards:
+            _write_shard(model.checkpoint, shard, unfinished / shard.name, masked, prune_masks)
+        for file in sorted(model.directory.iterdir()):
+            if file.is_file() and not file.name.startswith(".") and not file.name.endswith(NOT_COPIED):
+                shutil.copyfile(file, unfinished / file.name)
+        shutil.rmtree(target, ignore_errors=True)
+        unfinished.rename(target)
+    except OSError as error:
+        raise Mistake(f"cannot write {target}: {error.strerror or error}; free the disk and resume the run") from error
 
 
 def _write_shard(
@@ -53,8 +62,9 @@ def _write_shard(
                 index, linear = masked[name]
                 if index != block_in_hand:
                     block_in_hand, masks = index, prune_masks(index)
-                value.masked_fill_(masks[linear], 0)
-            writer.write(name, value.contiguous().view(-1).view(torch.uint8).numpy().data)
+                if linear in masks:
+                    value.masked_fill_(masks[linear], 0)
+            writer.write(name, _bits(value).numpy().data)
 
 
 @torch.no_grad()
@@ -71,7 +81,7 @@ def check_export(stream: BlockStream, prune_masks: PruneMasks, target: Path, win
     Raises
     ------
     ExportError
-        Logits differ by more than the computing dtype explains, or a matrix has too few zeros.
+        Logits differ by more than the computing dtype explains, or a tensor is not the (masked) dense one.
     """
     expected = _logits(stream, windows, prune_masks)
     if reload_with == "transformers":
@@ -86,18 +96,33 @@ def check_export(stream: BlockStream, prune_masks: PruneMasks, target: Path, win
     scale = max(1.0, expected.float().abs().max().item())
     if not difference <= tolerance * scale:
         raise ExportError(f"{target}: logits of the reloaded model differ by {difference:.3g}; the export is not usable")
-    _check_zeros(stream.model, prune_masks, target)
+    _check_tensors(stream.model, prune_masks, target)
 
 
 def _logits(stream: BlockStream, windows: Tensor, prune_masks: PruneMasks) -> Tensor:
     return torch.cat(list(stream.logits(run_masked(stream, windows, prune_masks))))
 
 
-def _check_zeros(model: OpenedModel, prune_masks: PruneMasks, target: Path) -> None:
-    written = Checkpoint(target)
-    for block in model.plan.blocks:
-        masks = prune_masks(block.index)
-        for linear in block.linears:
-            pruned, dense = written.read(linear.parameter), model.checkpoint.read(linear.parameter)
-            if not torch.equal(pruned, dense.masked_fill(masks[linear.name], 0)):
-                raise ExportError(f"{target}: {linear.parameter} is not the masked dense matrix; the export is not usable")
+def _check_tensors(model: OpenedModel, prune_masks: PruneMasks, target: Path) -> None:
+    """Every tensor of the export is, bit for bit, the dense one or the masked dense one."""
+    written, masked = Checkpoint(target), _masked_parameters(model)
+    block_in_hand, masks = -1, {}
+    for name in model.checkpoint.tensors:
+        expected = model.checkpoint.read(name)
+        if name in masked:
+            index, linear = masked[name]
+            if index != block_in_hand:
+                block_in_hand, masks = index, prune_masks(index)
+            if linear in masks:
+                expected.masked_fill_(masks[linear], 0)
+        if name not in written.tensors or not torch.equal(_bits(written.read(name)), _bits(expected)):
+            raise ExportError(f"{target}: {name} is not what was to be exported; the export is not usable")
+
+
+def _masked_parameters(model: OpenedModel) -> dict[str, tuple[int, str]]:
+    """Parameter name -> (block index, canonical linear name)."""
+    return {linear.parameter: (block.index, linear.name) for block in model.plan.blocks for linear in block.linears}
+
+
+def _bits(value: Tensor) -> Tensor:
+    return value.contiguous().view(-1).view(torch.uint8)

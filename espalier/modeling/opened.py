@@ -32,6 +32,8 @@ class OpenedModel:
         path = directory / "config.json"
         try:
             self.config: dict[str, Any] = json.loads(path.read_text())
+            if not isinstance(self.config, dict):
+                raise ValueError
         except FileNotFoundError:
             raise Mistake(
                 f"model = {str(directory)!r}: has no config.json; name the directory of a Hugging Face model"

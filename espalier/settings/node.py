@@ -46,18 +46,17 @@ def parse_node(config: Mapping[str, Any]) -> NodeSettings:
         With one line per wrong key or value, all of them at once.
     """
     mistakes = []
-    settings = None
     try:
         settings = NodeSettings.model_validate(dict(config))
     except ValidationError as error:
         mistakes = mistake_lines(error, NodeSettings)
-    if settings is not None:
-        for key, path in (("data-path", settings.data_path), ("model-path", settings.model_path)):
-            if path and not Path(path).expanduser().exists():
-                mistakes.append(f"{key} = {path!r}: does not exist on this node; name a file or directory that it can read")
-        if settings.site == "" and settings.partition_id < 0:
-            mistakes.append("site: give the node a name, for instance --node-config 'site=\"hospital-a\"'")
-    if mistakes or settings is None:
+    for key in ("data-path", "model-path"):
+        path = config.get(key)
+        if isinstance(path, str) and path and not Path(path).expanduser().exists():
+            mistakes.append(f"{key} = {path!r}: does not exist on this node; name a file or directory that it can read")
+    if not config.get("site") and config.get("partition-id", -1) == -1:
+        mistakes.append("site: give the node a name, for instance --node-config 'site=\"hospital-a\"'")
+    if mistakes:
         raise Mistake("the node's configuration is wrong:\n" + "\n".join(f"  {line}" for line in mistakes))
     return settings
 

@@ -103,33 +103,36 @@ def parse(flat: Mapping[str, Any]) -> RunSettings:
         With one line per wrong key, type, value or combination, all of them at once.
     """
     nested: dict[str, Any] = {}
+    tables = {key.partition(".")[0] for key in flat if "." in key}
     for key, value in flat.items():
         table, dot, name = key.partition(".")
         if dot:
             nested.setdefault(table, {})[name] = value
-        else:
+        elif key not in tables:
             nested[key] = value
     method = nested.get("method", "fedprllm")
-    mistakes = []
-    if method not in METHODS:
+    mistakes = [f"{key} = {flat[key]!r}: is a table, set its keys" for key in sorted(tables & flat.keys())]
+    if isinstance(method, str) and method not in METHODS:
         mistakes.append(f"method = {method!r}: choose one of {', '.join(sorted(METHODS))}")
     chosen = {key: value for key, value in nested.items() if key not in METHODS or key == method}
-    settings = None
     try:
         settings = RunSettings.model_validate(chosen)
     except ValidationError as error:
         mistakes += mistake_lines(error, RunSettings)
-    if settings is not None:
-        mistakes += _wrong_combinations(settings)
-    if mistakes or settings is None:
+    mistakes += _wrong_combinations(nested)
+    if mistakes:
         raise Mistake("the run's settings are wrong:\n" + "\n".join(f"  {line}" for line in mistakes))
     return settings
 
 
-def _wrong_combinations(settings: RunSettings) -> list[str]:
-    lines = []
-    if settings.data.source != "documentation" and not settings.data.path:
-        lines.append(f"data.path = '': data.source = '{settings.data.source}' needs the path of a file")
-    if settings.data.source == "documentation" and settings.data.path:
-        lines.append(f"data.path = '{settings.data.path}': set data.source to 'text' or 'jsonl', or leave the path empty")
-    return lines
+def _wrong_combinations(nested: Mapping[str, Any]) -> list[str]:
+    """Keys that do not fit each other; looked for also when single values are wrong, so that all is told at once."""
+    data = nested.get("data", {})
+    if not isinstance(data, Mapping):
+        return []
+    source, path = data.get("source", "documentation"), data.get("path", "")
+    if source in ("text", "jsonl") and not path:
+        return [f"data.path = '': data.source = '{source}' needs the path of a file"]
+    if source == "documentation" and path:
+        return [f"data.path = '{path}': set data.source to 'text' or 'jsonl', or leave the path empty"]
+    return []

@@ -32,6 +32,7 @@ def replacing(path: Path, mode: int = 0o644) -> Iterator[BinaryIO]:
             os.fsync(file.fileno())
         os.chmod(name, mode)
         os.replace(name, path)
+        _sync_directory(path.parent)
     except OSError as error:
         with suppress(FileNotFoundError):
             os.unlink(name)
@@ -40,7 +41,6 @@ def replacing(path: Path, mode: int = 0o644) -> Iterator[BinaryIO]:
         with suppress(FileNotFoundError):
             os.unlink(name)
         raise
-    _sync_directory(path.parent)
 
 
 def write_bytes(path: Path, data: bytes, mode: int = 0o644) -> None:

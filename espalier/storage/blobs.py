@@ -1,10 +1,13 @@
 """Blobs by hash: the name of a blob is the SHA-256 of its bytes."""
 
 import hashlib
+import re
 from pathlib import Path
 
 from espalier.settings.mistakes import Mistake
 from espalier.storage.atomic import write_bytes
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def sha256(data: bytes) -> str:
@@ -35,8 +38,10 @@ class BlobStore:
             There is no such blob, or its bytes no longer have its hash.
         """
         try:
-            data = self._path(key).read_bytes()
+            data = self._path(key).read_bytes() if _SHA256.fullmatch(key) else None
         except FileNotFoundError:
+            data = None
+        if data is None:
             raise Mistake(f"{self.root}: there is no blob {key[:12]}; send the round's first message again") from None
         if sha256(data) != key:
             raise Mistake(f"{self._path(key)}: the bytes are damaged; remove the file and send the message again")

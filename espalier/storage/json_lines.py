@@ -1,5 +1,6 @@
 """Append-only files of one JSON object per line: metrics, byte ledger, egress log."""
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -14,12 +15,16 @@ class JsonLines:
         self._mode = mode
 
     def append(self, entry: dict[str, Any]) -> None:
-        """Append one entry."""
+        """Append one entry; OSError if it could not be written whole, and then nothing of it is there."""
         line = json.dumps(entry, allow_nan=False) + "\n"
         self.path.parent.mkdir(parents=True, exist_ok=True)
         handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, self._mode)
         try:
-            os.write(handle, line.encode())
+            size = os.fstat(handle).st_size
+            data = line.encode()
+            if os.write(handle, data) != len(data):
+                os.ftruncate(handle, size)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         finally:
             os.close(handle)
 

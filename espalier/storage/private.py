@@ -8,6 +8,7 @@ Does not cover: encryption at rest, or an attacker who has the owner's account.
 
 import fcntl
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -62,7 +63,8 @@ class PrivateState:
     def locked(self) -> Iterator[None]:
         """Hold the client's lock; a second process waits until the first is done."""
         self._open(self.folder)
-        with open(self.folder / "lock", "w") as file:
+        with open(os.open(self.folder / "lock", os.O_WRONLY | os.O_CREAT, OWNER_ONLY_FILE), "w") as file:
+            os.utime(file.fileno())
             fcntl.flock(file, fcntl.LOCK_EX)
             self._check_version()
             yield
@@ -78,7 +80,7 @@ class PrivateState:
     def load(self, server_round: int, name: str) -> dict[str, Any] | None:
         """Load a JSON document of a round; None if it was never saved."""
         path = self._round(server_round) / f"{name}.json"
-        return json.loads(path.read_text()) if path.exists() else None
+        return _read_json(path) if path.exists() else None
 
     def collect_garbage(self, server_round: int) -> None:
         """Remove rounds older than the last two, counted from ``server_round``."""
@@ -96,7 +98,15 @@ class PrivateState:
         path = self.folder / "version.json"
         if not path.exists():
             write_json(path, {"version": VERSION}, OWNER_ONLY_FILE)
-        elif (found := json.loads(path.read_text()).get("version")) != VERSION:
+        elif (found := _read_json(path).get("version")) != VERSION:
             raise Mistake(
                 f"{self.folder}: private state of version {found}, this program writes {VERSION}; remove the directory"
             )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        document: dict[str, Any] = json.loads(path.read_text())
+    except ValueError:
+        raise Mistake(f"{path}: is damaged; remove the directory {path.parent}") from None
+    return document

@@ -1,5 +1,7 @@
 """Contract of ``evaluate``: public token windows down, one mean loss per text up."""
 
+from typing import Annotated
+
 from pydantic import Field
 
 from espalier.settings.mistakes import Mistake
@@ -12,7 +14,7 @@ class PublicText(Scalars):
     """Which public texts the windows belong to, and how many windows each has."""
 
     names: list[str] = Field(min_length=1)
-    num_windows: list[int]
+    num_windows: list[Annotated[int, Field(ge=1)]]
     window_tokens: int = Field(ge=2)
 
 
@@ -28,8 +30,8 @@ WINDOWS_BLOB = "public-windows"
 
 def contract(method: str, text: PublicText) -> Contract:
     """The contract of an evaluation on public text."""
-    if len(text.names) != len(text.num_windows):
-        raise Mistake(f"PublicText: {len(text.names)} names, {len(text.num_windows)} numbers of windows")
+    if not len(set(text.names)) == len(text.names) == len(text.num_windows):
+        raise Mistake(f"PublicText: {len(set(text.names))} different names, {len(text.num_windows)} numbers of windows")
     windows = {
         name: TensorSpec("I32", (count, text.window_tokens)) for name, count in zip(text.names, text.num_windows, strict=True)
     }

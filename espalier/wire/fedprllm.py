@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated
 
 from numpy.typing import NDArray
 from pydantic import Field
@@ -12,13 +11,11 @@ from espalier.settings.mistakes import Mistake
 from espalier.wire.contract import Contract, Side
 from espalier.wire.masks import mask_name
 from espalier.wire.messages import NoScalars, Scalars
-from espalier.wire.parts import PartRequest
+from espalier.wire.parts import PartRequest, Sha256
 from espalier.wire.payload import TensorSpec, block_key
 from espalier.wire.plan import BlockPlan, ModelPlan, cut_into_parts
-from pruning_kernels.bitmask import count, has_clean_padding, num_words
-from pruning_kernels.selection import pruned_in_matrix
-
-Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+from pruning_kernels.bitmask import count, count_rows, has_clean_padding, num_words
+from pruning_kernels.selection import pruned_in_matrix, pruned_per_group
 
 
 class VoteReport(Scalars):
@@ -59,6 +56,9 @@ class ExactSparsity:
                 raise Mistake(f"{key} {linear.name}: bits are set beyond the last weight")
             if (pruned := count(words)) != expected:
                 raise Mistake(f"{key} {linear.name}: prunes {pruned} weights, the settings ask for {expected}")
+            per_row = pruned_per_group(linear.shape, self.settings.sparsity, "row")
+            if self.settings.local_comparison_group == "row" and (count_rows(words, linear.shape) != per_row).any():
+                raise Mistake(f"{key} {linear.name}: a row does not prune exactly {per_row} weights")
 
 
 def contract(kind: str, plan: ModelPlan, settings: FedPrLLMSettings, part: int, part_bytes: int) -> Contract:

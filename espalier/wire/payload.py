@@ -37,15 +37,15 @@ class TensorSpec:
 
 def pack_tensors(tensors: Mapping[str, NDArray]) -> bytes:
     """Serialise named arrays into one safetensors blob, in sorted order of names."""
-    return save({name: np.ascontiguousarray(tensors[name]) for name in sorted(tensors)})
+    return save({name: np.asarray(tensors[name], order="C") for name in sorted(tensors)})
 
 
 def unpack_tensors(blob: bytes) -> dict[str, NDArray]:
     """Read a safetensors blob of NumPy dtypes."""
     try:
         return load(blob)
-    except SafetensorError as error:
-        raise Mistake(f"payload: not a safetensors blob ({error})") from None
+    except SafetensorError:
+        raise Mistake("payload: not a safetensors blob") from None
 
 
 def tensor_specs(blob: bytes) -> dict[str, TensorSpec]:
@@ -54,21 +54,35 @@ def tensor_specs(blob: bytes) -> dict[str, TensorSpec]:
     Raises
     ------
     Mistake
-        The header is not that of a safetensors blob, carries metadata, or does not describe the bytes that follow exactly.
+        The header is not that of a safetensors blob, is not in the one form that ``pack_tensors`` writes (so it cannot
+        carry metadata or text), or does not describe the bytes that follow exactly.
     """
     if len(blob) < 8 or (size := struct.unpack("<Q", blob[:8])[0]) > min(MAX_HEADER_BYTES, len(blob) - 8):
         raise Mistake("payload: not a safetensors blob (header length)")
     try:
         header = json.loads(blob[8 : 8 + size])
         specs = {str(name): TensorSpec(entry["dtype"], tuple(entry["shape"])) for name, entry in header.items()}
-        spans = sorted(tuple(entry["data_offsets"]) for entry in header.values())
-        expected = sum(spec.num_bytes for spec in specs.values())
+        canonical = _canonical_header(sorted(specs.items(), key=lambda item: tuple(header[item[0]]["data_offsets"])))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise Mistake("payload: not a safetensors blob (header entries)") from None
-    starts_where_last_ended = all(a[1] == b[0] for a, b in zip([(0, 0), *spans], spans, strict=False))
-    if not starts_where_last_ended or expected != len(blob) - 8 - size or (spans and spans[-1][1] != expected):
+    if blob[8 : 8 + size] != canonical:
+        raise Mistake("payload: the safetensors header is not in its one permitted form")
+    if sum(spec.num_bytes for spec in specs.values()) != len(blob) - 8 - size:
         raise Mistake("payload: the safetensors header does not describe the bytes that follow it")
     return specs
+
+
+def _canonical_header(specs: list[tuple[str, TensorSpec]]) -> bytes:
+    """The header that ``pack_tensors`` writes for these tensors, in this order: it leaves no room for anything else."""
+    header, offset = {}, 0
+    for name, spec in specs:
+        if not all(type(size) is int and size >= 0 for size in spec.shape):
+            raise ValueError("a shape is not made of sizes")
+        stop = offset + spec.num_bytes
+        header[name] = {"dtype": spec.dtype, "shape": list(spec.shape), "data_offsets": [offset, stop]}
+        offset = stop
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    return text + b" " * (-len(text) % 8)
 
 
 def block_key(index: int) -> str:

@@ -27,8 +27,15 @@ def privacy_table() -> str:
 
 def _contract(method: str, kind: Kind) -> Contract:
     part = 1 if kind == "fetch" else 0
-    numbers = {"schema_version": SCHEMA_VERSION, "server_round": 1, "rank": 0, "attempt": 1, "part": part, "num_parts": 1}
-    header = Header(kind=kind, method=method, lineage="example", **numbers)
+    common = {
+        "schema_version": SCHEMA_VERSION,
+        "lineage": "example",
+        "server_round": 1,
+        "rank": 0,
+        "attempt": 1,
+        "num_parts": 1,
+    }
+    header = Header.model_validate({**common, "kind": kind, "method": method, "part": part})
     text = PublicText(names=["text"], num_windows=[1], window_tokens=2)
     request = Letter(header, text.model_dump() if kind == "evaluate" else {})
     return contract_for(request, EXAMPLE, parse({"method": method, "part-bytes": 8192}))

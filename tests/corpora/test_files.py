@@ -50,7 +50,6 @@ def test_text_that_is_not_utf8_is_a_mistake_that_names_the_byte(tmp_path: Path) 
     assert "Anna" not in str(caught.value)
 
 
-@pytest.mark.xfail(strict=True, reason="the byte order mark that Windows editors write becomes part of the first passage")
 def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone")
     assert "".join(read_text(str(tmp_path / "a.txt"))) == "one"
@@ -105,7 +104,6 @@ def test_a_wrong_line_is_named_by_its_number_and_not_quoted(tmp_path: Path, line
     assert told in refused(lines_file(tmp_path, b'{"text": "fine"}\n\n' + bytes_of_line + b"\n"))
 
 
-@pytest.mark.xfail(strict=True, raises=RecursionError, reason="read_json_lines does not expect a RecursionError of json.loads")
 def test_a_line_of_deep_nesting_is_a_mistake(tmp_path: Path) -> None:
     refused(lines_file(tmp_path, "[" * 100_000))
 

@@ -38,7 +38,6 @@ def test_passages_are_runs_of_lines_without_a_blank_one(text: str, expected: lis
     assert list(passages(text)) == expected
 
 
-@pytest.mark.xfail(strict=True, reason="_BLANK_LINES takes one blank line with spaces in it, not two in a row")
 @pytest.mark.parametrize("text", ["one\n \n \ntwo", " \none\n\ntwo"])
 def test_blank_lines_with_spaces_in_them_are_blank(text: str) -> None:
     assert list(passages(text)) == ["one", "two"]

@@ -55,7 +55,6 @@ def test_missing_paths_and_a_missing_name_are_told_together() -> None:
     assert len(mistake_lines({"data-path": "/no/such", "model-path": "/no/such"})) == 3
 
 
-@pytest.mark.xfail(strict=True, reason="parse_node looks at paths only when every single value is right")
 def test_a_missing_path_is_told_together_with_a_wrong_value() -> None:
     assert len(mistake_lines({"site": "a", "data-path": "/no/such", "threads": -1})) == 2
 

@@ -110,7 +110,6 @@ def test_a_folder_that_is_a_file_is_a_mistake(tmp_path: Path) -> None:
         write_bytes(tmp_path / "folder" / "file", b"x")
 
 
-@pytest.mark.xfail(strict=True, raises=OSError, reason="_sync_directory is outside of replacing's try")
 def test_a_directory_that_cannot_be_synced_is_a_mistake(old_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real, calls = os.fsync, []
 

@@ -71,7 +71,6 @@ def test_every_document_and_blob_is_for_the_owner_alone(state: PrivateState) -> 
     assert {mode(file) for file in files} == {0o600}
 
 
-@pytest.mark.xfail(strict=True, reason="locked() opens the lock file with the default mode")
 def test_the_lock_is_for_the_owner_alone(state: PrivateState) -> None:
     assert mode(filled(state).folder / "lock") == 0o600
 
@@ -144,7 +143,6 @@ def test_state_of_another_version_is_refused(state: PrivateState) -> None:
         pass
 
 
-@pytest.mark.xfail(strict=True, reason="_check_version and load let JSON errors through")
 def test_a_damaged_version_file_is_a_mistake(state: PrivateState) -> None:
     filled(state)
     (state.folder / "version.json").write_text("")
