@@ -22,7 +22,8 @@ from espalier.wire.fedprllm import VoteReport, block_parts
 from espalier.wire.masks import pack_masks, unpack_masks
 from espalier.wire.messages import Letter, validate
 from espalier.wire.payload import block_key, unpack_tensors
-from pruning_kernels.local import local_prune_mask
+from pruning_kernels.local import LocalPruning
+from pruning_kernels.scores import NotFiniteError
 
 fetch = hand_out
 
@@ -48,11 +49,11 @@ def _vote(site: Site, state: PrivateState, rank: int, server_round: int) -> Vote
     windows = client_windows(site.settings, site.node, site.model.encode, rank)
     stream = BlockStream(site.model, site.computing)
     store = state.blobs(server_round)
-
-    def choose(weight: torch.Tensor, input_square_sum: torch.Tensor) -> torch.Tensor:
-        return local_prune_mask(weight, input_square_sum, job.local_metric, job.sparsity, job.local_comparison_group)
-
-    hashes = [store.put(pack_masks(masks)) for _, masks in prune_by_block(stream, windows, choose)]
+    local = LocalPruning(job.local_metric, job.sparsity, job.local_comparison_group)
+    try:
+        hashes = [store.put(pack_masks(masks)) for _, masks in prune_by_block(stream, windows, local.prune_mask)]
+    except NotFiniteError as error:
+        raise Mistake(str(error)) from error
     return VoteReport(
         seconds=time.monotonic() - started,
         calibration_tokens=windows.numel(),

@@ -1,5 +1,6 @@
 """One client's prune mask of one matrix: score, then select (FedPrLLM section 3.2, step 1)."""
 
+from dataclasses import dataclass
 from typing import Literal
 
 from torch import Tensor
@@ -10,9 +11,21 @@ from pruning_kernels.selection import ComparisonGroup, select_lowest
 LocalMetric = Literal["wanda", "magnitude"]
 
 
-def local_prune_mask(
-    weight: Tensor, input_square_sum: Tensor, metric: LocalMetric, sparsity: float, group: ComparisonGroup
-) -> Tensor:
-    """Prune mask of one matrix, bool, shaped like ``weight``; see ``scores`` and ``selection`` for the arguments."""
-    scores = wanda_score(weight, input_square_sum) if metric == "wanda" else magnitude_score(weight)
-    return select_lowest(scores, sparsity, group)
+@dataclass(frozen=True)
+class LocalPruning:
+    """How one party chooses what it would prune."""
+
+    metric: LocalMetric
+    sparsity: float
+    group: ComparisonGroup
+
+    def prune_mask(self, weight: Tensor, input_square_sum: Tensor) -> Tensor:
+        """Prune mask of one matrix, bool, shaped like ``weight``; see ``scores`` and ``selection`` for the arguments.
+
+        Raises
+        ------
+        NotFiniteError
+            A weight or an activation is NaN or infinite.
+        """
+        scores = wanda_score(weight, input_square_sum) if self.metric == "wanda" else magnitude_score(weight)
+        return select_lowest(scores, self.sparsity, self.group)

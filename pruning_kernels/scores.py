@@ -4,6 +4,10 @@ import torch
 from torch import Tensor
 
 
+class NotFiniteError(ValueError):
+    """NaN or infinity where numbers are to be compared; the text holds no number of them."""
+
+
 def magnitude_score(weight: Tensor) -> Tensor:
     """Absolute value of each weight, float32, same shape as ``weight``."""
     return weight.to(torch.float32).abs()
@@ -26,12 +30,14 @@ def wanda_score(weight: Tensor, input_square_sum: Tensor) -> Tensor:
     Raises
     ------
     ValueError
-        The shapes do not fit, or an activation is not finite.
+        The shapes do not fit.
+    NotFiniteError
+        An activation is not finite.
     """
     if input_square_sum.shape != weight.shape[1:]:
         raise ValueError(
             f"weight {tuple(weight.shape)} needs {weight.shape[1]} input norms, got {tuple(input_square_sum.shape)}"
         )
     if not bool(torch.isfinite(input_square_sum).all()):
-        raise ValueError("the calibration activations contain NaN or infinity; use dtype float32 or check the model")
+        raise NotFiniteError("the calibration activations contain NaN or infinity; use dtype float32 or check the model")
     return magnitude_score(weight) * input_square_sum.sqrt().to(torch.float32)

@@ -5,6 +5,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from pruning_kernels.scores import NotFiniteError
+
 ComparisonGroup = Literal["layer", "row", "column"]
 """Weights that compete with each other: the whole matrix, one output row, or one input column (FedPrLLM 3.2.1)."""
 
@@ -40,11 +42,11 @@ def select_lowest(scores: Tensor, sparsity: float, group: ComparisonGroup) -> Te
 
     Raises
     ------
-    ValueError
+    NotFiniteError
         A score is NaN, so that there is no order.
     """
     if bool(torch.isnan(scores).any()):
-        raise ValueError("scores contain NaN, so they cannot be compared")
+        raise NotFiniteError("the scores contain NaN and cannot be compared; check the model's weights")
     rows, columns = scores.shape
     lines = {"layer": scores.reshape(1, -1), "row": scores, "column": scores.T}[group]
     lowest = torch.sort(lines, dim=1, stable=True).indices[:, : pruned_per_group((rows, columns), sparsity, group)]

@@ -99,8 +99,8 @@ class Enroller:
             if isinstance(scalars, Enrolment):
                 return scalars
             reason = str(letter.scalars["reason"])
-        except Mistake as mistake:
-            reason = str(mistake)
+        except Exception as error:  # whatever a reply does to its reader, it costs its sender alone
+            reason = str(error) if isinstance(error, Mistake) else f"unexpected {type(error).__name__}"
         self._refuse(f"node {node_id}", reason)
         return None
 

@@ -166,9 +166,10 @@ class Rounds:
             letter = read(reply.content)
             self.folder.ledger.record("up", entry.seat.rank, letter, reply.content)
             check_reply(letter, entry.request, contract_for(entry.request, self.plan, self.settings))
-        except Mistake as mistake:
+        except Exception as error:  # whatever a reply does to its reader, it costs its sender alone
             pending.remove(entry)
-            self._drop(entry.seat, f"{kind}: reply refused: {mistake}")
+            reason = str(error) if isinstance(error, Mistake) else f"unexpected {type(error).__name__}"
+            self._drop(entry.seat, f"{kind}: reply refused: {reason}")
             return None
         if letter.header.status == "failed":
             pending.remove(entry)

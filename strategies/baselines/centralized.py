@@ -11,7 +11,7 @@ from espalier.modeling.calibration import prune_by_block
 from espalier.settings.node import NodeSettings
 from espalier.storage.blobs import BlobStore
 from espalier.wire.masks import pack_masks, unpack_masks
-from pruning_kernels.local import local_prune_mask
+from pruning_kernels.local import LocalPruning
 from strategies.run import Run
 
 
@@ -27,13 +27,10 @@ def centralized_masks(run: Run, stream: BlockStream, store: BlobStore) -> PruneM
     nowhere = NodeSettings()  # a simulated node has no data of its own beside the run's [data]
     ranks = range(run.settings.num_clients)
     windows = torch.cat([client_windows(run.settings, nowhere, run.model.encode, rank) for rank in ranks])
-
-    def choose(weight: torch.Tensor, input_square_sum: torch.Tensor) -> torch.Tensor:
-        return local_prune_mask(weight, input_square_sum, job.local_metric, job.sparsity, job.local_comparison_group)
-
+    pooled = LocalPruning(job.local_metric, job.sparsity, job.local_comparison_group)
     run.progress.begin("centralized", len(run.model.plan.blocks))
     hashes = []
-    for index, masks in prune_by_block(stream, windows, choose):
+    for index, masks in prune_by_block(stream, windows, pooled.prune_mask):
         hashes.append(store.put(pack_masks(masks)))
         run.progress.step("centralized", f"block {index}, {len(windows)} windows", block=index)
     return lambda index: unpack_masks(run.model.plan.blocks[index], store.get(hashes[index]))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pruning_kernels.local import local_prune_mask
+from pruning_kernels.local import LocalPruning
 from pruning_kernels.selection import ComparisonGroup
 
 WEIGHT = torch.tensor([[1.0, -2.0, 4.0, 3.0], [-3.0, 0.5, -6.0, 1.0]])
@@ -23,23 +23,23 @@ SQUARE_SUM = torch.tensor([9.0, 16.0, 0.25, 0.0])
     ],
 )
 def test_half_of_the_weights_on_paper(metric: str, group: ComparisonGroup, expected: list[list[int]]) -> None:
-    mask = local_prune_mask(WEIGHT, SQUARE_SUM, metric, 0.5, group)  # type: ignore[arg-type]
+    mask = LocalPruning(metric, 0.5, group).prune_mask(WEIGHT, SQUARE_SUM)  # type: ignore[arg-type]
     assert mask.int().tolist() == expected
 
 
 def test_groups_differ_where_rows_have_different_scales() -> None:
     weight = torch.tensor([[1.0, 2.0], [10.0, 20.0]])
     ones = torch.ones(2)
-    assert local_prune_mask(weight, ones, "wanda", 0.5, "layer").tolist() == [[True, True], [False, False]]
-    assert local_prune_mask(weight, ones, "wanda", 0.5, "row").tolist() == [[True, False], [True, False]]
+    assert LocalPruning("wanda", 0.5, "layer").prune_mask(weight, ones).tolist() == [[True, True], [False, False]]
+    assert LocalPruning("wanda", 0.5, "row").prune_mask(weight, ones).tolist() == [[True, False], [True, False]]
 
 
 def test_magnitude_does_not_look_at_the_activations() -> None:
     nonsense = torch.full((4,), float("nan"))
-    assert local_prune_mask(WEIGHT, nonsense, "magnitude", 0.5, "row").int().tolist() == [[1, 1, 0, 0], [0, 1, 0, 1]]
+    assert LocalPruning("magnitude", 0.5, "row").prune_mask(WEIGHT, nonsense).int().tolist() == [[1, 1, 0, 0], [0, 1, 0, 1]]
 
 
 def test_the_weights_are_left_as_they_were() -> None:
     weight = WEIGHT.clone()
-    local_prune_mask(weight, SQUARE_SUM, "wanda", 0.75, "layer")
+    LocalPruning("wanda", 0.75, "layer").prune_mask(weight, SQUARE_SUM)
     assert torch.equal(weight, WEIGHT)
