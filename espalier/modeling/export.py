@@ -1,6 +1,7 @@
 """Write a pruned model as plain Hugging Face, and check what was written by loading it again."""
 
 import shutil
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
@@ -33,12 +34,11 @@ def export_pruned(model: OpenedModel, prune_masks: PruneMasks, target: Path) -> 
         The file system refused.
     """
     unfinished = target.with_name(f".{target.name}.unfinished")
-    masked = _masked_parameters(model)
     try:
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
         for shard in model.checkpoint.shards:
-            _write_shard(model.checkpoint, shard, unfinished / shard.name, masked, prune_masks)
+            _write_shard(model, shard, unfinished / shard.name, prune_masks)
         for file in sorted(model.directory.iterdir()):
             if file.is_file() and not file.name.startswith(".") and not file.name.endswith(NOT_COPIED):
                 shutil.copyfile(file, unfinished / file.name)
@@ -48,23 +48,32 @@ def export_pruned(model: OpenedModel, prune_masks: PruneMasks, target: Path) -> 
         raise Mistake(f"cannot write {target}: {error.strerror or error}; free the disk and resume the run") from error
 
 
-def _write_shard(
-    checkpoint: Checkpoint, shard: Path, target: Path, masked: dict[str, tuple[int, str]], prune_masks: PruneMasks
-) -> None:
-    stored = {name: tensor for name, tensor in checkpoint.tensors.items() if tensor.shard == shard}
+def _write_shard(model: OpenedModel, shard: Path, target: Path, prune_masks: PruneMasks) -> None:
+    stored = {name: tensor for name, tensor in model.checkpoint.tensors.items() if tensor.shard == shard}
     specs = {name: (tensor.dtype, tensor.shape, tensor.stop - tensor.start) for name, tensor in stored.items()}
-    block_in_hand, masks = -1, {}
     with replacing(target) as file:
         writer = ShardWriter(file, specs, {"format": "pt"})
-        for name in specs:
-            value = checkpoint.read(name)
-            if name in masked:
-                index, linear = masked[name]
-                if index != block_in_hand:
-                    block_in_hand, masks = index, prune_masks(index)
-                if linear in masks:
-                    value.masked_fill_(masks[linear], 0)
+        for name, value in _masked_tensors(model, specs, prune_masks):
             writer.write(name, _bits(value).numpy().data)
+
+
+def _masked_tensors(model: OpenedModel, names: Iterable[str], prune_masks: PruneMasks) -> Iterator[tuple[str, Tensor]]:
+    """Tensors of the model as they are to be exported, one at a time; a block's masks are read once for its tensors."""
+    masked = {linear.parameter: (block.index, linear.name) for block in model.plan.blocks for linear in block.linears}
+    block_in_hand, masks = -1, {}
+    for name in names:
+        value = model.checkpoint.read(name)
+        if name in masked:
+            index, linear = masked[name]
+            if index != block_in_hand:
+                block_in_hand, masks = index, prune_masks(index)
+            if linear in masks:
+                value.masked_fill_(masks[linear], 0)
+        yield name, value
+
+
+def _bits(value: Tensor) -> Tensor:
+    return value.contiguous().view(-1).view(torch.uint8)
 
 
 @torch.no_grad()
@@ -105,24 +114,7 @@ def _logits(stream: BlockStream, windows: Tensor, prune_masks: PruneMasks) -> Te
 
 def _check_tensors(model: OpenedModel, prune_masks: PruneMasks, target: Path) -> None:
     """Every tensor of the export is, bit for bit, the dense one or the masked dense one."""
-    written, masked = Checkpoint(target), _masked_parameters(model)
-    block_in_hand, masks = -1, {}
-    for name in model.checkpoint.tensors:
-        expected = model.checkpoint.read(name)
-        if name in masked:
-            index, linear = masked[name]
-            if index != block_in_hand:
-                block_in_hand, masks = index, prune_masks(index)
-            if linear in masks:
-                expected.masked_fill_(masks[linear], 0)
+    written = Checkpoint(target)
+    for name, expected in _masked_tensors(model, model.checkpoint.tensors, prune_masks):
         if name not in written.tensors or not torch.equal(_bits(written.read(name)), _bits(expected)):
             raise ExportError(f"{target}: {name} is not what was to be exported; the export is not usable")
-
-
-def _masked_parameters(model: OpenedModel) -> dict[str, tuple[int, str]]:
-    """Parameter name -> (block index, canonical linear name)."""
-    return {linear.parameter: (block.index, linear.name) for block in model.plan.blocks for linear in block.linears}
-
-
-def _bits(value: Tensor) -> Tensor:
-    return value.contiguous().view(-1).view(torch.uint8)
