@@ -15,6 +15,7 @@ from espalier.corpora.windows import windows_sha256
 from espalier.evaluation.perplexity import mean_losses
 from espalier.modeling.block_stream import BlockStream
 from espalier.modeling.calibration import prune_by_block
+from espalier.modeling.edits import masked
 from espalier.settings.mistakes import Mistake
 from espalier.storage.private import PrivateState
 from espalier.wire.evaluation import WINDOWS_BLOB, LocalLoss
@@ -77,5 +78,5 @@ def evaluate(site: Site, request: Letter) -> Letter:
 
     arrays = unpack_tensors(request.blobs[WINDOWS_BLOB])
     texts = {name: torch.from_numpy(arrays[name]).to(torch.int64) for name in request.scalars["names"]}
-    losses = mean_losses(BlockStream(site.model, site.computing), texts, own_masks)
+    losses = mean_losses(BlockStream(site.model, site.computing), texts, masked(own_masks))
     return reply_to(request, LocalLoss(losses=list(losses.values()), seconds=time.monotonic() - started))

@@ -5,10 +5,10 @@ from typing import Literal
 
 from torch import Tensor
 
-from pruning_kernels.scores import magnitude_score, wanda_score
+from pruning_kernels.scores import magnitude_score, ria_score, wanda_score
 from pruning_kernels.selection import ComparisonGroup, select_lowest
 
-LocalMetric = Literal["wanda", "magnitude"]
+LocalMetric = Literal["wanda", "magnitude", "ria"]
 
 
 @dataclass(frozen=True)
@@ -27,5 +27,10 @@ class LocalPruning:
         NotFiniteError
             A weight or an activation is NaN or infinite.
         """
-        scores = wanda_score(weight, input_square_sum) if self.metric == "wanda" else magnitude_score(weight)
+        if self.metric == "magnitude":
+            scores = magnitude_score(weight)
+        elif self.metric == "ria":
+            scores = ria_score(weight, input_square_sum)
+        else:
+            scores = wanda_score(weight, input_square_sum)
         return select_lowest(scores, self.sparsity, self.group)

@@ -34,10 +34,40 @@ def wanda_score(weight: Tensor, input_square_sum: Tensor) -> Tensor:
     NotFiniteError
         An activation is not finite.
     """
+    return magnitude_score(weight) * _norms(weight, input_square_sum)
+
+
+def ria_score(weight: Tensor, input_square_sum: Tensor, exponent: float = 0.5) -> Tensor:
+    """RIA score ``(|W_ij| / sum_i |W_ij| + |W_ij| / sum_j |W_ij|) * ||X_j||_2 ** exponent`` (Zhang et al. 2024, eq. 4).
+
+    Parameters
+    ----------
+    weight : (out_features, in_features), any float dtype
+    input_square_sum : (in_features,), see ``wanda_score``; its constant factor changes no comparison here either
+    exponent : strength of the activations, 0.5 in the paper
+
+    Returns
+    -------
+    Tensor
+        float32, same shape as ``weight``; a weight in a row or column of zeros has no share of it (0).
+
+    Raises
+    ------
+    ValueError, NotFiniteError
+        See ``wanda_score``.
+    """
+    size = magnitude_score(weight)
+    norms = _norms(weight, input_square_sum)
+    share_of_column = torch.nan_to_num(size / size.sum(dim=0, keepdim=True))
+    share_of_row = torch.nan_to_num(size / size.sum(dim=1, keepdim=True))
+    return (share_of_column + share_of_row) * norms**exponent
+
+
+def _norms(weight: Tensor, input_square_sum: Tensor) -> Tensor:
     if input_square_sum.shape != weight.shape[1:]:
         raise ValueError(
             f"weight {tuple(weight.shape)} needs {weight.shape[1]} input norms, got {tuple(input_square_sum.shape)}"
         )
     if not bool(torch.isfinite(input_square_sum).all()):
         raise NotFiniteError("the calibration activations contain NaN or infinity; use dtype float32 or check the model")
-    return magnitude_score(weight) * input_square_sum.sqrt().to(torch.float32)
+    return input_square_sum.sqrt().to(torch.float32)

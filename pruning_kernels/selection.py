@@ -1,5 +1,6 @@
 """Which weights one client prunes: the lowest scores of each comparison group, in exact number."""
 
+import re
 from typing import Literal
 
 import torch
@@ -7,22 +8,52 @@ from torch import Tensor
 
 from pruning_kernels.scores import NotFiniteError
 
-ComparisonGroup = Literal["layer", "row", "column"]
-"""Weights that compete with each other: the whole matrix, one output row, or one input column (FedPrLLM 3.2.1)."""
+ComparisonGroup = Literal["layer", "row", "column"] | str
+"""Weights that compete with each other (FedPrLLM 3.2.1): the whole matrix (``layer``), one output row, one input column, or
+``n:m``, each m consecutive weights of a row, of which n are kept."""
+
+_PATTERN = re.compile(r"([1-9][0-9]*):([1-9][0-9]*)")
+
+
+def parse_pattern(group: ComparisonGroup) -> tuple[int, int] | None:
+    """(n, m) of an n:m pattern that keeps n of m weights, 0 < n < m; None if the text is no such pattern."""
+    match = _PATTERN.fullmatch(group)
+    if match is None:
+        return None
+    n, m = int(match[1]), int(match[2])
+    return (n, m) if n < m else None
+
+
+def group_size(shape: tuple[int, int], group: ComparisonGroup) -> int:
+    """Number of weights in every comparison group of a matrix.
+
+    Raises
+    ------
+    ValueError
+        The group is unknown, or an n:m pattern does not divide the rows of the matrix.
+    """
+    rows, columns = shape
+    if (pattern := parse_pattern(group)) is not None:
+        if columns % pattern[1]:
+            raise ValueError(f"pattern {group} does not divide rows of {columns} weights")
+        return pattern[1]
+    sizes = {"layer": rows * columns, "row": columns, "column": rows}
+    if group not in sizes:
+        raise ValueError(f"comparison group {group!r} is unknown")
+    return sizes[group]
 
 
 def pruned_per_group(shape: tuple[int, int], sparsity: float, group: ComparisonGroup) -> int:
-    """Number of weights that every comparison group of a matrix loses: ``int(group size * sparsity)``."""
-    rows, columns = shape
-    size = {"layer": rows * columns, "row": columns, "column": rows}[group]
-    return int(size * sparsity)
+    """Number of weights that every comparison group loses: ``int(group size * sparsity)``, or m - n of a pattern n:m."""
+    size = group_size(shape, group)
+    pattern = parse_pattern(group)
+    return int(size * sparsity) if pattern is None else pattern[1] - pattern[0]
 
 
 def pruned_in_matrix(shape: tuple[int, int], sparsity: float, group: ComparisonGroup) -> int:
     """Number of weights that a matrix loses when every comparison group loses its exact share."""
     rows, columns = shape
-    groups = {"layer": 1, "row": rows, "column": columns}[group]
-    return groups * pruned_per_group(shape, sparsity, group)
+    return rows * columns // group_size(shape, group) * pruned_per_group(shape, sparsity, group)
 
 
 def select_lowest(scores: Tensor, sparsity: float, group: ComparisonGroup) -> Tensor:
@@ -31,26 +62,28 @@ def select_lowest(scores: Tensor, sparsity: float, group: ComparisonGroup) -> Te
     Parameters
     ----------
     scores : (out_features, in_features), float
-    sparsity : share of each group to prune, in [0, 1)
+    sparsity : share of each group to prune, in [0, 1); an n:m pattern says it by itself
     group : see ``ComparisonGroup``
 
     Returns
     -------
     Tensor
-        bool, True where the weight is pruned. Each group loses exactly ``int(group size * sparsity)`` weights; among equal
-        scores the lower index goes first (row-major index in a layer).
+        bool, True where the weight is pruned. Each group loses exactly ``pruned_per_group`` weights; among equal scores
+        the lower index goes first (row-major index in a layer).
 
     Raises
     ------
     NotFiniteError
         A score is NaN, so that there is no order.
+    ValueError
+        See ``group_size``.
     """
     if bool(torch.isnan(scores).any()):
         raise NotFiniteError("the scores contain NaN and cannot be compared; check the model's weights")
     rows, columns = scores.shape
-    lines = {"layer": scores.reshape(1, -1), "row": scores, "column": scores.T}[group]
+    lines = (scores.T if group == "column" else scores).reshape(-1, group_size((rows, columns), group))
     lowest = torch.sort(lines, dim=1, stable=True).indices[:, : pruned_per_group((rows, columns), sparsity, group)]
     prune_mask = torch.zeros(lines.shape, dtype=torch.bool, device=scores.device).scatter_(1, lowest, True)
     if group == "column":
-        return prune_mask.T.contiguous()
+        return prune_mask.reshape(columns, rows).T.contiguous()
     return prune_mask.reshape(rows, columns)

@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pruning_kernels.bitmask import Words, num_words, unpack
-from pruning_kernels.selection import ComparisonGroup, pruned_per_group
+from pruning_kernels.selection import ComparisonGroup, group_size, pruned_per_group
 
 
 class VoteCounter:
@@ -61,14 +61,14 @@ def select_most_voted(
     Returns
     -------
     NDArray[np.bool_]
-        Prune mask, same shape; each group loses exactly ``int(group size * sparsity)`` weights.
+        Prune mask, same shape; each group loses exactly ``selection.pruned_per_group`` weights.
     """
     rows, columns = counts.shape
     quota = pruned_per_group((rows, columns), sparsity, group)
+    lines = (-1, group_size((rows, columns), group))
     if group == "column":
-        key = None if tie_key is None else tie_key.T
-        return np.ascontiguousarray(_select_in_lines(counts.T, quota, key).T)
-    lines = (1, rows * columns) if group == "layer" else (rows, columns)
+        key = None if tie_key is None else tie_key.T.reshape(lines)
+        return np.ascontiguousarray(_select_in_lines(counts.T.reshape(lines), quota, key).reshape(columns, rows).T)
     key = None if tie_key is None else tie_key.reshape(lines)
     return _select_in_lines(counts.reshape(lines), quota, key).reshape(rows, columns)
 

@@ -11,9 +11,10 @@ from flwr.superlink.grid import GrpcGrid
 from espalier.corpora.public_text import public_text
 from espalier.corpora.windows import evaluation_windows
 from espalier.evaluation.perplexity import mean_losses, perplexity
-from espalier.modeling.block_stream import BlockStream, PruneMasks, dense
+from espalier.modeling.block_stream import BlockStream
 from espalier.modeling.computing import Computing, set_up
-from espalier.modeling.export import check_export, export_pruned
+from espalier.modeling.edits import Edits, dense, masked
+from espalier.modeling.export import check_export, export_edited
 from espalier.modeling.opened import OpenedModel, open_model
 from espalier.settings.mistakes import Mistake
 from espalier.settings.node import NodeSettings
@@ -105,9 +106,9 @@ def _work(
             _collect_egress_logs(run)
     stream = BlockStream(run.model, computing)
     summary.sparsity = save_masks(run.model, strategy.prune_masks, run.folder.path / "masks.safetensors")
-    export_pruned(run.model, strategy.prune_masks, run.folder.path / "model")
+    export_edited(run.model, strategy.edits, run.folder.path / "model")
     a_few = next(iter(texts.values()))[:2]
-    check_export(stream, strategy.prune_masks, run.folder.path / "model", a_few, run.settings.export_check)
+    check_export(stream, strategy.edits, run.folder.path / "model", a_few, run.settings.export_check)
     run.progress.note("exported", "exported     model/ reloads to the same logits", sparsity=summary.sparsity)
     _measure(run, stream, strategy, texts, summary, simulation)
     for server_round in result.evaluate_metrics_clientapp.values():
@@ -123,13 +124,13 @@ def _measure(
 ) -> None:
     """Losses of the dense, the federated and, in simulation, the centralized model."""
     wanted = run.settings.evaluation.centralized
-    masks: dict[str, PruneMasks] = {"dense": dense, "federated": strategy.prune_masks}
+    edits: dict[str, Edits] = {"dense": dense, "federated": strategy.edits}
     scratch = run.folder.path / "centralized"
     if simulation and wanted != "off":
-        masks["centralized"] = centralized_masks(run, stream, BlobStore(scratch))
-    run.progress.begin("evaluating", len(masks))
-    for column, prune_masks in masks.items():
-        losses = mean_losses(stream, texts, prune_masks)
+        edits["centralized"] = masked(centralized_masks(run, stream, BlobStore(scratch)))
+    run.progress.begin("evaluating", len(edits))
+    for column, made in edits.items():
+        losses = mean_losses(stream, texts, made)
         for name, loss in losses.items():
             summary.losses[name][column] = loss
         text = ", ".join(f"{name} {perplexity(loss):.2f}" for name, loss in losses.items())

@@ -14,8 +14,8 @@ import tomli_w
 
 import espalier
 from espalier.evaluation.perplexity import perplexity
-from espalier.modeling.block_stream import PruneMasks
 from espalier.modeling.checkpoint import ShardWriter
+from espalier.modeling.edits import PruneMasks
 from espalier.modeling.opened import OpenedModel
 from espalier.settings.mistakes import Mistake
 from espalier.settings.run import RunSettings

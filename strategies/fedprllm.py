@@ -6,7 +6,7 @@ others as they are (no weight scaling). Ties, which the paper leaves open and it
 go to the smaller magnitude by default.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
+from espalier.modeling.edits import WeightEdit, masked
 from espalier.wire.evaluation import WINDOWS_BLOB, PublicText
 from espalier.wire.fedprllm import block_parts
 from espalier.wire.masks import mask_name, pack_masks, unpack_masks
@@ -78,6 +79,10 @@ class FedPrLLM(Strategy):
     def prune_masks(self, index: int) -> dict[str, torch.Tensor]:
         """The decided prune masks of one block: bool, by canonical linear name."""
         return unpack_masks(self.run.model.plan.blocks[index], self.run.checkpoint.blobs.get(self.mask_blobs[index]))
+
+    def edits(self, index: int) -> Mapping[str, WeightEdit]:
+        """What the method does to one block's dense weights."""
+        return masked(self.prune_masks)(index)
 
     # ----- the round --------------------------------------------------------------------------------------------------
 

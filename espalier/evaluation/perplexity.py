@@ -10,24 +10,25 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from espalier.modeling.block_stream import BlockStream, PruneMasks, dense, run_masked
+from espalier.modeling.block_stream import BlockStream, run_through
+from espalier.modeling.edits import Edits, dense
 
 
 @torch.no_grad()
-def mean_losses(stream: BlockStream, texts: Mapping[str, Tensor], prune_masks: PruneMasks = dense) -> dict[str, float]:
-    """Mean next-token loss in nats of the masked model on several texts, in one walk through the blocks.
+def mean_losses(stream: BlockStream, texts: Mapping[str, Tensor], edits: Edits = dense) -> dict[str, float]:
+    """Mean next-token loss in nats of the edited model on several texts, in one walk through the blocks.
 
     Parameters
     ----------
     texts : name -> windows (windows, tokens), int64, all with the same number of tokens
-    prune_masks : masks of each block
+    edits : what is done to each block's dense weights
 
     Returns
     -------
     dict
         name -> loss
     """
-    activations = run_masked(stream, torch.cat(list(texts.values())), prune_masks)
+    activations = run_through(stream, torch.cat(list(texts.values())), edits)
     per_window: list[float] = []
     for input_ids, logits in zip(activations.input_ids, stream.logits(activations), strict=True):
         predictions = logits[:, :-1].to(torch.float32)

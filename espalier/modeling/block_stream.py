@@ -5,7 +5,7 @@ relays records what the model passes to each block beside the hidden states (rot
 hands the finished hidden states to the model's own final norm and head.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from espalier.modeling.computing import Computing
+from espalier.modeling.edits import Edits, WeightEdit, dense
 from espalier.modeling.opened import OpenedModel
 from espalier.settings.mistakes import Mistake
 
@@ -75,15 +76,16 @@ class BlockStream:
         self._relays = [_Relay(block) for block in self._blocks]
         for index, relay in enumerate(self._relays):
             modules[index] = relay
-        self._load(self._skeleton, "")
+        self._load(self._skeleton, "", {})
         self._skeleton.tie_weights()
         self._skeleton.to(computing.device)
 
     @contextmanager
-    def block(self, index: int) -> Iterator[nn.Module]:
-        """Load one block's weights, in the computing dtype and on its device; they are dropped on leaving."""
+    def block(self, index: int, edits: Mapping[str, WeightEdit] | None = None) -> Iterator[nn.Module]:
+        """Load one block's weights, edited, in the computing dtype and on its device; they are dropped on leaving."""
         block = self._blocks[index]
-        self._load(block, f"{self.model.family.blocks}.{index}.")
+        weights = {f"{self.model.family.linears[name]}.weight": edit for name, edit in (edits or {}).items()}
+        self._load(block, f"{self.model.family.blocks}.{index}.", weights)
         block.to(self.computing.device)
         try:
             yield block
@@ -117,7 +119,7 @@ class BlockStream:
         finally:
             last.answer = None
 
-    def _load(self, module: nn.Module, prefix: str) -> None:
+    def _load(self, module: nn.Module, prefix: str, edits: Mapping[str, WeightEdit]) -> None:
         """Give a module's parameters and persistent buffers the values of the checkpoint; tied ones may be missing."""
         stored = self.model.checkpoint.tensors
         tied = set(getattr(self._skeleton, "all_tied_weights_keys", {}) or {})
@@ -125,6 +127,8 @@ class BlockStream:
         for name, wanted in module.state_dict().items():
             if prefix + name in stored:
                 value = self.model.checkpoint.read(prefix + name)
+                if name in edits:
+                    value = edits[name](value)
                 values[name] = value.to(self.computing.dtype) if value.is_floating_point() else value
                 if values[name].shape != wanted.shape:
                     found, shape = list(values[name].shape), list(wanted.shape)
@@ -132,15 +136,6 @@ class BlockStream:
             elif prefix + name not in tied:
                 raise Mistake(f"{self.model.directory}: tensor {prefix + name} is missing; copy the model again")
         module.load_state_dict(values, strict=False, assign=True)
-
-
-PruneMasks = Callable[[int], dict[str, Tensor]]
-"""Block index -> prune masks by canonical linear name, bool, shaped like the weights; an empty dictionary prunes nothing."""
-
-
-def dense(_: int) -> dict[str, Tensor]:
-    """The masks of the dense model: none."""
-    return {}
 
 
 @torch.no_grad()
@@ -152,11 +147,10 @@ def apply_prune_masks(linears: dict[str, nn.Linear], prune_masks: dict[str, Tens
 
 
 @torch.no_grad()
-def run_masked(stream: BlockStream, windows: Tensor, prune_masks: PruneMasks = dense) -> Activations:
-    """Pass token windows, shape (windows, tokens), through all blocks of the masked model; ``stream.logits`` finishes."""
+def run_through(stream: BlockStream, windows: Tensor, edits: Edits = dense) -> Activations:
+    """Pass token windows, shape (windows, tokens), through all blocks of the edited model; ``stream.logits`` finishes."""
     activations = stream.start(windows)
     for block_plan in stream.model.plan.blocks:
-        with stream.block(block_plan.index) as block:
-            apply_prune_masks(stream.linears(block_plan.index, block), prune_masks(block_plan.index))
+        with stream.block(block_plan.index, edits(block_plan.index)) as block:
             activations.through(block_plan.index, block)
     return activations

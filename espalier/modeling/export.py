@@ -9,8 +9,9 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from espalier.modeling.block_stream import BlockStream, PruneMasks, dense, run_masked
+from espalier.modeling.block_stream import BlockStream, run_through
 from espalier.modeling.checkpoint import Checkpoint, ShardWriter
+from espalier.modeling.edits import Edits, dense
 from espalier.modeling.opened import OpenedModel
 from espalier.settings.mistakes import Mistake
 from espalier.storage.atomic import replacing
@@ -23,10 +24,10 @@ class ExportError(RuntimeError):
     """The exported model is not what was to be exported."""
 
 
-def export_pruned(model: OpenedModel, prune_masks: PruneMasks, target: Path) -> None:
-    """Write the model with masked weights set to zero; dtypes, shard names and all other files stay as they are.
+def export_edited(model: OpenedModel, edits: Edits, target: Path) -> None:
+    """Write the model with edited weights; dtypes, shard names and all other files stay as they are.
 
-    The directory appears whole or not at all; weights are read, masked and written one tensor at a time.
+    The directory appears whole or not at all; weights are read, edited and written one tensor at a time.
 
     Raises
     ------
@@ -38,7 +39,7 @@ def export_pruned(model: OpenedModel, prune_masks: PruneMasks, target: Path) -> 
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
         for shard in model.checkpoint.shards:
-            _write_shard(model, shard, unfinished / shard.name, prune_masks)
+            _write_shard(model, shard, unfinished / shard.name, edits)
         for file in sorted(model.directory.iterdir()):
             if file.is_file() and not file.name.startswith(".") and not file.name.endswith(NOT_COPIED):
                 shutil.copyfile(file, unfinished / file.name)
@@ -48,27 +49,27 @@ def export_pruned(model: OpenedModel, prune_masks: PruneMasks, target: Path) -> 
         raise Mistake(f"cannot write {target}: {error.strerror or error}; free the disk and resume the run") from error
 
 
-def _write_shard(model: OpenedModel, shard: Path, target: Path, prune_masks: PruneMasks) -> None:
+def _write_shard(model: OpenedModel, shard: Path, target: Path, edits: Edits) -> None:
     stored = {name: tensor for name, tensor in model.checkpoint.tensors.items() if tensor.shard == shard}
     specs = {name: (tensor.dtype, tensor.shape, tensor.stop - tensor.start) for name, tensor in stored.items()}
     with replacing(target) as file:
         writer = ShardWriter(file, specs, {"format": "pt"})
-        for name, value in _masked_tensors(model, specs, prune_masks):
+        for name, value in _edited_tensors(model, specs, edits):
             writer.write(name, _bits(value).numpy().data)
 
 
-def _masked_tensors(model: OpenedModel, names: Iterable[str], prune_masks: PruneMasks) -> Iterator[tuple[str, Tensor]]:
-    """Tensors of the model as they are to be exported, one at a time; a block's masks are read once for its tensors."""
-    masked = {linear.parameter: (block.index, linear.name) for block in model.plan.blocks for linear in block.linears}
-    block_in_hand, masks = -1, {}
+def _edited_tensors(model: OpenedModel, names: Iterable[str], edits: Edits) -> Iterator[tuple[str, Tensor]]:
+    """Tensors of the model as they are to be exported, one at a time; a block's edits are made once for its tensors."""
+    owner = {linear.parameter: (block.index, linear.name) for block in model.plan.blocks for linear in block.linears}
+    block_in_hand, block_edits = -1, edits(0)
     for name in names:
         value = model.checkpoint.read(name)
-        if name in masked:
-            index, linear = masked[name]
+        if name in owner:
+            index, linear = owner[name]
             if index != block_in_hand:
-                block_in_hand, masks = index, prune_masks(index)
-            if linear in masks:
-                value.masked_fill_(masks[linear], 0)
+                block_in_hand, block_edits = index, edits(index)
+            if linear in block_edits:
+                value = block_edits[linear](value)
         yield name, value
 
 
@@ -77,8 +78,8 @@ def _bits(value: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def check_export(stream: BlockStream, prune_masks: PruneMasks, target: Path, windows: Tensor, reload_with: str) -> None:
-    """Reload an exported model and compare its logits and zeros with the masks that were meant.
+def check_export(stream: BlockStream, edits: Edits, target: Path, windows: Tensor, reload_with: str) -> None:
+    """Reload an exported model and compare its logits and tensors with what was meant.
 
     Parameters
     ----------
@@ -90,9 +91,9 @@ def check_export(stream: BlockStream, prune_masks: PruneMasks, target: Path, win
     Raises
     ------
     ExportError
-        Logits differ by more than the computing dtype explains, or a tensor is not the (masked) dense one.
+        Logits differ by more than the computing dtype explains, or a tensor is not the (edited) dense one.
     """
-    expected = _logits(stream, windows, prune_masks)
+    expected = _logits(stream, windows, edits)
     if reload_with == "transformers":
         transformers_logging.disable_progress_bar()
         reloaded = AutoModelForCausalLM.from_pretrained(target, local_files_only=True, dtype=stream.computing.dtype)
@@ -105,16 +106,16 @@ def check_export(stream: BlockStream, prune_masks: PruneMasks, target: Path, win
     scale = max(1.0, expected.float().abs().max().item())
     if not difference <= tolerance * scale:
         raise ExportError(f"{target}: logits of the reloaded model differ by {difference:.3g}; the export is not usable")
-    _check_tensors(stream.model, prune_masks, target)
+    _check_tensors(stream.model, edits, target)
 
 
-def _logits(stream: BlockStream, windows: Tensor, prune_masks: PruneMasks) -> Tensor:
-    return torch.cat(list(stream.logits(run_masked(stream, windows, prune_masks))))
+def _logits(stream: BlockStream, windows: Tensor, edits: Edits) -> Tensor:
+    return torch.cat(list(stream.logits(run_through(stream, windows, edits))))
 
 
-def _check_tensors(model: OpenedModel, prune_masks: PruneMasks, target: Path) -> None:
-    """Every tensor of the export is, bit for bit, the dense one or the masked dense one."""
+def _check_tensors(model: OpenedModel, edits: Edits, target: Path) -> None:
+    """Every tensor of the export is, bit for bit, the dense one or the edited one."""
     written = Checkpoint(target)
-    for name, expected in _masked_tensors(model, model.checkpoint.tensors, prune_masks):
+    for name, expected in _edited_tensors(model, model.checkpoint.tensors, edits):
         if name not in written.tensors or not torch.equal(_bits(written.read(name)), _bits(expected)):
             raise ExportError(f"{target}: {name} is not what was to be exported; the export is not usable")

@@ -6,8 +6,9 @@ It needs everybody's data in one place, so it exists in simulation only, where t
 import torch
 
 from espalier.corpora.client_text import client_windows
-from espalier.modeling.block_stream import BlockStream, PruneMasks
+from espalier.modeling.block_stream import BlockStream
 from espalier.modeling.calibration import prune_by_block
+from espalier.modeling.edits import PruneMasks
 from espalier.settings.node import NodeSettings
 from espalier.storage.blobs import BlobStore
 from espalier.wire.masks import pack_masks, unpack_masks

@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from espalier.evaluation.perplexity import mean_losses, perplexity
 from espalier.modeling.block_stream import BlockStream
 from espalier.modeling.computing import Computing
+from espalier.modeling.edits import masked
 from espalier.modeling.opened import OpenedModel
 
 CPU = Computing(torch.device("cpu"), torch.float32, 1)
@@ -79,7 +80,9 @@ def test_several_texts_keep_their_own_losses_across_batches(stream: BlockStream,
 
 def test_the_masked_models_loss_is_that_of_transformers_with_zeros(stream: BlockStream, directory: Path) -> None:
     text = windows(3, 12, 1)
-    found = mean_losses(stream, {"a": text}, lambda index: {"mlp.up": torch.ones(40, 32, dtype=torch.bool)} if index else {})
+    found = mean_losses(
+        stream, {"a": text}, masked(lambda index: {"mlp.up": torch.ones(40, 32, dtype=torch.bool)} if index else {})
+    )
     expected = loss_by_transformers(directory, text, "model.layers.1.mlp.up_proj.weight")
     assert found["a"] == pytest.approx(expected, rel=1e-5)
     assert found["a"] != pytest.approx(mean_losses(stream, {"a": text})["a"], rel=1e-3)

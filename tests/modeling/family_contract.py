@@ -16,9 +16,10 @@ from tiny_models import CPU, random_masks, save_model, token_windows, whole_mode
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
-from espalier.modeling.block_stream import BlockStream, run_masked
+from espalier.modeling import edits
+from espalier.modeling.block_stream import BlockStream, run_through
 from espalier.modeling.calibration import prune_by_block
-from espalier.modeling.export import check_export, export_pruned
+from espalier.modeling.export import check_export, export_edited
 from espalier.modeling.opened import OpenedModel
 from espalier.wire.plan import BlockPlan
 
@@ -125,7 +126,7 @@ class FamilyContract(ABC):
     def test_streamed_logits_are_those_of_the_whole_model(self, opened: OpenedModel) -> None:
         windows = token_windows(11, 9)
         stream = BlockStream(opened, CPU)
-        found = torch.cat(list(stream.logits(run_masked(stream, windows))))
+        found = torch.cat(list(stream.logits(run_through(stream, windows))))
         expected = whole_model(opened.directory)(input_ids=windows, use_cache=False).logits
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
@@ -144,7 +145,7 @@ class FamilyContract(ABC):
         def masks(index: int) -> dict[str, Tensor]:
             return masks_of(opened.plan.blocks[index])
 
-        export_pruned(opened, masks, tmp_path / "model")
+        export_edited(opened, edits.masked(masks), tmp_path / "model")
         masked = whole_model(opened.directory)
         for index, block in enumerate(masked.get_submodule(self.blocks)):
             for name, mask in masks(index).items():
@@ -153,4 +154,4 @@ class FamilyContract(ABC):
         found = AutoModelForCausalLM.from_pretrained(tmp_path / "model", local_files_only=True)
         assert torch.equal(found(input_ids=windows).logits, masked(input_ids=windows).logits)
         for reload_with in ("transformers", "streamed"):
-            check_export(BlockStream(opened, CPU), masks, tmp_path / "model", windows, reload_with)
+            check_export(BlockStream(opened, CPU), edits.masked(masks), tmp_path / "model", windows, reload_with)

@@ -9,7 +9,8 @@ from safetensors.torch import load_file, save_file
 from tiny_models import CPU, llama_config, random_masks, save_model, token_windows, whole_model
 from torch import Tensor, nn
 
-from espalier.modeling.block_stream import WINDOWS_PER_BATCH, BlockStream, apply_prune_masks, dense, run_masked
+from espalier.modeling import edits
+from espalier.modeling.block_stream import WINDOWS_PER_BATCH, BlockStream, apply_prune_masks, run_through
 from espalier.modeling.computing import Computing
 from espalier.modeling.opened import OpenedModel
 from espalier.settings.mistakes import Mistake
@@ -26,7 +27,7 @@ def stream(untied: Path) -> BlockStream:
 
 
 def logits(stream: BlockStream, windows: Tensor) -> Tensor:
-    return torch.cat(list(stream.logits(run_masked(stream, windows))))
+    return torch.cat(list(stream.logits(run_through(stream, windows))))
 
 
 @torch.no_grad()
@@ -55,7 +56,7 @@ def test_a_stream_can_be_used_again_and_gives_the_same_bits(stream: BlockStream)
 def test_logits_that_were_not_read_to_the_end_leave_nothing_behind(stream: BlockStream) -> None:
     ids = token_windows(WINDOWS_PER_BATCH + 1, 6)
     first = logits(stream, ids)
-    unfinished = stream.logits(run_masked(stream, ids))
+    unfinished = stream.logits(run_through(stream, ids))
     next(unfinished)
     unfinished.close()
     assert torch.equal(logits(stream, ids), first)
@@ -113,13 +114,13 @@ def test_masked_logits_are_those_of_the_whole_model_with_zeros(stream: BlockStre
             for name, mask in random_masks(shapes, index).items():
                 block.get_submodule(LINEARS[name]).weight[mask] = 0
     ids = token_windows(3, 8)
-    found = torch.cat(list(stream.logits(run_masked(stream, ids, lambda index: random_masks(shapes, index)))))
+    found = torch.cat(list(stream.logits(run_through(stream, ids, edits.masked(lambda index: random_masks(shapes, index))))))
     with torch.no_grad():
         torch.testing.assert_close(found, masked(input_ids=ids, use_cache=False).logits, rtol=1e-5, atol=1e-5)
 
 
-def test_the_dense_model_has_no_masks() -> None:
-    assert dense(3) == {}
+def test_the_dense_model_has_no_edits() -> None:
+    assert edits.dense(3) == {}
 
 
 def test_masks_set_weights_to_zero_and_leave_the_others() -> None:
@@ -145,7 +146,7 @@ def test_a_tensor_that_is_missing_outside_of_the_linears_is_a_mistake(untied: Pa
     del tensors[name]
     save_file(tensors, damaged / "model.safetensors", {"format": "pt"})
     with pytest.raises(Mistake, match=name):
-        run_masked(BlockStream(OpenedModel(damaged), CPU), token_windows(1, 4))
+        run_through(BlockStream(OpenedModel(damaged), CPU), token_windows(1, 4))
 
 
 def test_a_configuration_of_another_width_is_a_mistake(untied: Path, tmp_path: Path) -> None:
@@ -153,4 +154,4 @@ def test_a_configuration_of_another_width_is_a_mistake(untied: Path, tmp_path: P
     text = (damaged / "config.json").read_text()
     (damaged / "config.json").write_text(text.replace('"intermediate_size": 48', '"intermediate_size": 40'))
     with pytest.raises(Mistake, match="damaged"):
-        run_masked(BlockStream(OpenedModel(damaged), CPU), token_windows(1, 4))
+        run_through(BlockStream(OpenedModel(damaged), CPU), token_windows(1, 4))

@@ -14,8 +14,9 @@ from tiny_models import CPU, llama_config, random_masks, save_model, token_windo
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from espalier.modeling.block_stream import BlockStream, dense
-from espalier.modeling.export import ExportError, check_export, export_pruned
+from espalier.modeling import edits
+from espalier.modeling.block_stream import BlockStream
+from espalier.modeling.export import ExportError, check_export, export_edited
 from espalier.modeling.opened import OpenedModel
 from espalier.settings.mistakes import Mistake
 
@@ -28,7 +29,7 @@ def masks_of(model: OpenedModel, index: int) -> dict[str, Tensor]:
 
 def exported(directory: Path, target: Path) -> Path:
     model = OpenedModel(directory)
-    export_pruned(model, lambda index: masks_of(model, index), target)
+    export_edited(model, edits.masked(lambda index: masks_of(model, index)), target)
     return target
 
 
@@ -140,7 +141,7 @@ def test_a_disk_that_fills_up_while_files_are_copied_is_a_mistake(
 
 
 def test_no_masks_export_the_dense_model(untied: Path, tmp_path: Path) -> None:
-    export_pruned(OpenedModel(untied), dense, tmp_path / "model")
+    export_edited(OpenedModel(untied), edits.dense, tmp_path / "model")
     found, stored = all_tensors(tmp_path / "model"), all_tensors(untied)
     assert all(bits(found[name]) == bits(stored[name]) for name in stored)
 
@@ -159,7 +160,7 @@ def target(model: OpenedModel, tmp_path: Path) -> Path:
 
 
 def check(model: OpenedModel, target: Path, reload_with: str = "transformers") -> None:
-    check_export(BlockStream(model, CPU), lambda index: masks_of(model, index), target, WINDOWS, reload_with)
+    check_export(BlockStream(model, CPU), edits.masked(lambda index: masks_of(model, index)), target, WINDOWS, reload_with)
 
 
 def change(target: Path, name: str, where: Any, value: float) -> None:
@@ -198,7 +199,9 @@ def test_weights_that_are_not_a_number_are_noticed(model: OpenedModel, target: P
 
 def test_masks_of_another_run_are_noticed(model: OpenedModel, target: Path) -> None:
     with pytest.raises(ExportError):
-        check_export(BlockStream(model, CPU), lambda index: masks_of(model, 2 - index), target, WINDOWS, "transformers")
+        check_export(
+            BlockStream(model, CPU), edits.masked(lambda index: masks_of(model, 2 - index)), target, WINDOWS, "transformers"
+        )
 
 
 def test_a_changed_embedding_of_a_word_that_the_windows_lack_is_noticed(model: OpenedModel, target: Path) -> None:

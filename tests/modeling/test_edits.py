@@ -1,0 +1,34 @@
+"""What edits do to a weight, checked on paper."""
+
+import torch
+
+from espalier.modeling.edits import dense, masked, masked_and_scaled
+
+WEIGHT = torch.tensor([[1.0, -2.0, 3.0], [4.0, 5.0, -6.0]])
+MASK = torch.tensor([[True, False, False], [False, False, True]])
+
+
+def test_masked_weights_are_zero_and_others_untouched() -> None:
+    (edit,) = masked(lambda index: {"attn.q": MASK})(0).values()
+    assert edit(WEIGHT).tolist() == [[0, -2, 3], [4, 5, 0]]
+    assert WEIGHT[0, 0] == 1
+
+
+def test_scaled_weights_keep_the_share_of_clients_that_keep_them() -> None:
+    """4 clients; votes [[4, 1, 0], [2, 4, 3]]: shares [[0, 3/4, 1], [1/2, 0, 1/4]]; a kept weight with all votes goes to 0."""
+    share = torch.tensor([[0, 0.75, 1], [0.5, 0, 0.25]])
+    edit = masked_and_scaled(lambda index: {"attn.q": MASK}, lambda index: {"attn.q": share})(0)["attn.q"]
+    assert edit(WEIGHT).tolist() == [[0, -1.5, 3], [2, 0, 0]]
+
+
+def test_scaling_rounds_to_the_weight_s_own_dtype() -> None:
+    """1.0078125 * 2/3 = 0.671875 exactly representable in 8 bits of mantissa is not; bfloat16 rounds to nearest."""
+    weight, share = torch.tensor([[1.0078125]], dtype=torch.bfloat16), torch.tensor([[2 / 3]])
+    none = torch.zeros(1, 1, dtype=torch.bool)
+    edited = masked_and_scaled(lambda index: {"mlp.up": none}, lambda index: {"mlp.up": share})(0)["mlp.up"](weight)
+    assert edited.dtype == torch.bfloat16
+    assert abs(edited.item() - 1.0078125 * 2 / 3) <= 0.671875 * 2**-8
+
+
+def test_the_dense_model_has_no_edits() -> None:
+    assert dense(3) == {}
