@@ -1,12 +1,16 @@
 """FedPrLLM at a client (papers: section 3.2, step 1): prune the model with one's own text, and vote with the mask.
 
-The mask travels; calibration tokens, activations and scores never do. What later messages need again (the masks, to
-evaluate them or to hand out further parts) stays in the client's private state.
+The mask travels; calibration tokens, activations and scores never do. What later messages need again (masks, to evaluate
+them or to hand out further parts, and hidden states between the rounds of iterative pruning) stays in the private state.
 """
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
 
 from client_app.parts import hand_out
 from client_app.site import Site, reply_to
@@ -14,14 +18,15 @@ from espalier.corpora.client_text import client_windows
 from espalier.corpora.windows import windows_sha256
 from espalier.evaluation.perplexity import mean_losses
 from espalier.modeling.block_stream import BlockStream
-from espalier.modeling.calibration import prune_by_block
+from espalier.modeling.calibration import choose_in_dense_block, prune_by_block
 from espalier.modeling.edits import masked
 from espalier.settings.mistakes import Mistake
+from espalier.storage.blobs import BlobStore
 from espalier.storage.private import PrivateState
 from espalier.wire.evaluation import WINDOWS_BLOB, LocalLoss
-from espalier.wire.fedprllm import VoteReport, block_parts
+from espalier.wire.fedprllm import VoteReport, block_parts, blocks_of_round
 from espalier.wire.masks import pack_masks, unpack_masks
-from espalier.wire.messages import Letter, validate
+from espalier.wire.messages import Header, Letter, validate
 from espalier.wire.payload import block_key, unpack_tensors
 from pruning_kernels.local import LocalPruning
 from pruning_kernels.scores import NotFiniteError
@@ -31,30 +36,85 @@ fetch = hand_out
 
 def train(site: Site, request: Letter) -> Letter:
     """Prune locally and reply with the first part of the masks; a repeated request is answered from what was kept."""
-    header = request.header
+    header, job = request.header, site.settings.fedprllm
     state = site.state(header)
     with state.locked():
         saved = state.load(header.server_round, "report")
-        report = validate(VoteReport, saved) if saved is not None else _vote(site, state, header.rank, header.server_round)
+        if saved is not None:
+            report = validate(VoteReport, saved)
+        else:
+            report = (
+                _vote_on_all_blocks(site, state, header)
+                if job.strategy == "one-shot"
+                else _vote_on_one_block(site, state, request)
+            )
         state.save(header.server_round, "report", report.model_dump())
         state.collect_garbage(header.server_round)
     store = state.blobs(header.server_round)
-    first_part = block_parts(site.model.plan, site.settings.part_bytes)[0]
-    return reply_to(request, report, {block_key(index): store.get(report.blob_sha256[index]) for index in first_part})
+    blocks = blocks_of_round(site.model.plan, job, header.server_round)
+    hashes = dict(zip(blocks, report.blob_sha256, strict=True))
+    first_part = block_parts(site.model.plan, job, header.server_round, site.settings.part_bytes)[0]
+    return reply_to(request, report, {block_key(index): store.get(hashes[index]) for index in first_part})
 
 
-def _vote(site: Site, state: PrivateState, rank: int, server_round: int) -> VoteReport:
-    """Prune the model block by block and keep each block's masks as soon as they are made."""
+def _vote_on_all_blocks(site: Site, state: PrivateState, header: Header) -> VoteReport:
+    """One-shot: prune the model block by block and keep each block's masks as soon as they are made."""
     started = time.monotonic()
-    job = site.settings.fedprllm
-    windows = client_windows(site.settings, site.node, site.model.encode, rank)
+    windows = client_windows(site.settings, site.node, site.model.encode, header.rank)
+    hashes = _prune_alone(site, windows, state.blobs(header.server_round))
+    return _report(windows, hashes, started)
+
+
+def _vote_on_one_block(site: Site, state: PrivateState, request: Letter) -> VoteReport:
+    """Iterative: apply the server's decision to the block before, go through it, and vote on the next (section 3.2.3).
+
+    The hidden states before the round's block stay in the private state of the round; the next round starts from them.
+    """
+    started = time.monotonic()
+    server_round = request.header.server_round
+    stream, store = BlockStream(site.model, site.computing), state.blobs(server_round)
+    if server_round == 1:
+        windows = client_windows(site.settings, site.node, site.model.encode, request.header.rank)
+        activations = stream.start(windows)
+    else:
+        kept = state.load(server_round - 1, "activations")
+        if kept is None:
+            raise Mistake(f"train: this client kept no hidden states of round {server_round - 1}; it cannot join later")
+        tensors = load_tensors(state.blobs(server_round - 1).get(kept["blob"]))
+        windows, before = tensors["windows"], server_round - 2
+        activations = stream.resume(windows, tensors["hidden"])
+        decided = unpack_masks(site.model.plan.blocks[before], request.blobs[block_key(before)])
+        with torch.no_grad(), stream.block(before, masked(lambda _: decided)(before)) as block:
+            activations.through(before, block)
+    hidden = torch.cat(activations.hidden).cpu()
+    state.save(server_round, "activations", {"blob": store.put(save_tensors({"windows": windows, "hidden": hidden}))})
+    with _mistakes_of_kernels():
+        masks = choose_in_dense_block(stream, activations, server_round - 1, _local_pruning(site).prune_mask)
+    return _report(windows, [store.put(pack_masks(masks))], started)
+
+
+def _prune_alone(site: Site, windows: torch.Tensor, store: BlobStore) -> list[str]:
+    """Prune all blocks with this client's windows alone; returns the hash of each block's masks in the store."""
     stream = BlockStream(site.model, site.computing)
-    store = state.blobs(server_round)
-    local = LocalPruning(job.local_metric, job.sparsity, job.local_comparison_group)
+    with _mistakes_of_kernels():
+        pruned = prune_by_block(stream, windows, _local_pruning(site).prune_mask)
+        return [store.put(pack_masks(masks)) for _, masks in pruned]
+
+
+def _local_pruning(site: Site) -> LocalPruning:
+    job = site.settings.fedprllm
+    return LocalPruning(job.local_metric, job.sparsity, job.local_group)
+
+
+@contextmanager
+def _mistakes_of_kernels() -> Iterator[None]:
     try:
-        hashes = [store.put(pack_masks(masks)) for _, masks in prune_by_block(stream, windows, local.prune_mask)]
+        yield
     except NotFiniteError as error:
         raise Mistake(str(error)) from error
+
+
+def _report(windows: torch.Tensor, hashes: list[str], started: float) -> VoteReport:
     return VoteReport(
         seconds=time.monotonic() - started,
         calibration_tokens=windows.numel(),
@@ -66,17 +126,27 @@ def _vote(site: Site, state: PrivateState, rank: int, server_round: int) -> Vote
 def evaluate(site: Site, request: Letter) -> Letter:
     """Loss of this client's own pruned model on the public text that the server sent along."""
     started = time.monotonic()
-    header = request.header
-    state = site.state(header)
-    saved = state.load(header.server_round, "report")
-    if saved is None:
-        raise Mistake(f"evaluate: this client kept no masks of round {header.server_round}; run the round again")
-    report, store = validate(VoteReport, saved), state.blobs(header.server_round)
+    store, hashes = _own_masks(site, request.header)
 
     def own_masks(index: int) -> dict[str, torch.Tensor]:
-        return unpack_masks(site.model.plan.blocks[index], store.get(report.blob_sha256[index]))
+        return unpack_masks(site.model.plan.blocks[index], store.get(hashes[index]))
 
     arrays = unpack_tensors(request.blobs[WINDOWS_BLOB])
     texts = {name: torch.from_numpy(arrays[name]).to(torch.int64) for name in request.scalars["names"]}
     losses = mean_losses(BlockStream(site.model, site.computing), texts, masked(own_masks))
     return reply_to(request, LocalLoss(losses=list(losses.values()), seconds=time.monotonic() - started))
+
+
+def _own_masks(site: Site, header: Header) -> tuple[BlobStore, list[str]]:
+    """What the client would prune alone: kept since it voted, or, if it voted block by block, found out now."""
+    state = site.state(header)
+    store = state.blobs(header.server_round)
+    saved = state.load(header.server_round, "report")
+    if saved is None:
+        raise Mistake(f"evaluate: this client kept no masks of round {header.server_round}; run the round again")
+    if site.settings.fedprllm.strategy == "one-shot":
+        return store, validate(VoteReport, saved).blob_sha256
+    kept = state.load(header.server_round, "activations")
+    if kept is None:
+        raise Mistake(f"evaluate: this client kept no hidden states of round {header.server_round}; run the round again")
+    return store, _prune_alone(site, load_tensors(store.get(kept["blob"]))["windows"], store)

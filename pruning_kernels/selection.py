@@ -3,7 +3,9 @@
 import re
 from typing import Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from pruning_kernels.scores import NotFiniteError
@@ -87,3 +89,10 @@ def select_lowest(scores: Tensor, sparsity: float, group: ComparisonGroup) -> Te
     if group == "column":
         return prune_mask.reshape(columns, rows).T.contiguous()
     return prune_mask.reshape(rows, columns)
+
+
+def pruned_by_group(prune_mask: NDArray[np.bool_], group: ComparisonGroup) -> NDArray[np.int64]:
+    """How many weights each comparison group of a prune mask, shape (rows, columns), loses: (number of groups,)."""
+    rows, columns = prune_mask.shape
+    lines = (prune_mask.T if group == "column" else prune_mask).reshape(-1, group_size((rows, columns), group))
+    return lines.sum(axis=1, dtype=np.int64)

@@ -105,7 +105,9 @@ def _work(
         if simulation:
             _collect_egress_logs(run)
     stream = BlockStream(run.model, computing)
-    summary.sparsity = save_masks(run.model, strategy.prune_masks, run.folder.path / "masks.safetensors")
+    summary.masked = save_masks(run.model, strategy.prune_masks, run.folder.path / "masks.safetensors")
+    summary.sparsity = summary.masked + strategy.zeros_beyond_masks() / run.model.plan.num_weights
+    summary.report = strategy.report()
     export_edited(run.model, strategy.edits, run.folder.path / "model")
     a_few = next(iter(texts.values()))[:2]
     check_export(stream, strategy.edits, run.folder.path / "model", a_few, run.settings.export_check)

@@ -27,7 +27,9 @@ from strategies.run_folder import RunFolder
 
 SCHEMA_VERSION = 1
 COLUMNS = ("dense", "local_only", "centralized", "federated")
-SPARSITY_DEFINITION = "pruned weights / weights of the decoder blocks' linears (embeddings, norms, biases and head excluded)"
+SPARSITY_DEFINITION = (
+    "weights that the method set to zero / weights of the decoder blocks' linears (embeddings, norms, biases and head excluded)"
+)
 LIBRARIES = ("flwr", "torch", "transformers", "safetensors", "numpy")
 
 
@@ -92,6 +94,11 @@ class Summary:
     roster: Roster = field(default_factory=Roster)
     rounds: int = 0
     sparsity: float | None = None
+    """Share of the prunable weights that are zero in the result."""
+    masked: float | None = None
+    """Share of the prunable weights that are masked."""
+    report: dict[str, Any] = field(default_factory=dict)
+    """What the method says of itself alone."""
     losses: dict[str, dict[str, float | None]] = field(default_factory=dict)
     """text -> column -> mean loss in nats; ``local_only`` is a mean of perplexities and kept apart."""
     local_perplexities: dict[str, dict[int, float]] = field(default_factory=dict)
@@ -118,7 +125,8 @@ class Summary:
             "clients": self._clients(folder),
             "refused": self.roster.refused,
             "rounds": self.rounds,
-            "sparsity": {"achieved": self.sparsity, "definition": SPARSITY_DEFINITION},
+            "sparsity": {"achieved": self.sparsity, "masked": self.masked, "definition": SPARSITY_DEFINITION},
+            "report": self.report,
             "metrics": [
                 {
                     "name": "perplexity",

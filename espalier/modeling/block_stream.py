@@ -109,6 +109,12 @@ class BlockStream:
             calls.append([relay.call for relay in self._relays])
         return Activations(batches, hidden, calls)
 
+    def resume(self, windows: Tensor, hidden: Tensor) -> Activations:
+        """Activations that stand where ``hidden``, (windows, tokens, hidden size), was taken from ``Activations.hidden``."""
+        activations = self.start(windows)
+        activations.hidden = list(hidden.to(self.computing.device, self.computing.dtype).split(WINDOWS_PER_BATCH))
+        return activations
+
     @torch.no_grad()
     def logits(self, activations: Activations) -> Iterator[Tensor]:
         """Final norm and head over the hidden states after the last block: (windows, tokens, vocabulary) per batch."""

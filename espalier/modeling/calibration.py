@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from espalier.modeling.block_stream import BlockStream, apply_prune_masks
+from espalier.modeling.block_stream import Activations, BlockStream, apply_prune_masks
 
 ChoosePruneMask = Callable[[Tensor, Tensor], Tensor]
 """(weight, input_square_sum) -> prune mask; see ``pruning_kernels.local``."""
@@ -71,11 +71,26 @@ def prune_by_block(stream: BlockStream, windows: Tensor, choose: ChoosePruneMask
     activations = stream.start(windows)
     for block_plan in stream.model.plan.blocks:
         with stream.block(block_plan.index) as block:
-            linears = stream.linears(block_plan.index, block)
-            norms = InputSquareSums(linears)
-            with norms.watching():
-                activations.through(block_plan.index, block, keep=False)
-            masks = {name: choose(linear.weight, norms.sums[name]) for name, linear in linears.items()}
-            apply_prune_masks(linears, masks)
+            masks = _choose_in_block(stream, activations, block_plan.index, block, choose)
+            apply_prune_masks(stream.linears(block_plan.index, block), masks)
             activations.through(block_plan.index, block)
         yield block_plan.index, masks
+
+
+@torch.no_grad()
+def choose_in_dense_block(
+    stream: BlockStream, activations: Activations, index: int, choose: ChoosePruneMask
+) -> dict[str, Tensor]:
+    """Prune masks of one block for one party, whose activations stand before it and stay there."""
+    with stream.block(index) as block:
+        return _choose_in_block(stream, activations, index, block, choose)
+
+
+def _choose_in_block(
+    stream: BlockStream, activations: Activations, index: int, block: nn.Module, choose: ChoosePruneMask
+) -> dict[str, Tensor]:
+    linears = stream.linears(index, block)
+    norms = InputSquareSums(linears)
+    with norms.watching():
+        activations.through(index, block, keep=False)
+    return {name: choose(linear.weight, norms.sums[name]) for name, linear in linears.items()}

@@ -26,8 +26,4 @@ def contract_for(request: Letter, plan: ModelPlan, settings: RunSettings) -> Con
         return enrolment.contract(settings.method)
     if header.kind == "evaluate":
         return evaluation.contract(settings.method, validate(evaluation.PublicText, request.scalars))
-    method = METHODS[settings.method]
-    num_parts = len(method.block_parts(plan, settings.part_bytes))
-    if header.part >= num_parts or (header.kind == "train" and header.part):
-        raise Mistake(f"message: part {header.part} of a {header.kind} does not exist, a reply has {num_parts}")
-    return method.contract(header.kind, plan, settings.job, header.part, settings.part_bytes)
+    return METHODS[settings.method].contract(header, plan, settings.job, settings.part_bytes)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
@@ -10,12 +11,12 @@ from espalier.settings.fedprllm import FedPrLLMSettings
 from espalier.settings.mistakes import Mistake
 from espalier.wire.contract import Contract, Side
 from espalier.wire.masks import mask_name
-from espalier.wire.messages import NoScalars, Scalars
+from espalier.wire.messages import Header, NoScalars, Scalars
 from espalier.wire.parts import PartRequest, Sha256
 from espalier.wire.payload import TensorSpec, block_key
 from espalier.wire.plan import BlockPlan, ModelPlan, cut_into_parts
-from pruning_kernels.bitmask import count, count_rows, has_clean_padding, num_words
-from pruning_kernels.selection import pruned_in_matrix, pruned_per_group
+from pruning_kernels.bitmask import Words, count, count_rows, has_clean_padding, num_words, unpack
+from pruning_kernels.selection import pruned_by_group, pruned_in_matrix, pruned_per_group
 
 
 class VoteReport(Scalars):
@@ -33,55 +34,82 @@ def mask_specs(block: BlockPlan) -> dict[str, TensorSpec]:
     return {mask_name(linear.name): TensorSpec("U64", (num_words(linear.num_weights),)) for linear in block.linears}
 
 
-def block_parts(plan: ModelPlan, part_bytes: int) -> list[range]:
-    """Which blocks travel in which part of a reply."""
-    sizes = [sum(spec.num_bytes for spec in mask_specs(block).values()) for block in plan.blocks]
-    return cut_into_parts(sizes, part_bytes)
+def blocks_of_round(plan: ModelPlan, settings: FedPrLLMSettings, server_round: int) -> range:
+    """Which blocks a round decides: all of them, or the round's own when pruning is iterative (section 3.2.3)."""
+    if settings.strategy == "one-shot":
+        return range(len(plan.blocks))
+    if not 1 <= server_round <= len(plan.blocks):
+        raise Mistake(f"message: round {server_round} does not exist, iterative pruning has one per block: {len(plan.blocks)}")
+    return range(server_round - 1, server_round)
+
+
+def block_parts(plan: ModelPlan, settings: FedPrLLMSettings, server_round: int, part_bytes: int) -> list[range]:
+    """Which blocks travel in which part of a round's reply."""
+    blocks = blocks_of_round(plan, settings, server_round)
+    sizes = [sum(spec.num_bytes for spec in mask_specs(plan.blocks[index]).values()) for index in blocks]
+    return [range(blocks[part.start], blocks[part.stop - 1] + 1) for part in cut_into_parts(sizes, part_bytes)]
 
 
 @dataclass(frozen=True)
 class ExactSparsity:
-    """Checks that every mask prunes exactly the number of weights that the settings ask for."""
+    """Checks that every comparison group of a mask prunes exactly the number of weights that the settings ask for."""
 
     plan: ModelPlan
     settings: FedPrLLMSettings
 
     def __call__(self, key: str, tensors: Mapping[str, NDArray]) -> None:
-        """Raise Mistake if a mask of the block prunes too many or too few weights, or has bits beyond its weights."""
+        """Raise Mistake if the masks of a block prune too many or too few weights, or have bits beyond their weights."""
         block = next(block for block in self.plan.blocks if block_key(block.index) == key)
+        group = self.settings.local_group
         for linear in block.linears:
             words = tensors[mask_name(linear.name)]
-            expected = pruned_in_matrix(linear.shape, self.settings.sparsity, self.settings.local_comparison_group)
+            expected = pruned_in_matrix(linear.shape, self.settings.sparsity, group)
             if not has_clean_padding(words, linear.num_weights):
                 raise Mistake(f"{key} {linear.name}: bits are set beyond the last weight")
             if (pruned := count(words)) != expected:
                 raise Mistake(f"{key} {linear.name}: prunes {pruned} weights, the settings ask for {expected}")
-            per_row = pruned_per_group(linear.shape, self.settings.sparsity, "row")
-            if self.settings.local_comparison_group == "row" and (count_rows(words, linear.shape) != per_row).any():
-                raise Mistake(f"{key} {linear.name}: a row does not prune exactly {per_row} weights")
+            per_group = pruned_per_group(linear.shape, self.settings.sparsity, group)
+            if group != "layer" and (_counts(words, linear.shape, group) != per_group).any():
+                raise Mistake(f"{key} {linear.name}: a {group} does not prune exactly {per_group} weights")
 
 
-def contract(kind: str, plan: ModelPlan, settings: FedPrLLMSettings, part: int, part_bytes: int) -> Contract:
-    """The contract of a ``train`` message (part 0) or of a ``fetch`` of a later part."""
-    parts = block_parts(plan, part_bytes)
-    masks = {block_key(index): mask_specs(plan.blocks[index]) for index in parts[part]}
-    exact = ExactSparsity(plan, settings)
-    fetched = kind == "fetch"
+def _counts(words: Words, shape: tuple[int, int], group: str) -> NDArray[np.int64]:
+    return count_rows(words, shape) if group == "row" else pruned_by_group(unpack(words, shape), group)
+
+
+def contract(header: Header, plan: ModelPlan, settings: FedPrLLMSettings, part_bytes: int) -> Contract:
+    """The contract of a ``train`` message (part 0) or of a ``fetch`` of a later part.
+
+    In iterative pruning ``train`` brings the decided masks of the block before, so that the client goes on with what the
+    server pruned (step 7).
+    """
+    fetched = header.kind == "fetch"
+    parts = block_parts(plan, settings, header.server_round, part_bytes)
+    if header.part >= len(parts) or (header.part > 0 and not fetched):
+        raise Mistake(f"message: part {header.part} of a {header.kind} does not exist, a reply has {len(parts)}")
+    masks = {block_key(index): mask_specs(plan.blocks[index]) for index in parts[header.part]}
+    num_blocks = len(blocks_of_round(plan, settings, header.server_round))
+    decided = {}
+    if settings.strategy == "iterative" and header.server_round > 1 and not fetched:
+        decided = {block_key(header.server_round - 2): mask_specs(plan.blocks[header.server_round - 2])}
 
     def a_hash_per_block(report: Scalars) -> None:
-        if isinstance(report, VoteReport) and len(report.blob_sha256) != len(plan.blocks):
-            raise Mistake(f"VoteReport: {len(report.blob_sha256)} hashes for {len(plan.blocks)} blocks")
+        if isinstance(report, VoteReport) and len(report.blob_sha256) != num_blocks:
+            raise Mistake(f"VoteReport: {len(report.blob_sha256)} hashes for {num_blocks} blocks")
 
     return Contract(
-        kind=kind,
+        kind=header.kind,
         method="fedprllm",
         num_parts=len(parts),
-        down=Side(PartRequest if fetched else NoScalars),
-        up=Side(NoScalars if fetched else VoteReport, masks, exact, None if fetched else a_hash_per_block),
-        observer=(
-            "for every weight one bit: whether this client would prune it, given its text; the number and a hash of its "
-            "calibration tokens (who guesses all of them can confirm the guess); and how long it took"
-            if kind == "train"
-            else "the masks of further blocks, as in train"
+        down=Side(PartRequest if fetched else NoScalars, decided),
+        up=Side(
+            NoScalars if fetched else VoteReport, masks, ExactSparsity(plan, settings), None if fetched else a_hash_per_block
         ),
+        observer="the masks of further blocks, as in train" if fetched else OBSERVER,
     )
+
+
+OBSERVER = (
+    "for every weight one bit: whether this client would prune it, given its text; the number and a hash of its calibration "
+    "tokens (who guesses all of them can confirm the guess); and how long it took"
+)

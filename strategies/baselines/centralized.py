@@ -28,7 +28,7 @@ def centralized_masks(run: Run, stream: BlockStream, store: BlobStore) -> PruneM
     nowhere = NodeSettings()  # a simulated node has no data of its own beside the run's [data]
     ranks = range(run.settings.num_clients)
     windows = torch.cat([client_windows(run.settings, nowhere, run.model.encode, rank) for rank in ranks])
-    pooled = LocalPruning(job.local_metric, job.sparsity, job.local_comparison_group)
+    pooled = LocalPruning(job.local_metric, job.sparsity, job.local_group)
     run.progress.begin("centralized", len(run.model.plan.blocks))
     hashes = []
     for index, masks in prune_by_block(stream, windows, pooled.prune_mask):

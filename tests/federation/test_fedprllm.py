@@ -2,17 +2,24 @@
 
 import json
 from collections import Counter
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from bench import Bench, summary
+import torch
+from bench import Bench, model_files, summary
+from in_process import InProcessGrid
 from promises import Promises
 from safetensors import safe_open
 from safetensors.numpy import load
+from transformers import AutoModelForCausalLM
 
+from espalier.corpora.client_text import client_windows
 from espalier.modeling.opened import OpenedModel
 from espalier.settings.mistakes import Mistake
+from espalier.settings.node import parse_node
+from espalier.settings.run import parse
 from espalier.wire.messages import read
 
 
@@ -30,13 +37,7 @@ class TestFedPrLLM(Promises):
         grid = bench.grid()
         folder = bench.run(grid)
         model = OpenedModel(bench.model)
-        votes: Counter[tuple[str, str, int]] = Counter()
-        for _, reply in grid.received:
-            for key, blob in read(reply.content).blobs.items():
-                for name, words in load(blob).items():
-                    for word_index, word in enumerate(words):
-                        for bit in range(64):
-                            votes[key, name, word_index * 64 + bit] += int(word) >> bit & 1
+        votes = votes_of(grid)
         with safe_open(folder / "masks.safetensors", "np") as masks:
             for block in model.plan.blocks:
                 for linear in block.linears:
@@ -137,6 +138,162 @@ class TestFedPrLLM(Promises):
         bench.run(grid)
         assert seen
         assert set(seen) == {0}
+
+
+class TestIterativeFedPrLLM(Promises):
+    method = "fedprllm"
+    settings: ClassVar[dict[str, Any]] = {"fedprllm.sparsity": 0.5, "fedprllm.strategy": "iterative"}
+    last_round = 1
+
+    def expected_sparsity(self, model: OpenedModel) -> float:
+        shapes = [linear.shape for block in model.plan.blocks for linear in block.linears]
+        return sum(int(rows * columns * 0.5) for rows, columns in shapes) / sum(rows * columns for rows, columns in shapes)
+
+    def test_masks_are_those_of_the_procedure_with_whole_models_in_memory(self, bench: Bench) -> None:
+        """All clients vote on the dense block behind the globally pruned ones; one block after the other."""
+        folder = bench.run()
+        run = parse(bench.config())
+        opened = OpenedModel(bench.model)
+        model = AutoModelForCausalLM.from_pretrained(bench.model, dtype=torch.float32)
+        windows = [
+            client_windows(run, parse_node(context.node_config), opened.encode, context.node_config["partition-id"])
+            for context in bench.grid().contexts.values()
+        ]
+        with safe_open(folder / "masks.safetensors", "np") as masks, torch.no_grad():
+            for block in opened.plan.blocks:
+                modules = {
+                    linear.parameter: model.get_submodule(linear.parameter.removesuffix(".weight")) for linear in block.linears
+                }
+                votes = {name: torch.zeros(module.weight.shape, dtype=torch.int64) for name, module in modules.items()}
+                for own in windows:
+                    for name, norm in input_norms(model, modules, own).items():
+                        votes[name] += lowest_half_of_each_row(modules[name].weight.abs() * norm)
+                for name, module in modules.items():
+                    expected = most_voted_half(votes[name], opened.checkpoint.read(name).float().abs())
+                    words = masks.get_tensor(name)
+                    assert {i for i in range(module.weight.numel()) if int(words[i // 64]) >> (i % 64) & 1} == expected
+                    module.weight.view(-1)[sorted(expected)] = 0
+
+    def test_one_client_iterative_is_one_shot(self, bench: Bench) -> None:
+        """With one voter and equal comparison groups the decision is the vote, so both go through the same blocks."""
+        common = {"num_clients": 1, "fedprllm__comparison_group": "row"}
+        iterative, one_shot = bench.run(**common), bench.run(**common, fedprllm__strategy="one-shot")
+        assert model_files(iterative) == model_files(one_shot)
+        assert summary(iterative)["rounds"] == 2
+        assert summary(one_shot)["rounds"] == 1
+
+    def test_decisions_travel_back_and_hidden_states_do_not_travel(self, bench: Bench) -> None:
+        folder = bench.run()
+        entries = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
+        down = {(e["round"], e["block"]) for e in entries if e["direction"] == "down" and e["kind"] == "train" and e["block"]}
+        up = {(e["round"], e["block"]) for e in entries if e["direction"] == "up" and e["kind"] == "train" and e["block"]}
+        assert down == {(2, "block-0000")}
+        assert up == {(1, "block-0000"), (2, "block-0001")}
+
+
+def input_norms(model: Any, modules: dict[str, Any], windows: torch.Tensor) -> dict[str, torch.Tensor]:
+    """L2 norm over all tokens of each input channel, one window at a time."""
+    sums: dict[str, torch.Tensor] = {}
+
+    def add(name: str, inputs: torch.Tensor) -> None:
+        sums[name] = sums.get(name, 0) + inputs[0].double().square().sum(dim=0)
+
+    hooks = [m.register_forward_pre_hook(lambda _, i, name=name: add(name, i[0])) for name, m in modules.items()]
+    for window in windows:
+        model(input_ids=window[None], use_cache=False)
+    for hook in hooks:
+        hook.remove()
+    return {name: total.sqrt().float() for name, total in sums.items()}
+
+
+def lowest_half_of_each_row(scores: torch.Tensor) -> torch.Tensor:
+    mask = torch.zeros(scores.shape, dtype=torch.int64)
+    for row, values in enumerate(scores.tolist()):
+        for column in sorted(range(len(values)), key=lambda c: (values[c], c))[: int(len(values) * 0.5)]:
+            mask[row, column] = 1
+    return mask
+
+
+def most_voted_half(votes: torch.Tensor, magnitude: torch.Tensor) -> set[int]:
+    flat, size = votes.flatten().tolist(), magnitude.flatten().tolist()
+    return set(sorted(range(len(flat)), key=lambda i: (-flat[i], size[i], i))[: int(len(flat) * 0.5)])
+
+
+class TestVariants:
+    """Settings of the vote, each against its definition."""
+
+    @pytest.fixture
+    def bench(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+        monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "state"))
+        return Bench(tmp_path, "fedprllm", {})
+
+    def test_local_column_comparison_makes_wanda_magnitude_and_clients_alike(self, bench: Bench) -> None:
+        """Table 4: a column shares its input norm, so all clients agree, and pooling their data changes nothing."""
+        common = {"fedprllm__local_comparison_group": "column", "fedprllm__comparison_group": "column"}
+        wanda = bench.run(**common)
+        magnitude = bench.run(**common, fedprllm__local_metric="magnitude")
+        values = summary(wanda)["metrics"][0]["values"]
+        assert values["centralized"] == values["local_only"] == values["federated"]
+        assert (wanda / "masks.safetensors").read_bytes() == (magnitude / "masks.safetensors").read_bytes()
+
+    def test_pattern_keeps_n_of_every_m(self, bench: Bench) -> None:
+        folder = bench.run(fedprllm__pattern="1:4", fedprllm__local_metric="ria")
+        with safe_open(folder / "model" / "model.safetensors", "pt") as model:
+            for linear in OpenedModel(bench.model).plan.blocks[0].linears:
+                zeros = (model.get_tensor(linear.parameter) == 0).reshape(-1, 4).sum(dim=1)
+                assert set(zeros.tolist()) == {3}
+        assert summary(folder)["sparsity"]["achieved"] == 0.75
+
+    def test_a_pattern_that_does_not_fit_is_refused_before_anything_is_sent(self, bench: Bench) -> None:
+        grid = bench.grid(fedprllm__pattern="3:5")
+        with pytest.raises(Mistake, match=r"fedprllm.pattern = '3:5': model.layers.0.self_attn.q_proj.weight"):
+            bench.run(grid, fedprllm__pattern="3:5")
+        assert not grid.received
+
+    def test_weight_scaling_multiplies_kept_weights_by_the_share_of_clients_that_keep_them(self, bench: Bench) -> None:
+        grid = bench.grid(fedprllm__weight_scaling=True, fedprllm__comparison_group="column")
+        folder = bench.run(grid, fedprllm__weight_scaling=True, fedprllm__comparison_group="column")
+        votes = votes_of(grid)
+        opened = OpenedModel(bench.model)
+        survivors = 0
+        with (
+            safe_open(folder / "masks.safetensors", "np") as masks,
+            safe_open(folder / "model" / "model.safetensors", "pt") as model,
+        ):
+            for block in opened.plan.blocks:
+                for linear in block.linears:
+                    dense = opened.checkpoint.read(linear.parameter).float().flatten().tolist()
+                    written = model.get_tensor(linear.parameter).flatten()
+                    words = masks.get_tensor(linear.parameter)
+                    for i, weight in enumerate(dense):
+                        pruned = int(words[i // 64]) >> (i % 64) & 1
+                        count = votes[f"block-{block.index:04d}", f"{linear.name}.prune_mask", i]
+                        survivors += not pruned and count == 4
+                        expected = 0.0 if pruned else weight * (4 - count) / 4
+                        assert written[i] == torch.tensor(expected, dtype=torch.float32).to(torch.bfloat16)
+        document = summary(folder)
+        assert survivors > 0
+        assert document["report"]["unanimous_survivors"] == survivors
+        total = opened.plan.num_weights
+        assert document["sparsity"]["achieved"] == pytest.approx(document["sparsity"]["masked"] + survivors / total)
+
+    def test_random_ties_repeat_for_a_seed_and_differ_between_seeds(self, bench: Bench) -> None:
+        first, again = (bench.run(fedprllm__ties="random") for _ in range(2))
+        other = bench.run(fedprllm__ties="index")
+        assert model_files(first) == model_files(again)
+        assert model_files(first) != model_files(other)
+
+
+def votes_of(grid: InProcessGrid) -> Counter[tuple[str, str, int]]:
+    """Votes per (block, tensor, weight) from the replies, bit by bit."""
+    votes: Counter[tuple[str, str, int]] = Counter()
+    for _, reply in grid.received:
+        for key, blob in read(reply.content).blobs.items():
+            for name, words in load(blob).items():
+                for word_index, word in enumerate(words):
+                    for bit in range(64):
+                        votes[key, name, word_index * 64 + bit] += int(word) >> bit & 1
+    return votes
 
 
 def test_vote_by_hand() -> None:

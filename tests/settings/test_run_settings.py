@@ -126,7 +126,7 @@ def test_all_mistakes_are_reported_at_once_one_line_each() -> None:
         ("evaluation.texts", "a=x,a=y", "same name"),
         ("fedprllm.sparsity", 0.0, "greater than 0"),
         ("fedprllm.sparsity", 1.0, "less than 1"),
-        ("fedprllm.local-comparison-group", "column", "'layer' or 'row'"),
+        ("fedprllm.local-comparison-group", "diagonal", "'layer', 'row' or 'column'"),
     ],
 )
 def test_a_mistake_names_key_value_and_what_is_allowed(key: str, value: object, allowed: str) -> None:
@@ -174,8 +174,8 @@ def test_the_table_of_a_method_that_was_not_chosen_is_not_validated(monkeypatch:
 
 
 def test_the_chosen_methods_table_is_validated() -> None:
-    (line,) = mistake_lines({"method": "fedprllm", "fedprllm.ties": "random"})
-    assert line.startswith("fedprllm.ties = 'random': ")
+    (line,) = mistake_lines({"method": "fedprllm", "fedprllm.ties": "coin"})
+    assert line.startswith("fedprllm.ties = 'coin': ")
 
 
 def test_a_whole_number_will_do_for_a_fraction() -> None:
