@@ -20,8 +20,8 @@ ChoosePruneMask = Callable[[Tensor, Tensor], Tensor]
 class InputSquareSums:
     """Sum over tokens of each linear's squared input, per input channel, float64.
 
-    Each window is summed by itself in float32 before it is added, so the result does not depend on how windows are
-    batched beyond what the forward pass itself does.
+    Squares are float32, sums are float64, so the result depends on how windows are batched by no more than the forward
+    pass itself does.
     """
 
     def __init__(self, linears: dict[str, nn.Linear]) -> None:
@@ -48,7 +48,8 @@ class InputSquareSums:
         def add(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
             if inputs[0] is not self._last_input or self._last_sum is None:  # query, key and value share their input
                 self._last_input = inputs[0]
-                self._last_sum = inputs[0].to(torch.float32).square().sum(dim=1).to(torch.float64).sum(dim=0)
+                squares = inputs[0].flatten(0, -2).to(torch.float32).square()  # OPT flattens windows and tokens itself
+                self._last_sum = squares.sum(dim=0, dtype=torch.float64)
             self.sums[name] += self._last_sum
 
         return add

@@ -5,9 +5,13 @@ from typing import Any
 
 from espalier.modeling.families.family import Family
 from espalier.modeling.families.llama import LLAMA
+from espalier.modeling.families.mistral import MISTRAL
+from espalier.modeling.families.opt import OPT
+from espalier.modeling.families.qwen2 import QWEN2
+from espalier.modeling.families.qwen3 import QWEN3
 from espalier.settings.mistakes import Mistake
 
-FAMILIES: tuple[Family, ...] = (LLAMA,)
+FAMILIES: tuple[Family, ...] = (LLAMA, MISTRAL, QWEN2, QWEN3, OPT)
 
 EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_intermediate_size")
 

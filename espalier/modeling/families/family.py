@@ -7,6 +7,8 @@ and the module's own; list it in ``families/__init__.py``; add a test class with
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from espalier.settings.mistakes import Mistake
+
 CANONICAL_LINEARS = ("attn.q", "attn.k", "attn.v", "attn.o", "mlp.gate", "mlp.up", "mlp.down")
 """Canonical names of a block's linears; a family without a gate has no ``mlp.gate``."""
 
@@ -31,8 +33,6 @@ class Family:
     """Configuration keys of the attention groups; a missing ``kv_heads_key`` means one group per query head."""
     embeddings: str = "model.embed_tokens"
     head: str = "lm_head"
-    refused_keys: tuple[str, ...] = ()
-    """Configuration keys that mean a variant this adapter does not cover."""
 
     def kv_groups(self, config: Mapping[str, object]) -> tuple[int, int]:
         """Number of key-value groups, and of query heads in each."""
@@ -44,5 +44,5 @@ class Family:
 def _positive(config: Mapping[str, object], key: str, default: int | None) -> int:
     value = config.get(key, default)
     if not isinstance(value, int) or value < 1:
-        raise ValueError(f"config.json: {key} = {value!r} must be a positive integer")
+        raise Mistake(f"config.json: {key} = {value!r} must be a positive integer")
     return value

@@ -1,0 +1,19 @@
+"""OPT: learned positions, biases everywhere, no gate in the feed-forward part, one key-value group per head."""
+
+from espalier.modeling.families.family import Family
+
+OPT = Family(
+    name="opt",
+    model_types=("opt",),
+    kind="decoder",
+    blocks="model.decoder.layers",
+    linears={
+        "attn.q": "self_attn.q_proj",
+        "attn.k": "self_attn.k_proj",
+        "attn.v": "self_attn.v_proj",
+        "attn.o": "self_attn.out_proj",
+        "mlp.up": "fc1",
+        "mlp.down": "fc2",
+    },
+    embeddings="model.decoder.embed_tokens",
+)

@@ -1,0 +1,7 @@
+"""Qwen3 dense models: LLaMA's names; the norms of query and key heads stay dense."""
+
+from dataclasses import replace
+
+from espalier.modeling.families.llama import LLAMA
+
+QWEN3 = replace(LLAMA, name="qwen3", model_types=("qwen3",))
