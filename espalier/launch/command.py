@@ -32,7 +32,11 @@ FLOWER_REPORTS_IT_TOO = "(Flower's own report of it follows)"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns 0 if the run completed, 1 if it failed, 2 if it was asked for wrongly."""
-    given = _parser().parse_args(arguments)
+    parser = _parser()
+    given, further = parser.parse_known_args(arguments)  # words may also follow options, which argparse alone refuses
+    if unknown := [word for word in further if word.startswith("-")]:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    given.words += further
     try:
         app = find_app(given.app)
         config, settings = configuration(app, given.words, on_this_machine=given.superlink is None)

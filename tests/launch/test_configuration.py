@@ -57,6 +57,13 @@ def test_mistakes_are_told_at_once_with_exit_code_2(capsys: pytest.CaptureFixtur
     assert "data.windows = 'many'" in told
 
 
+def test_words_may_follow_options(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "two-sites", "--app", str(APP), "seed=-1"]) == 2
+    assert "seed = -1" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["run", "--nods", "3", "--app", str(APP)])
+
+
 def test_an_unknown_preset_names_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "fedprlm", "--app", str(APP)]) == 2
     assert "known presets are fedprllm" in capsys.readouterr().err

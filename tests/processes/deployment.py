@@ -4,8 +4,10 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 BIN = Path(sys.executable).parent
@@ -60,27 +62,75 @@ def wait_for_port(port: int, started: subprocess.Popen[bytes]) -> None:
     raise AssertionError(f"nobody listens on port {port}")
 
 
+@dataclass
+class Federation:
+    """A SuperLink, its SuperNodes by site name, and the means to kill and restart them."""
+
+    folder: Path
+    control: str
+    superlink: subprocess.Popen[bytes]
+    nodes: dict[str, subprocess.Popen[bytes]]
+    start_node: Callable[[str], subprocess.Popen[bytes]]
+
+    def processes(self, program: str) -> list[int]:
+        """Process ids of a Flower program that this federation started, directly or not."""
+        own = {self.superlink.pid, *(node.pid for node in self.nodes.values())}
+        found = []
+        for status in Path("/proc").glob("[0-9]*/cmdline"):
+            with suppress(OSError):
+                if program.encode() in status.read_bytes() and own & set(_ancestors(int(status.parent.name))):
+                    found.append(int(status.parent.name))
+        return found
+
+
+def _ancestors(pid: int) -> Iterator[int]:
+    while pid > 1:
+        yield pid
+        try:
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            return
+
+
 @contextmanager
-def federation(folder: Path, node_configs: Sequence[str]) -> Iterator[str]:
-    """A SuperLink with one SuperNode per node configuration; yields the address of its Control API."""
+def federation(folder: Path, sites: Sequence[str]) -> Iterator[Federation]:
+    """A SuperLink with one SuperNode per site, each with a state directory ``<folder>/<site>``."""
     env = environment(folder / "flower")
-    serverappio, fleet, control, *nodes = free_ports(3 + len(node_configs))
+    serverappio, fleet, control, *nodes = free_ports(3 + len(sites))
+    ports = dict(zip(sites, nodes, strict=True))
     superlink = [
         str(BIN / "flower-superlink"), "--insecure", "--serverappio-api-address", f"127.0.0.1:{serverappio}",
         "--fleet-api-address", f"127.0.0.1:{fleet}", "--control-api-address", f"127.0.0.1:{control}",
     ]  # fmt: skip
     with ExitStack() as stack:
-        wait_for_port(control, stack.enter_context(process(superlink, folder, "superlink", env)))
-        for port, config in zip(nodes, node_configs, strict=True):
+        link = stack.enter_context(process(superlink, folder, "superlink", env))
+        wait_for_port(control, link)
+
+        def start_node(site: str) -> subprocess.Popen[bytes]:
             supernode = [
                 str(BIN / "flower-supernode"), "--insecure", "--superlink", f"127.0.0.1:{fleet}",
-                "--clientappio-api-address", f"127.0.0.1:{port}", "--node-config", config,
+                "--clientappio-api-address", f"127.0.0.1:{ports[site]}",
+                "--node-config", f'site="{site}" state-dir="{folder / site}"',
             ]  # fmt: skip
-            stack.enter_context(process(supernode, folder, f"supernode-{port}", env))
-        yield f"127.0.0.1:{control}"
+            return stack.enter_context(process(supernode, folder, f"supernode-{site}", env))
+
+        yield Federation(folder, f"127.0.0.1:{control}", link, {site: start_node(site) for site in sites}, start_node)
+
+
+def espalier_command(folder: Path, *arguments: str) -> tuple[list[str], dict[str, str]]:
+    """The ``espalier`` command and the environment to give it in."""
+    return [str(BIN / "espalier"), *arguments], environment(folder / "command")
 
 
 def espalier(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Give the ``espalier`` command."""
-    command = [str(BIN / "espalier"), *arguments]
-    return subprocess.run(command, cwd=folder, env=environment(folder / "command"), capture_output=True, text=True, timeout=400)
+    """Give the ``espalier`` command and wait for its end."""
+    command, env = espalier_command(folder, *arguments)
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=400)
+
+
+def eventually(what: Callable[[], bool], seconds: float = 120) -> None:
+    """Return when something has become true; fail if it does not."""
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.1)

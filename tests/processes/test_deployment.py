@@ -27,9 +27,10 @@ def test_real_processes_give_the_bytes_of_the_simulation(tmp_path: Path) -> None
     assert done.returncode == 0, done.stdout + done.stderr
     simulated = results_of(tmp_path / "simulated" / "runs")
 
-    states = [f'site="{name}" state-dir="{tmp_path / name}"' for name in ("hospital-a", "hospital-b")]
-    with federation(tmp_path / "deployed", states) as address:
-        done = espalier(tmp_path / "deployed", "run", "two-sites", *SETTINGS, "--app", str(ROOT), "--superlink", address)
+    sites = ("hospital-a", "hospital-b")
+    with federation(tmp_path / "deployed", sites) as deployed_on:
+        command = ("run", "two-sites", *SETTINGS, "--app", str(ROOT), "--superlink", deployed_on.control)
+        done = espalier(tmp_path / "deployed", *command)
     assert done.returncode == 0, done.stdout + done.stderr
     deployed = results_of(tmp_path / "deployed" / "runs")
 
@@ -39,15 +40,16 @@ def test_real_processes_give_the_bytes_of_the_simulation(tmp_path: Path) -> None
     assert summary["status"] == "completed"
     assert [client["site"] for client in summary["clients"]] == ["hospital-a", "hospital-b"]
     assert summary["metrics"][0]["values"]["centralized"] is None
-    for name in ("hospital-a", "hospital-b"):
-        (log,) = (tmp_path / name).glob(f"egress/*-{name}.jsonl")
+    for name in sites:
+        (log,) = (tmp_path / "deployed" / name).glob(f"egress/*-{name}.jsonl")
         kinds = [json.loads(line)["kind"] for line in log.read_text().splitlines()]
         assert kinds == ["enrol", "train", "fetch", "fetch", "evaluate"]
 
 
 def test_pooled_data_is_refused_in_deployment(tmp_path: Path) -> None:
-    with federation(tmp_path, []) as address:
-        done = espalier(tmp_path, "run", "evaluation.centralized=on", "--app", str(ROOT), "--superlink", address)
+    with federation(tmp_path, []) as started:
+        command = ("run", "evaluation.centralized=on", "--app", str(ROOT), "--superlink", started.control)
+        done = espalier(tmp_path, *command)
     assert done.returncode == 1
     assert "evaluation.centralized = 'on'" in done.stdout
     assert "simulation only" in done.stdout

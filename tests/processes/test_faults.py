@@ -1,0 +1,105 @@
+"""Processes are killed in the middle of a run, and nothing that was finished is lost: ``pytest -m faults``."""
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from deployment import Federation, espalier, espalier_command, eventually, federation
+
+pytestmark = pytest.mark.faults
+
+ROOT = Path(__file__).parent.parent.parent
+SITES = ("hospital-a", "hospital-b")
+SETTINGS = ("two-sites", "fedprllm.strategy=iterative", "evaluation.max-windows=4", "data.windows=2", "--app", str(ROOT))
+
+
+def results_of(folder: Path) -> Path:
+    (run,) = (folder / "runs").iterdir()
+    return run
+
+
+def repeated(run: Path) -> dict[str, bytes]:
+    """What must be the same however often the run was interrupted."""
+    files = [run / "masks.safetensors", *run.glob("model/*"), *(file for file in run.glob("checkpoint/**/*") if file.is_file())]
+    return {str(file.relative_to(run)): file.read_bytes() for file in files}
+
+
+def summary(run: Path) -> dict[str, object]:
+    document = json.loads((run / "summary.json").read_text())
+    for entry in (document, *document["clients"]):
+        entry.pop("seconds")
+    return document
+
+
+def finished_rounds(folder: Path) -> int:
+    """Rounds in the checkpoint of the only run there."""
+    states = list(folder.glob("runs/*/checkpoint/state.json"))
+    return json.loads(states[0].read_text())["round"] if states else 0
+
+
+@contextmanager
+def started(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """Give the ``espalier`` command and go on; it is stopped at the end."""
+    command, env = espalier_command(folder, *arguments)
+    with open(folder / "command.log", "w") as log:
+        running = subprocess.Popen(command, cwd=folder, env=env, stdout=log, stderr=subprocess.STDOUT, text=True)
+        try:
+            yield running
+        finally:
+            running.terminate()
+            running.wait()
+
+
+def kill_serverapp(running: Federation) -> None:
+    for pid in running.processes("flwr-serverapp"):
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_a_serverapp_killed_between_rounds_is_resumed_to_the_same_bytes(tmp_path: Path) -> None:
+    with federation(tmp_path / "whole", SITES) as whole:
+        done = espalier(tmp_path / "whole", "run", *SETTINGS, "--superlink", whole.control)
+        assert done.returncode == 0, done.stdout + done.stderr
+    with federation(tmp_path / "killed", SITES) as killed:
+        with started(tmp_path / "killed", "run", *SETTINGS, "--superlink", killed.control):
+            eventually(lambda: finished_rounds(tmp_path / "killed") >= 2)
+            kill_serverapp(killed)
+            eventually(lambda: not killed.processes("flwr-serverapp"))
+        run = results_of(tmp_path / "killed")
+        before = finished_rounds(tmp_path / "killed")
+        assert 2 <= before < 6
+        done = espalier(tmp_path / "killed", "run", *SETTINGS, f"resume-from={run}", "--superlink", killed.control)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert f"resumed      after round {before}" in done.stdout
+    assert repeated(run) == repeated(results_of(tmp_path / "whole"))
+    assert summary(run) == summary(results_of(tmp_path / "whole"))
+
+
+def test_a_supernode_killed_for_good_costs_its_own_contribution(tmp_path: Path) -> None:
+    with federation(tmp_path, SITES) as running:
+        command = ("run", *SETTINGS, "quorum=0.5", "deadline-seconds=15.0", "--superlink", running.control)
+        with started(tmp_path, *command) as espalier_run:
+            eventually(lambda: finished_rounds(tmp_path) >= 1)
+            running.nodes["hospital-b"].kill()
+            eventually(lambda: espalier_run.poll() is not None, 300)
+            assert espalier_run.returncode == 0, (tmp_path / "command.log").read_text()
+    clients = summary(results_of(tmp_path))["clients"]
+    assert [client["status"] for client in clients] == ["completed", "dropped"]
+
+
+def test_a_supernode_that_comes_back_goes_on_where_it_was(tmp_path: Path) -> None:
+    with federation(tmp_path, SITES) as running:
+        command = ("run", *SETTINGS, "deadline-seconds=20.0", "attempts=8", "--superlink", running.control)
+        with started(tmp_path, *command) as espalier_run:
+            eventually(lambda: finished_rounds(tmp_path) >= 1)
+            running.nodes["hospital-b"].kill()
+            running.nodes["hospital-b"].wait()
+            running.start_node("hospital-b")
+            eventually(lambda: espalier_run.poll() is not None, 300)
+            assert espalier_run.returncode == 0, (tmp_path / "command.log").read_text()
+    clients = summary(results_of(tmp_path))["clients"]
+    assert [client["status"] for client in clients] == ["completed", "completed"]
