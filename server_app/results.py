@@ -2,7 +2,6 @@
 
 import json
 import platform
-import re
 from dataclasses import dataclass, field
 from datetime import datetime
 from importlib.metadata import version
@@ -20,6 +19,7 @@ from espalier.modeling.opened import OpenedModel
 from espalier.settings.mistakes import Mistake
 from espalier.settings.run import RunSettings
 from espalier.storage.atomic import replacing, write_bytes, write_json
+from espalier.storage.blobs import sha256
 from espalier.wire.ledger import Traffic
 from pruning_kernels.bitmask import num_words, pack
 from strategies.roster import Roster
@@ -55,7 +55,7 @@ def open_run_folder(settings: RunSettings, run_id: str) -> tuple[RunFolder, str]
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     path = Path(settings.out_dir).expanduser().absolute() / f"{stamp}-{settings.method}-{run_id}"
     folder = RunFolder(path)
-    lineage = re.sub(r"[^A-Za-z0-9-]", "-", f"{stamp}-{run_id}")[:64]
+    lineage = f"{stamp}-{sha256(run_id.encode())[:12]}"  # of one length for all runs, so that equal runs send equal bytes
     write_bytes(path / "lineage", f"{lineage}\n".encode())
     write_bytes(path / "settings.toml", tomli_w.dumps(settings.nested()).encode())
     return folder, lineage
