@@ -77,6 +77,7 @@ def _answer(message: Message, context: Context, work: Callable[[Site, Letter], L
         letter = work(site, request)
         letter.header.num_parts = contract.num_parts
     except Mistake as mistake:
+        logging.getLogger("espalier").warning("%s refused: %s", request.header.kind, mistake)
         letter = failure(request.header, str(mistake))
     except Exception as error:
         logging.getLogger("espalier").exception("the %s handler failed", request.header.kind)

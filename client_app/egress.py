@@ -7,6 +7,7 @@ Does not cover: other programs at the site, Flower's own traffic (node id, heart
 keeps locally), or what the permitted tensors reveal by themselves (see each contract's ``observer``).
 """
 
+import logging
 from datetime import UTC, datetime
 from typing import Any
 
@@ -33,8 +34,10 @@ def egress(message: Message, context: Context, call_next: ClientAppCallable) -> 
     try:
         letter = _checked(request, reply, context)
         _log(context, letter, reply)
-    except Mistake as mistake:
-        reason = f"held back by the site's egress check: {mistake}"
+    except Exception as error:  # what cannot be checked does not leave, whatever the reason
+        told = str(error) if isinstance(error, Mistake) else f"unexpected {type(error).__name__}; see this node's log"
+        logging.getLogger("espalier").warning("reply to %s held back: %s", request.header.kind, error)
+        reason = f"held back by the site's egress check: {told}"
         return Message(write(failure(request.header, reason)), reply_to=message)
     return reply
 

@@ -40,7 +40,7 @@ def train(site: Site, request: Letter) -> Letter:
     state = site.state(header)
     with state.locked():
         saved = state.load(header.server_round, "report")
-        if saved is not None:
+        if saved is not None and saved.pop("settings") == site.settings.digest():
             report = validate(VoteReport, saved)
         else:
             report = (
@@ -48,7 +48,7 @@ def train(site: Site, request: Letter) -> Letter:
                 if job.strategy == "one-shot"
                 else _vote_on_one_block(site, state, request)
             )
-        state.save(header.server_round, "report", report.model_dump())
+        state.save(header.server_round, "report", {**report.model_dump(), "settings": site.settings.digest()})
         state.collect_garbage(header.server_round)
     store = state.blobs(header.server_round)
     blocks = blocks_of_round(site.model.plan, job, header.server_round)
@@ -144,6 +144,7 @@ def _own_masks(site: Site, header: Header) -> tuple[BlobStore, list[str]]:
     saved = state.load(header.server_round, "report")
     if saved is None:
         raise Mistake(f"evaluate: this client kept no masks of round {header.server_round}; run the round again")
+    saved.pop("settings")
     if site.settings.fedprllm.strategy == "one-shot":
         return store, validate(VoteReport, saved).blob_sha256
     kept = state.load(header.server_round, "activations")

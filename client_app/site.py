@@ -7,10 +7,12 @@ from flwr.app import Context
 
 from espalier.modeling.computing import Computing, set_up
 from espalier.modeling.opened import OpenedModel, open_model
+from espalier.settings.mistakes import Mistake
 from espalier.settings.node import NodeSettings, parse_node, site_id
 from espalier.settings.run import RunSettings, parse
 from espalier.storage.json_lines import JsonLines
 from espalier.storage.private import OWNER_ONLY_FILE, PrivateState, private_folder
+from espalier.wire.code_hash import code_sha256
 from espalier.wire.messages import Header, Letter, Scalars
 
 
@@ -30,7 +32,15 @@ class Site:
         Mistake
             A setting is wrong.
         """
-        return Site(parse(context.run_config), parse_node(context.node_config))
+        node = parse_node(context.node_config)
+        try:
+            settings = parse(context.run_config)
+        except Mistake as mistake:
+            program = code_sha256()[:12]
+            raise Mistake(
+                f"{mistake}\n  (this node runs program {program}; the server may run another: install its release here)"
+            ) from None
+        return Site(settings, node)
 
     @cached_property
     def model(self) -> OpenedModel:

@@ -16,11 +16,12 @@ from espalier.modeling.computing import Computing, set_up
 from espalier.modeling.edits import Edits, dense, masked
 from espalier.modeling.export import check_export, export_edited
 from espalier.modeling.opened import OpenedModel, open_model
-from espalier.settings.mistakes import Mistake
+from espalier.settings.mistakes import FLOWER_REPORTS_IT_TOO, Mistake
 from espalier.settings.node import NodeSettings
 from espalier.settings.run import RunSettings, parse
 from espalier.storage.blobs import BlobStore
-from server_app.results import Summary, open_run_folder, save_masks
+from server_app.results import Summary, save_masks
+from server_app.run_directory import open_run_directory
 from server_app.table import show
 from strategies.baselines.centralized import centralized_masks
 from strategies.clock import Clock
@@ -29,8 +30,6 @@ from strategies.rounds import RunFailed
 from strategies.run import Run
 
 STRATEGIES = {"fedprllm": FedPrLLM}
-
-FLOWER_REPORTS_IT_TOO = "(Flower's own report of it follows)"
 
 app = ServerApp()
 
@@ -64,23 +63,28 @@ def run_method(grid: Grid, context: Context, clock: Clock | None = None) -> Path
         )
     computing = set_up(settings)
     model = open_model(settings.model)
+    model.new_skeleton()
     texts = public_windows(settings, model)
-    folder, lineage = open_run_folder(settings, str(context.run_id))
+    folder, lineage = open_run_directory(settings, model, str(context.run_id))
     print(f"run directory {folder.path}", flush=True)
     summary = Summary(settings, model, computing.threads, computing.device.type, losses={name: {} for name in texts})
     run = Run(settings, model, folder, lineage, clock or Clock(), simulation)
     started = run.clock.now()
+    summary.write(folder, "failed", "the ServerApp is still at work, or it was killed", folder.ledger.total())
     try:
         _work(run, grid, computing, texts, summary, simulation)
     except BaseException as error:
-        summary.seconds = run.clock.now() - started
-        summary.write(folder, "failed", f"{type(error).__name__}: {error}", folder.ledger.total())
+        _note_end(run, summary, started, "failed", f"{type(error).__name__}: {error}")
         raise
-    summary.seconds = run.clock.now() - started
-    summary.write(folder, "completed", None, folder.ledger.total())
+    _note_end(run, summary, started, "completed", None)
     show(summary, folder.ledger.total())
     print(f"\nthe pruned model is in {folder.path / 'model'}", flush=True)
     return folder.path
+
+
+def _note_end(run: Run, summary: Summary, started: float, status: str, reason: str | None) -> None:
+    summary.seconds = run.clock.now() - started
+    summary.write(run.folder, status, reason, run.folder.ledger.total())
 
 
 def public_windows(settings: RunSettings, model: OpenedModel) -> dict[str, torch.Tensor]:
@@ -107,7 +111,7 @@ def _work(
     stream = BlockStream(run.model, computing)
     summary.masked = save_masks(run.model, strategy.prune_masks, run.folder.path / "masks.safetensors")
     summary.sparsity = summary.masked + strategy.zeros_beyond_masks() / run.model.plan.num_weights
-    summary.report = strategy.report()
+    summary.local_sparsity, summary.report = strategy.local_sparsity(), strategy.report()
     export_edited(run.model, strategy.edits, run.folder.path / "model")
     a_few = next(iter(texts.values()))[:2]
     check_export(stream, strategy.edits, run.folder.path / "model", a_few, run.settings.export_check)
@@ -145,7 +149,7 @@ def _collect_egress_logs(run: Run) -> None:
     for log in sorted((NodeSettings().state_root() / "egress").glob(f"{run.lineage}-*.jsonl")):
         target = run.folder.path / "egress" / f"egress{log.name.removeprefix(run.lineage)}"
         target.parent.mkdir(exist_ok=True)
-        shutil.copyfile(log, target)
+        shutil.copy(log, target)
 
 
 def _remove_private_state(run: Run) -> None:

@@ -1,25 +1,20 @@
 """The run directory: where a run's results lie, and the summary that every method writes alike."""
 
-import json
 import platform
 from dataclasses import dataclass, field
-from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tomli_w
 
 import espalier
 from espalier.evaluation.perplexity import perplexity
 from espalier.modeling.checkpoint import ShardWriter
 from espalier.modeling.edits import PruneMasks
 from espalier.modeling.opened import OpenedModel
-from espalier.settings.mistakes import Mistake
 from espalier.settings.run import RunSettings
-from espalier.storage.atomic import replacing, write_bytes, write_json
-from espalier.storage.blobs import sha256
+from espalier.storage.atomic import replacing, write_json
 from espalier.wire.ledger import Traffic
 from pruning_kernels.bitmask import num_words, pack
 from strategies.roster import Roster
@@ -31,34 +26,6 @@ SPARSITY_DEFINITION = (
     "weights that the method set to zero / weights of the decoder blocks' linears (embeddings, norms, biases and head excluded)"
 )
 LIBRARIES = ("flwr", "torch", "transformers", "safetensors", "numpy")
-
-
-def open_run_folder(settings: RunSettings, run_id: str) -> tuple[RunFolder, str]:
-    """Make the run directory, or open the one to resume from; returns it with the run's lineage.
-
-    Raises
-    ------
-    Mistake
-        ``resume-from`` is no run directory, or the run there has ended well.
-    """
-    if settings.resume_from:
-        path = Path(settings.resume_from).expanduser().absolute()
-        lineage_file = path / "lineage"
-        if not lineage_file.exists():
-            raise Mistake(f"resume-from = {settings.resume_from!r}: {path} is not a run directory")
-        summary = path / "summary.json"
-        if summary.exists() and json.loads(summary.read_text())["status"] == "completed":
-            raise Mistake(
-                f"resume-from = {settings.resume_from!r}: that run is completed; leave resume-from empty for a new run"
-            )
-        return RunFolder(path), lineage_file.read_text().strip()
-    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    path = Path(settings.out_dir).expanduser().absolute() / f"{stamp}-{settings.method}-{run_id}"
-    folder = RunFolder(path)
-    lineage = f"{stamp}-{sha256(run_id.encode())[:12]}"  # of one length for all runs, so that equal runs send equal bytes
-    write_bytes(path / "lineage", f"{lineage}\n".encode())
-    write_bytes(path / "settings.toml", tomli_w.dumps(settings.nested()).encode())
-    return folder, lineage
 
 
 def save_masks(model: OpenedModel, prune_masks: PruneMasks, path: Path) -> float:
@@ -97,6 +64,8 @@ class Summary:
     """Share of the prunable weights that are zero in the result."""
     masked: float | None = None
     """Share of the prunable weights that are masked."""
+    local_sparsity: float | None = None
+    """Share of the prunable weights that one client alone masks."""
     report: dict[str, Any] = field(default_factory=dict)
     """What the method says of itself alone."""
     losses: dict[str, dict[str, float | None]] = field(default_factory=dict)
@@ -125,7 +94,12 @@ class Summary:
             "clients": self._clients(folder),
             "refused": self.roster.refused,
             "rounds": self.rounds,
-            "sparsity": {"achieved": self.sparsity, "masked": self.masked, "definition": SPARSITY_DEFINITION},
+            "sparsity": {
+                "achieved": self.sparsity,
+                "masked": self.masked,
+                "local": self.local_sparsity,
+                "definition": SPARSITY_DEFINITION,
+            },
             "report": self.report,
             "metrics": [
                 {

@@ -21,7 +21,8 @@ def show(summary: Summary, traffic: Traffic) -> None:
     for column in COLUMNS:
         figures = [_figure(summary.perplexity(text, column)) for text in summary.losses]
         federated = column == "federated"
-        sparsity = 0.0 if column == "dense" else summary.sparsity or 0.0
+        shares = {"dense": 0.0, "federated": summary.sparsity}
+        sparsity = shares.get(column, summary.local_sparsity) or 0.0
         table.add_row(
             LABELS[column],
             *figures,

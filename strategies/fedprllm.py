@@ -27,7 +27,7 @@ from espalier.wire.messages import Letter, NoScalars, read
 from espalier.wire.parts import PartRequest
 from espalier.wire.payload import block_key, pack_tensors, unpack_tensors
 from espalier.wire.plan import BlockPlan, LinearPlan
-from pruning_kernels.selection import group_size
+from pruning_kernels.selection import group_size, pruned_in_matrix
 from pruning_kernels.votes import VoteCounter, select_most_voted
 from strategies.inbox import Inbox
 from strategies.rounds import Rounds
@@ -93,6 +93,12 @@ class FedPrLLM(Strategy):
         """Take over what ``state`` returned."""
         for name in STATE:
             setattr(self, name, state[name])
+
+    def local_sparsity(self) -> float:
+        """Share of the prunable weights that one client alone masks, as its settings demand it."""
+        shapes = [linear.shape for block in self.run.model.plan.blocks for linear in block.linears]
+        pruned = sum(pruned_in_matrix(shape, self.settings.sparsity, self.settings.local_group) for shape in shapes)
+        return pruned / self.run.model.plan.num_weights
 
     def report(self) -> dict[str, Any]:
         """What the summary says of this method alone."""

@@ -6,16 +6,19 @@ from pathlib import Path
 
 from espalier.settings.mistakes import Mistake
 
+CLIENT_KEYS = "data.path or the node's data-path"
+"""The settings that name a client's file."""
 
-def read_text(path: str) -> Iterator[str]:
-    """Yield the text of a UTF-8 file.
+
+def read_text(path: str, keys: str = CLIENT_KEYS) -> Iterator[str]:
+    """Yield the text of a UTF-8 file; ``keys`` are the settings to blame if it cannot be read.
 
     Raises
     ------
     Mistake
         The file is missing, is not a file, is empty, or is not UTF-8.
     """
-    data = _bytes(path)
+    data = _bytes(path, keys)
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -34,7 +37,7 @@ def read_json_lines(path: str, field: str) -> Iterator[str]:
         The file is missing or empty, a line is not a JSON object, or the field is missing or not a string.
     """
     found = False
-    for number, line in enumerate(_bytes(path).splitlines(), start=1):
+    for number, line in enumerate(_bytes(path, CLIENT_KEYS).splitlines(), start=1):
         if not line.strip():
             continue
         found = True
@@ -65,12 +68,12 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
-def _bytes(path: str) -> bytes:
+def _bytes(path: str, keys: str) -> bytes:
     file = Path(path).expanduser()
     try:
         return file.read_bytes()
     except FileNotFoundError:
-        raise Mistake(f"{file.absolute()}: no such file; check data.path or the node's data-path") from None
+        raise Mistake(f"{file.absolute()}: no such file; check {keys}") from None
     except OSError as error:
         raise Mistake(
             f"{file.absolute()}: cannot be read ({error.strerror}); check data.path or the node's data-path"

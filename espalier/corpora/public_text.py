@@ -14,6 +14,6 @@ def public_text(name: str, path: str) -> str:
         The file is missing, empty or not UTF-8.
     """
     if path:
-        return "".join(read_text(path))
+        return "".join(read_text(path, "evaluation.texts"))
     _, held_out = split(text for source in documentation.SOURCES for text in documentation.texts(source))
     return "\n\n".join(held_out)

@@ -12,22 +12,21 @@ given, and a SuperLink that never mixes up two copies of the project.
 
 import argparse
 import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import tomli_w
 
 from espalier.launch.app_folder import find_app
 from espalier.launch.configuration import configuration
 from espalier.launch.superlink import RAY_DID_NOT_START, SuperLink, own_superlink, running_superlink
-from espalier.settings.mistakes import Mistake
+from espalier.settings.mistakes import FLOWER_REPORTS_IT_TOO, Mistake
 
 COMPLETED = "finished:completed"
-FLOWER_REPORTS_IT_TOO = "(Flower's own report of it follows)"
-"""The ServerApp has said why the run failed; the traceback that Flower prints after this line says nothing more."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -37,6 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown := [word for word in further if word.startswith("-")]:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     given.words += further
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
     try:
         app = find_app(given.app)
         config, settings = configuration(app, given.words, on_this_machine=given.superlink is None)
@@ -58,6 +59,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
+def _interrupt(*_: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="espalier", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -77,7 +82,7 @@ def _simulate(app: Path, config: dict[str, Any], federation: str) -> int:
     """Run once, and once more if Ray did not start."""
     with own_superlink() as superlink:
         status, details, log = _run(superlink, app, config, "--federation-config", federation)
-    if status != COMPLETED and RAY_DID_NOT_START.search(log + details):
+    if status != COMPLETED and FLOWER_REPORTS_IT_TOO not in log and RAY_DID_NOT_START.search(log + details):
         print("espalier: Ray did not start; trying once more", file=sys.stderr)
         with own_superlink() as superlink:
             status, details, log = _run(superlink, app, config, "--federation-config", federation)

@@ -13,10 +13,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from espalier.settings.mistakes import Mistake
 
@@ -119,13 +121,21 @@ def own_superlink() -> Iterator[SuperLink]:
         _wait_for_port(control, process, log)
         yield SuperLink(environment, folder)
     finally:
-        process.terminate()
-        try:
-            process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        _stop_with_descendants(process)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _stop_with_descendants(process: subprocess.Popen[bytes]) -> None:
+    """Stop a process and all that it started, also what moved to a session of its own, as Ray's processes do."""
+    with suppress(psutil.NoSuchProcess):
+        everything = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+        for one in everything:
+            with suppress(psutil.NoSuchProcess):
+                one.terminate()
+        for one in psutil.wait_procs(everything, STOP_SECONDS)[1]:
+            with suppress(psutil.NoSuchProcess):
+                one.kill()
+    process.wait()
 
 
 def _flower_home(connection: str) -> Path:

@@ -10,9 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from accelerate import init_empty_weights
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from espalier.modeling.computing import Computing
 from espalier.modeling.edits import Edits, WeightEdit, dense
@@ -68,9 +66,7 @@ class BlockStream:
     def __init__(self, model: OpenedModel, computing: Computing) -> None:
         self.model = model
         self.computing = computing
-        config = AutoConfig.from_pretrained(model.directory, local_files_only=True)
-        with init_empty_weights(include_buffers=False):
-            self._skeleton = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+        self._skeleton = model.new_skeleton()
         modules = self._skeleton.get_submodule(model.family.blocks)
         self._blocks: list[nn.Module] = list(modules)
         self._relays = [_Relay(block) for block in self._blocks]

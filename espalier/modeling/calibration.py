@@ -1,4 +1,4 @@
-"""One party prunes a model with its calibration windows, block by block (Wanda's procedure; PRUNING: 1.1).
+"""One party prunes a model with its calibration windows, block by block (the procedure of Wanda, Sun et al. 2023, section 3).
 
 Per block: one pass of all windows through the dense block gathers the input norms of its linears; then all its linears
 are pruned; then the windows pass through the pruned block, so that the next block sees what it would see in the pruned

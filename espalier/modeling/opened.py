@@ -7,7 +7,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+import torch
+from accelerate import init_empty_weights
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 from espalier.modeling.checkpoint import Checkpoint
 from espalier.modeling.families import Family, family_of
@@ -49,6 +51,10 @@ class OpenedModel:
         num_blocks = self.config.get(key)
         if not isinstance(num_blocks, int) or num_blocks < 1:
             raise Mistake(f"{self.directory / 'config.json'}: {key} = {num_blocks!r} must be a positive integer")
+        if f"{self.family.blocks}.{num_blocks}." in " ".join(self.checkpoint.tensors):
+            raise Mistake(
+                f"{self.directory / 'config.json'}: {key} = {num_blocks}, but the files hold more blocks; copy the model again"
+            )
         blocks = tuple(BlockPlan(index, tuple(self._linears(index))) for index in range(num_blocks))
         return ModelPlan(blocks, sum(math.prod(stored.shape) for stored in self.checkpoint.tensors.values()))
 
@@ -61,6 +67,23 @@ class OpenedModel:
                 raise Mistake(f"{self.directory}: tensor {parameter} is missing or not a matrix; copy the model again")
             linears.append(LinearPlan(name, parameter, (stored.shape[0], stored.shape[1])))
         return linears
+
+    def new_skeleton(self) -> Any:
+        """The model's modules without their weights: parameters on the meta device, buffers real, evaluation mode.
+
+        Raises
+        ------
+        Mistake
+            transformers cannot build a model from ``config.json``.
+        """
+        try:
+            config = AutoConfig.from_pretrained(self.directory, local_files_only=True)
+            with init_empty_weights(include_buffers=False):
+                skeleton = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        except Exception as error:
+            path, text = self.directory / "config.json", str(error).splitlines() or [""]
+            raise Mistake(f"{path}: transformers cannot build this model: {type(error).__name__}: {text[0]}") from error
+        return skeleton.eval()
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:

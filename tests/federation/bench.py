@@ -75,7 +75,7 @@ class Bench:
         """Run the ServerApp's work and return the run directory."""
         self._runs += 1
         grid = grid or self.grid(**changes)
-        context = Context(self._runs, 0, {}, RecordDict(), self.config(**changes))
+        context = Context(10**self._runs, 0, {}, RecordDict(), self.config(**changes))
         return server_app.app.run_method(grid, context, self.time.clock())
 
 

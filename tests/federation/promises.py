@@ -14,6 +14,7 @@ from in_process import InProcessGrid
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from espalier.modeling.opened import OpenedModel
+from espalier.settings.mistakes import Mistake
 from espalier.settings.run import parse
 from espalier.wire.contract import check, check_reply
 from espalier.wire.contracts import contract_for
@@ -135,6 +136,39 @@ class Promises:
         assert results(resumed) == results(uninterrupted)
         assert summary(resumed) == summary(uninterrupted)
 
+    def test_killed_before_the_first_checkpoint_a_run_keeps_its_settings(self, bench: Bench) -> None:
+        """Clients have kept results of the old settings by then; a resumption with others must not mix them."""
+        grid, trained = bench.grid(), []
+
+        def kill(message: Message) -> None:
+            if read(message.content).header.kind == "train":
+                trained.append(message)
+                if len(trained) == 3:
+                    raise Killed
+
+        grid.before_push = kill
+        with pytest.raises(Killed):
+            bench.run(grid)
+        (folder,) = (bench.folder / "runs").iterdir()
+        with pytest.raises(Mistake, match="seed was 0, is 7"):
+            bench.run(bench.grid(seed=7), seed=7, resume_from=str(folder))
+        assert json.loads((folder / "summary.json").read_text())["seed"] == 0
+        resumed = bench.run(bench.grid(), resume_from=str(folder))
+        assert results(resumed) == results(bench.run())
+
+    def test_a_run_that_is_killed_outright_says_failed(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+        def vanish(*_: object, **__: object) -> None:
+            raise Killed
+
+        grid = bench.grid()
+        grid.before_push = vanish
+        monkeypatch.setattr("server_app.app._note_end", vanish)  # a SIGKILL leaves no time for it
+        with pytest.raises(Killed):
+            bench.run(grid)
+        (folder,) = (bench.folder / "runs").iterdir()
+        document = json.loads((folder / "summary.json").read_text())
+        assert (document["status"], document["reason"]) == ("failed", "the ServerApp is still at work, or it was killed")
+
     # ----- failures ---------------------------------------------------------------------------------------------------
 
     def test_one_client_dead_the_round_still_ends(self, bench: Bench) -> None:
@@ -207,7 +241,7 @@ class Promises:
 
     def test_a_state_directory_of_a_finished_simulation_is_removed(self, bench: Bench) -> None:
         folder = bench.run()
-        lineage = (folder / "lineage").read_text().strip()
+        lineage = json.loads((folder / "run.json").read_text())["lineage"]
         assert not list((bench.folder / "state").rglob(f"*{lineage}*"))
 
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from bench import Bench, model_files, summary
+from bench import Bench, events, model_files, summary
 from in_process import InProcessGrid
 from promises import Promises
 from safetensors import safe_open
@@ -21,6 +21,7 @@ from espalier.settings.mistakes import Mistake
 from espalier.settings.node import parse_node
 from espalier.settings.run import parse
 from espalier.wire.messages import read
+from strategies.rounds import RunFailed
 
 
 class TestFedPrLLM(Promises):
@@ -93,6 +94,27 @@ class TestFedPrLLM(Promises):
         assert [client["site"] for client in document["clients"]] == ["node-00000", "node-00002", "node-00003"]
         assert "has another base model" in document["refused"]["node-00001"]
 
+    def test_a_site_with_another_program_is_refused(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("strategies.run.code_sha256", lambda: "0" * 64)
+        with pytest.raises(RunFailed, match="0 clients enrolled"):
+            bench.run()
+        (folder,) = (bench.folder / "runs").iterdir()
+        refused = summary(folder)["refused"]
+        assert set(refused) == {f"node-{client:05d}" for client in range(bench.num_clients)}
+        assert all("runs another version of the program" in reason for reason in refused.values())
+
+    def test_a_node_that_does_not_know_a_setting_names_its_program(self, bench: Bench) -> None:
+        grid = bench.grid()
+        next(iter(grid.contexts.values())).run_config["fedprllm.of-the-future"] = 1
+        refused = summary(bench.run(grid))["refused"]
+        assert any("of-the-future: unknown key" in reason and "runs program" in reason for reason in refused.values())
+
+    def test_in_simulation_a_deadline_counts_from_anybody_s_last_reply(self, bench: Bench) -> None:
+        """Replies come 30 polls (3 s) apart, as from one worker; the last is 9 s late for a deadline of 5 s."""
+        grid = bench.grid()
+        grid.held = {0: 30, 1: 60, 2: 90, 3: 120}
+        assert not [event for event in events(bench.run(grid)) if event["event"] == "sent_again"]
+
     def test_two_nodes_of_one_site_are_one_client(self, bench: Bench) -> None:
         grid = bench.grid()
         grid.connect(next(iter(grid.contexts.values())).node_config, bench.config())
@@ -121,7 +143,7 @@ class TestFedPrLLM(Promises):
         with pytest.raises(Mistake, match="that run is completed"):
             bench.run(resume_from=str(folder))
         (folder / "summary.json").unlink()
-        with pytest.raises(Mistake, match="settings is not that of"):
+        with pytest.raises(Mistake, match=r"fedprllm\.sparsity was 0\.5, is 0\.6"):
             bench.run(resume_from=str(folder), fedprllm__sparsity=0.6)
         with pytest.raises(Mistake, match="is not a run directory"):
             bench.run(resume_from=str(bench.folder))

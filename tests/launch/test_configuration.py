@@ -1,14 +1,18 @@
 """What the words after ``espalier run`` mean."""
 
+import subprocess
+import sys
+from contextlib import nullcontext
 from pathlib import Path
 
+import psutil
 import pytest
 
 from espalier.launch.app_folder import default_config, find_app, read_preset
 from espalier.launch.command import main
 from espalier.launch.configuration import configuration
-from espalier.launch.superlink import RAY_DID_NOT_START
-from espalier.settings.mistakes import Mistake
+from espalier.launch.superlink import RAY_DID_NOT_START, _stop_with_descendants
+from espalier.settings.mistakes import FLOWER_REPORTS_IT_TOO, Mistake
 
 APP = Path(__file__).parent.parent.parent
 PRESETS = sorted(file.stem for file in (APP / "conf").glob("*.toml"))
@@ -83,3 +87,29 @@ def test_the_app_is_the_given_folder_or_none(tmp_path: Path) -> None:
 def test_only_ray_s_failure_to_start_is_tried_again() -> None:
     assert RAY_DID_NOT_START.search("RuntimeError: Timed out waiting for file /tmp/ray/x/gcs_server_port_1")
     assert not RAY_DID_NOT_START.search("RunFailed: 0 clients enrolled")
+
+
+def test_stopping_a_process_stops_what_moved_to_a_session_of_its_own() -> None:
+    child = (
+        "import subprocess; p = subprocess.Popen(['sleep', '600'], start_new_session=True); print(p.pid, flush=True); p.wait()"
+    )
+    process = subprocess.Popen([sys.executable, "-c", child], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    sleeping = psutil.Process(int(process.stdout.readline()))
+    _stop_with_descendants(process)
+    assert process.returncode is not None
+    assert not sleeping.is_running() or sleeping.status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_run_that_said_why_it_failed_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray complains too when a ServerApp ends while Ray starts."""
+    runs = []
+
+    def run(*_: object) -> tuple[str, str, str]:
+        runs.append(1)
+        return "finished:failed", "", f"the run failed: x\n{FLOWER_REPORTS_IT_TOO}\nTimed out waiting for file gcs_server_port"
+
+    monkeypatch.setattr("espalier.launch.command._run", run)
+    monkeypatch.setattr("espalier.launch.command.own_superlink", nullcontext)
+    assert main(["run", "--app", str(APP)]) == 1
+    assert len(runs) == 1
