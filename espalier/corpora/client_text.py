@@ -1,53 +1,83 @@
 """Which passages are one client's own, and the calibration windows that it draws from them."""
 
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 from torch import Tensor
 
 from espalier.corpora import documentation
-from espalier.corpora.files import read_json_lines, read_text
-from espalier.corpora.passages import digest, split
+from espalier.corpora.files import read_records, read_text
+from espalier.corpora.partition import Partition
+from espalier.corpora.passages import passages, split
+from espalier.corpora.records import Record
 from espalier.corpora.windows import Encode, calibration_windows
+from espalier.settings.mistakes import Mistake
 from espalier.settings.node import NodeSettings
 from espalier.settings.run import DataSettings, RunSettings
 from espalier.settings.seeds import derive_seed
 
 
-def client_passages(data: DataSettings, node: NodeSettings, rank: int, num_clients: int) -> list[str]:
+def client_passages(data: DataSettings, node: NodeSettings, rank: int, num_clients: int, seed: int = 0) -> list[str]:
     """Passages from which the client cuts its calibration windows; held-out passages are not among them.
 
     The node's ``data-path`` is the site's own and taken whole. Otherwise the run's ``[data]`` says what the client holds:
-    one documentation source per client (shared out when there are more clients than sources), a file per client where
-    the path contains ``{rank}``, or else its share of one file, dealt out by a hash of the passage.
+    one documentation source per client (shared out when there are more clients than sources), a file per client (the path
+    contains ``{rank}``, or ``by-file`` and a directory), or else its share of one file (``partition``).
 
     Raises
     ------
     Mistake
         The source or file is missing, empty or malformed.
     """
+    own: Iterable[Record]
     if node.data_path:
-        return split(_file(node.data_path, node.file_format(), node.data_field or data.field))[0]
-    if data.source == "documentation":
-        source = rank % len(documentation.SOURCES)
-        sharers = -(-(num_clients - source) // len(documentation.SOURCES))
-        passages, _ = split(documentation.texts(documentation.SOURCES[source]))
-        return list(_dealt(passages, rank // len(documentation.SOURCES), sharers))
-    passages, _ = split(_file(data.path.replace("{rank}", str(rank)), data.source, data.field))
-    return passages if "{rank}" in data.path else list(_dealt(passages, rank, num_clients))
+        own = _records(node.data_path, node.file_format(), node.data_field or data.field, "")
+    elif data.source == "documentation":
+        own = _own_documentation(rank, num_clients)
+    elif "{rank}" in data.path:
+        own = _records(data.path.replace("{rank}", str(rank)), data.source, data.field, "")
+    elif data.partition == "by-file":
+        own = _records(_own_file(data.path, rank, num_clients), data.source, data.field, "")
+    else:
+        deal = Partition(data.partition, num_clients, data.alpha, seed)
+        own = deal.share_of(rank, _records(data.path, data.source, data.field, data.partition_field))
+    return split(record.text for record in own)[0]
+
+
+def _own_documentation(rank: int, num_clients: int) -> list[Record]:
+    """The client's documentation source; clients that share a source share its passages out."""
+    place = rank % len(documentation.SOURCES)
+    sharers = -(-(num_clients - place) // len(documentation.SOURCES))
+    records = _by_passage(documentation.texts(documentation.SOURCES[place]))
+    return Partition("iid", sharers, 1.0, 0).share_of(rank // len(documentation.SOURCES), records)
+
+
+def _own_file(directory: str, rank: int, num_clients: int) -> str:
+    """The client's file of a directory: files in order of their names, dealt out in turn."""
+    folder = Path(directory).expanduser()
+    files = sorted(str(file) for file in folder.glob("*") if file.is_file() and not file.name.startswith("."))
+    if len(files) < num_clients:
+        raise Mistake(
+            f"data.path = {directory!r}: by-file needs a directory with {num_clients} files, one per client; "
+            f"it has {len(files)}"
+        )
+    return files[rank]
+
+
+def _records(path: str, file_format: str, field: str, label_field: str) -> Iterator[Record]:
+    """Records of a file; a text file has one per passage."""
+    if file_format == "jsonl":
+        return read_records(path, field, label_field)
+    return _by_passage(read_text(path))
+
+
+def _by_passage(texts: Iterable[str]) -> Iterator[Record]:
+    return (Record(passage) for text in texts for passage in passages(text))
 
 
 def client_windows(settings: RunSettings, node: NodeSettings, encode: Encode, rank: int) -> Tensor:
     """Calibration windows of one client, drawn with a seed of its own: (data.windows, data.window-tokens), int64."""
     data = settings.data
-    passages = client_passages(data, node, rank, settings.num_clients)
+    own = client_passages(data, node, rank, settings.num_clients, settings.seed)
     seed = derive_seed(settings.seed, "calibration", rank=rank)
-    return calibration_windows(passages, encode, data.windows, data.window_tokens, seed)
-
-
-def _file(path: str, file_format: str, field: str) -> Iterator[str]:
-    return read_json_lines(path, field) if file_format == "jsonl" else read_text(path)
-
-
-def _dealt(passages: Iterable[str], player: int, players: int) -> Iterator[str]:
-    """The passages that one of several players receives; which one depends on the passage alone."""
-    return (passage for passage in passages if int.from_bytes(digest(passage)[8:16], "big") % players == player)
+    return calibration_windows(own, encode, data.windows, data.window_tokens, seed)

@@ -3,7 +3,9 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+from espalier.corpora.records import Record
 from espalier.settings.mistakes import Mistake
 
 CLIENT_KEYS = "data.path or the node's data-path"
@@ -29,7 +31,14 @@ def read_text(path: str, keys: str = CLIENT_KEYS) -> Iterator[str]:
 
 
 def read_json_lines(path: str, field: str) -> Iterator[str]:
-    """Yield one field of every record of a JSON Lines file; blank lines are passed over.
+    """Yield one text field of every record of a JSON Lines file; see ``read_records``."""
+    return (record.text for record in read_records(path, field, ""))
+
+
+def read_records(path: str, field: str, label_field: str) -> Iterator[Record]:
+    """Yield a text field and a label field of every record of a JSON Lines file; blank lines are passed over.
+
+    Labels may be strings, numbers or truth values; without a ``label_field`` every label is empty.
 
     Raises
     ------
@@ -55,9 +64,17 @@ def read_json_lines(path: str, field: str) -> Iterator[str]:
             raise Mistake(
                 f"{path}: line {number}, field '{field}' holds half of a surrogate pair; write the file again as UTF-8"
             )
-        yield record[field]
+        yield Record(record[field], _label(record, label_field, f"{path}: line {number}"))
     if not found:
         raise Mistake(f"{path}: the file is empty; name a file with records in it")
+
+
+def _label(record: dict[str, Any], field: str, where: str) -> str:
+    if not field:
+        return ""
+    if not isinstance(record.get(field), str | int | float):
+        raise Mistake(f"{where} has no label in field '{field}'; set data.partition-field")
+    return str(record[field])
 
 
 def _is_unicode(text: str) -> bool:

@@ -22,8 +22,13 @@ class DataSettings(Table):
     """Table ``[data]``: each client's private text, where the node's own configuration names none."""
 
     source: Literal["documentation", "text", "jsonl"] = Field("documentation", description="where a client's text comes from")
-    path: str = Field("", description="text or JSON Lines file; {rank} stands for the client's rank, else it is dealt out")
+    path: str = Field("", description="file or directory; {rank} stands for the client's rank, else it is dealt out")
     field: str = Field("text", min_length=1, description="field of a JSON Lines record that holds the text")
+    partition: Literal["iid", "by-file", "by-field", "dirichlet", "quantity"] = Field(
+        "iid", description="how one file is dealt out to the clients; by-file: each gets a file of the directory"
+    )
+    partition_field: str = Field("", description="field of a record that labels it, for by-field and dirichlet")
+    alpha: float = Field(0.5, gt=0, description="evenness of dirichlet and quantity shares; small values are uneven")
     windows: int = Field(8, ge=1, description="calibration windows per client")
     window_tokens: int = Field(256, ge=2, description="tokens per calibration window")
 
@@ -131,8 +136,14 @@ def _wrong_combinations(nested: Mapping[str, Any]) -> list[str]:
     if not isinstance(data, Mapping):
         return []
     source, path = data.get("source", "documentation"), data.get("path", "")
+    partition, field = data.get("partition", "iid"), data.get("partition-field", "")
+    lines = []
+    if partition in ("by-field", "dirichlet") and (source != "jsonl" or not field):
+        lines.append(f"data.partition = '{partition}': needs data.source = 'jsonl' and data.partition-field")
+    if partition != "iid" and source == "documentation":
+        lines.append(f"data.partition = '{partition}': the documentation has one source per client; set data.source")
     if source in ("text", "jsonl") and not path:
-        return [f"data.path = '': data.source = '{source}' needs the path of a file"]
+        lines.append(f"data.path = '': data.source = '{source}' needs the path of a file")
     if source == "documentation" and path:
-        return [f"data.path = '{path}': set data.source to 'text' or 'jsonl', or leave the path empty"]
-    return []
+        lines.append(f"data.path = '{path}': set data.source to 'text' or 'jsonl', or leave the path empty")
+    return lines

@@ -257,3 +257,9 @@ def test_the_digest_changes_with_what_the_result_depends_on_and_only_with_that(k
 
 def test_the_digest_is_the_same_for_defaults_written_out() -> None:
     assert parse(DEFAULTS).digest() == parse({}).digest()
+
+
+def test_a_partition_by_label_needs_labels() -> None:
+    (line,) = mistake_lines({"data.source": "text", "data.path": "notes.txt", "data.partition": "dirichlet"})
+    assert "data.source = 'jsonl' and data.partition-field" in line
+    assert "one source per client" in mistake_lines({"data.partition": "quantity"})[0]

@@ -1,0 +1,108 @@
+"""Dealing out records: disjoint, complete, repeatable, and as uneven as asked."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from espalier.corpora.client_text import client_passages
+from espalier.corpora.partition import Kind, Partition
+from espalier.corpora.passages import is_held_out
+from espalier.corpora.records import Record
+from espalier.settings.mistakes import Mistake
+from espalier.settings.node import NodeSettings
+from espalier.settings.run import DataSettings
+
+KINDS: tuple[Kind, ...] = ("iid", "by-field", "dirichlet", "quantity")
+RECORDS = [Record(f"record {number} of the ward", f"ward-{number % 5}") for number in range(1500)]
+
+
+def shares(kind: Kind, clients: int, alpha: float = 0.5, seed: int = 0) -> list[list[Record]]:
+    partition = Partition(kind, clients, alpha, seed)
+    return [partition.share_of(rank, RECORDS) for rank in range(clients)]
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.sampled_from(KINDS), st.integers(1, 12), st.sampled_from([0.01, 0.5, 100.0]), st.integers(0, 5))
+def test_shares_are_disjoint_and_complete(kind: Kind, clients: int, alpha: float, seed: int) -> None:
+    dealt = [record for share in shares(kind, clients, alpha, seed) for record in share]
+    assert Counter(dealt) == Counter(RECORDS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_order_of_the_file_does_not_matter(kind: Kind) -> None:
+    partition = Partition(kind, 4, 0.5, 1)
+    assert set(partition.share_of(2, RECORDS)) == set(partition.share_of(2, reversed(RECORDS)))
+
+
+def test_iid_shares_are_about_equal_and_hold_every_label() -> None:
+    for share in shares("iid", 5):
+        assert 230 < len(share) < 370
+        assert {record.label for record in share} == {f"ward-{number}" for number in range(5)}
+
+
+def test_by_field_gives_whole_labels_in_turn() -> None:
+    labels = [{record.label for record in share} for share in shares("by-field", 3)]
+    assert labels == [{"ward-0", "ward-3"}, {"ward-1", "ward-4"}, {"ward-2"}]
+
+
+def unevenness(kind: Kind, alpha: float) -> float:
+    """Mean over labels and five seeds of the largest client's share of a label."""
+    largest = []
+    for seed in range(5):
+        counts = [Counter(record.label for record in share) for share in shares(kind, 5, alpha, seed)]
+        largest += [max(count[label] for count in counts) / 300 for label in ("ward-0", "ward-1", "ward-2")]
+    return sum(largest) / len(largest)
+
+
+@pytest.mark.parametrize("kind", ["dirichlet", "quantity"])
+def test_a_small_alpha_is_uneven_and_a_large_one_even(kind: Kind) -> None:
+    assert unevenness(kind, 0.05) > 0.8
+    assert unevenness(kind, 1000.0) < 0.3
+
+
+def test_dirichlet_skews_labels_and_quantity_skews_sizes_alone() -> None:
+    """With quantity skew every client has about the same mix of labels; with dirichlet it has not."""
+    (large,) = sorted(shares("quantity", 3, 0.5, 3), key=len)[-1:]
+    mix = Counter(record.label for record in large)
+    assert max(mix.values()) < 1.5 * min(mix.values())
+    labels = [Counter(record.label for record in share) for share in shares("dirichlet", 3, 0.1, 3)]
+    assert any(max(count.values()) > 5 * min(count[f"ward-{n}"] for n in range(5)) for count in labels)
+
+
+def test_shares_differ_between_seeds() -> None:
+    assert shares("dirichlet", 3, 0.5, 1) != shares("dirichlet", 3, 0.5, 2)
+
+
+def test_records_of_a_file_are_dealt_out_by_their_field(tmp_path: Path) -> None:
+    file = tmp_path / "notes.jsonl"
+    file.write_text("\n".join(json.dumps({"note": record.text, "ward": number % 2}) for number, record in enumerate(RECORDS)))
+    data = DataSettings(source="jsonl", path=str(file), field="note", partition="by-field", partition_field="ward")
+    for rank in range(2):
+        own = set(client_passages(data, NodeSettings(), rank, 2))
+        assert own == {
+            record.text for number, record in enumerate(RECORDS) if number % 2 == rank and not is_held_out(record.text)
+        }
+
+
+def test_a_record_without_a_label_is_a_mistake_that_quotes_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "notes.jsonl"
+    file.write_text('{"text": "hawthorn", "ward": 1}\n{"text": "hazel"}\n')
+    data = DataSettings(source="jsonl", path=str(file), partition="dirichlet", partition_field="ward")
+    with pytest.raises(Mistake, match="line 2 has no label in field 'ward'") as refused:
+        client_passages(data, NodeSettings(), 0, 2)
+    assert "hazel" not in str(refused.value)
+
+
+def test_by_file_gives_each_client_a_file_of_the_directory(tmp_path: Path) -> None:
+    for name in ("b", "a", "c"):
+        (tmp_path / f"{name}.txt").write_text("\n\n".join(f"{name} {number}" for number in range(30)))
+    data = DataSettings(source="text", path=str(tmp_path), partition="by-file")
+    first = client_passages(data, NodeSettings(), 0, 3)
+    assert first
+    assert all(passage.startswith("a ") for passage in first)
+    with pytest.raises(Mistake, match="a directory with 4 files, one per client; it has 3"):
+        client_passages(data, NodeSettings(), 0, 4)
