@@ -1,0 +1,115 @@
+"""Does the ServerApp's memory depend on the number of clients? Peak resident memory of folding 4 and 32 clients' masks.
+
+    python benchmarks/server_memory.py
+
+Each figure comes from a process of its own: it opens a LLaMA-shaped model of 67 M prunable weights on disk, receives one
+reply after the other (each with 8.4 MB of masks, made when it is asked for, as Flower's grid would hand it out), decides
+what is pruned, and reports the highest resident memory that the kernel saw. The plain reference keeps all replies in a
+list, as Flower's own strategies do.
+"""
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message
+from safetensors.torch import save_file
+from transformers import LlamaConfig
+
+from espalier.modeling.opened import OpenedModel
+from espalier.settings.run import parse
+from espalier.wire.fedprllm import VoteReport
+from espalier.wire.masks import mask_name
+from espalier.wire.messages import Letter, address, read
+from espalier.wire.payload import block_key, pack_tensors
+from strategies.fedprllm import FedPrLLM
+from strategies.roster import Seat
+from strategies.rounds import Rounds
+from strategies.run import Run
+from strategies.run_folder import RunFolder
+
+HIDDEN, FEED_FORWARD, BLOCKS = 1024, 4096, 4
+
+
+def save_model(folder: Path) -> None:
+    """A model with random weights: 4 blocks of 16.8 M prunable weights, bf16."""
+    config = LlamaConfig(hidden_size=HIDDEN, intermediate_size=FEED_FORWARD, num_hidden_layers=BLOCKS, vocab_size=32)
+    config.num_attention_heads = config.num_key_value_heads = 8
+    config.save_pretrained(folder)
+    shapes = {"self_attn.q_proj": 1, "self_attn.k_proj": 1, "self_attn.v_proj": 1, "self_attn.o_proj": 1}
+    tensors = {}
+    for block in range(BLOCKS):
+        for name in shapes:
+            tensors[f"model.layers.{block}.{name}.weight"] = torch.randn(HIDDEN, HIDDEN, dtype=torch.bfloat16)
+        for name, shape in (("gate", (FEED_FORWARD, HIDDEN)), ("up", (FEED_FORWARD, HIDDEN)), ("down", (HIDDEN, FEED_FORWARD))):
+            tensors[f"model.layers.{block}.mlp.{name}_proj.weight"] = torch.randn(shape, dtype=torch.bfloat16)
+    save_file(tensors, folder / "model.safetensors")
+
+
+def replies(strategy: FedPrLLM, clients: int) -> Iterator[Message]:
+    """One client's reply at a time; half of each 64-bit word is set, so that every row prunes its half."""
+    generator = np.random.default_rng(0)
+    plan = strategy.run.model.plan
+    report = VoteReport(seconds=0.0, calibration_tokens=1, calibration_sha256="0" * 64, blob_sha256=["0" * 64] * BLOCKS)
+    for rank in range(clients):
+        seat = strategy.rounds.roster.seats[rank]
+        header = read(strategy.rounds.request("train", seat, 1, report).content).header
+        blobs = {}
+        for block in plan.blocks:
+            words = {
+                mask_name(linear.name): generator.permutation(
+                    np.array([0x5555555555555555, 0xAAAAAAAAAAAAAAAA], dtype=np.uint64).repeat(linear.num_weights // 128)
+                )
+                for linear in block.linears
+            }
+            blobs[block_key(block.index)] = pack_tensors(words)
+        yield address(Letter(header, report.model_dump(), blobs), node_id=1, ttl=60.0)
+
+
+def measure(clients: int, keep: bool, folder: Path) -> int:
+    """Peak resident memory in bytes of folding the replies of so many clients."""
+    settings = parse({"model": str(folder / "model"), "num-clients": clients})
+    run = Run(settings, OpenedModel(folder / "model"), RunFolder(folder / f"run-{clients}-{keep}"), "benchmark")
+    run.progress._show = lambda _: None
+    strategy = FedPrLLM(run)
+    strategy.rounds = Rounds(None, settings, run.model.plan, "benchmark", run.folder, run.progress)  # type: ignore[arg-type]
+    strategy.rounds.roster.seats = {rank: Seat(rank, f"site-{rank}", 1) for rank in range(clients)}
+    strategy.configure_train(1, ArrayRecord(), ConfigRecord(), None)  # type: ignore[arg-type]
+    arriving = replies(strategy, clients)
+    strategy.aggregate_train(1, list(arriving) if keep else arriving)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--clients", type=int, nargs=2, default=(4, 32))
+    parser.add_argument("--measure", nargs=3, metavar=("CLIENTS", "KEEP", "FOLDER"), help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.measure:
+        clients, keep, folder = given.measure
+        print(json.dumps(measure(int(clients), keep == "True", Path(folder))))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        save_model(Path(folder) / "model")
+        peaks = {}
+        for keep in (False, True):
+            for clients in given.clients:
+                command = [sys.executable, __file__, "--measure", str(clients), str(keep), folder]
+                done = subprocess.run(command, capture_output=True, text=True, check=True)
+                peaks[keep, clients] = json.loads(done.stdout.splitlines()[-1])
+    few, many = given.clients
+    print(f"| folding | {few} clients | {many} clients | ratio |\n|---|---|---|---|")
+    for keep, name in ((False, "Espalier, a reply at a time"), (True, "reference, all replies in a list")):
+        a, b = peaks[keep, few], peaks[keep, many]
+        print(f"| {name} | {a / 1e6:.0f} MB | {b / 1e6:.0f} MB | {b / a:.2f} |")
+
+
+if __name__ == "__main__":
+    main()
