@@ -7,6 +7,7 @@ from torch import Tensor
 
 from espalier.corpora import documentation
 from espalier.corpora.files import read_records, read_text
+from espalier.corpora.hub import read_dataset
 from espalier.corpora.partition import Partition
 from espalier.corpora.passages import passages, split
 from espalier.corpora.records import Record
@@ -31,16 +32,16 @@ def client_passages(data: DataSettings, node: NodeSettings, rank: int, num_clien
     """
     own: Iterable[Record]
     if node.data_path:
-        own = _records(node.data_path, node.file_format(), node.data_field or data.field, "")
+        own = _records(node.data_path, node.file_format(), node.data_field or data.field)
     elif data.source == "documentation":
         own = _own_documentation(rank, num_clients)
     elif "{rank}" in data.path:
-        own = _records(data.path.replace("{rank}", str(rank)), data.source, data.field, "")
+        own = _records(data.path.replace("{rank}", str(rank)), data.source, data.field)
     elif data.partition == "by-file":
-        own = _records(_own_file(data.path, rank, num_clients), data.source, data.field, "")
+        own = _records(_own_file(data.path, rank, num_clients), data.source, data.field)
     else:
         deal = Partition(data.partition, num_clients, data.alpha, seed)
-        own = deal.share_of(rank, _records(data.path, data.source, data.field, data.partition_field))
+        own = deal.share_of(rank, _shared(data))
     return split(record.text for record in own)[0]
 
 
@@ -64,7 +65,14 @@ def _own_file(directory: str, rank: int, num_clients: int) -> str:
     return files[rank]
 
 
-def _records(path: str, file_format: str, field: str, label_field: str) -> Iterator[Record]:
+def _shared(data: DataSettings) -> Iterator[Record]:
+    """Records of the one body of text that simulated clients share."""
+    if data.source == "hub":
+        return read_dataset(data.path, data.hub_config, data.hub_split, data.field, data.partition_field)
+    return _records(data.path, data.source, data.field, data.partition_field)
+
+
+def _records(path: str, file_format: str, field: str, label_field: str = "") -> Iterator[Record]:
     """Records of a file; a text file has one per passage."""
     if file_format == "jsonl":
         return read_records(path, field, label_field)

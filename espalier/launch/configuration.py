@@ -64,7 +64,8 @@ def _with_absolute_paths(flat: Config) -> Config:
         return str(Path(path).expanduser().absolute()) if path else path
 
     texts = [part.strip().partition("=") for part in flat["evaluation.texts"].split(",")]
-    changed = {key: absolute(flat[key]) for key in ("out-dir", "resume-from", "data.path")}
+    paths = ("out-dir", "resume-from") if flat["data.source"] == "hub" else ("out-dir", "resume-from", "data.path")
+    changed = {key: absolute(flat[key]) for key in paths}
     changed["model"] = flat["model"] if flat["model"] == "demo" else absolute(flat["model"])
     changed["evaluation.texts"] = ",".join(name + equals + absolute(path) for name, equals, path in texts)
     return flat | changed

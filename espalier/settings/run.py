@@ -21,9 +21,13 @@ NOT_PART_OF_THE_RESULT = ("out-dir", "resume-from", "deadline-seconds", "enrol-s
 class DataSettings(Table):
     """Table ``[data]``: each client's private text, where the node's own configuration names none."""
 
-    source: Literal["documentation", "text", "jsonl"] = Field("documentation", description="where a client's text comes from")
+    source: Literal["documentation", "text", "jsonl", "hub"] = Field(
+        "documentation", description="where a client's text comes from"
+    )
     path: str = Field("", description="file or directory; {rank} stands for the client's rank, else it is dealt out")
-    field: str = Field("text", min_length=1, description="field of a JSON Lines record that holds the text")
+    field: str = Field("text", min_length=1, description="field of a record that holds the text")
+    hub_config: str = Field("", description="configuration of a Hugging Face dataset")
+    hub_split: str = Field("train", min_length=1, description="split of a Hugging Face dataset")
     partition: Literal["iid", "by-file", "by-field", "dirichlet", "quantity"] = Field(
         "iid", description="how one file is dealt out to the clients; by-file: each gets a file of the directory"
     )
@@ -138,12 +142,14 @@ def _wrong_combinations(nested: Mapping[str, Any]) -> list[str]:
     source, path = data.get("source", "documentation"), data.get("path", "")
     partition, field = data.get("partition", "iid"), data.get("partition-field", "")
     lines = []
-    if partition in ("by-field", "dirichlet") and (source != "jsonl" or not field):
-        lines.append(f"data.partition = '{partition}': needs data.source = 'jsonl' and data.partition-field")
+    if partition in ("by-field", "dirichlet") and (source not in ("jsonl", "hub") or not field):
+        lines.append(f"data.partition = '{partition}': needs data.source = 'jsonl' or 'hub' and data.partition-field")
     if partition != "iid" and source == "documentation":
         lines.append(f"data.partition = '{partition}': the documentation has one source per client; set data.source")
-    if source in ("text", "jsonl") and not path:
-        lines.append(f"data.path = '': data.source = '{source}' needs the path of a file")
+    if partition == "by-file" and source == "hub":
+        lines.append("data.partition = 'by-file': a Hugging Face dataset has no files to hand out; choose another partition")
+    if source in ("text", "jsonl", "hub") and not path:
+        lines.append(f"data.path = '': data.source = '{source}' needs the path of a file or the name of a dataset")
     if source == "documentation" and path:
-        lines.append(f"data.path = '{path}': set data.source to 'text' or 'jsonl', or leave the path empty")
+        lines.append(f"data.path = '{path}': set data.source to 'text', 'jsonl' or 'hub', or leave the path empty")
     return lines

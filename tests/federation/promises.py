@@ -23,6 +23,141 @@ from espalier.wire.payload import STYPE
 from strategies.rounds import RunFailed
 
 
+def outgoing_bytes(reply: Message) -> bytes:
+    """Every name and value of a reply, as bytes."""
+    parts = []
+    for key, record in reply.content.items():
+        parts.append(str(key).encode())
+        for name, value in record.items():
+            data = value.data if isinstance(value, Array) else repr(value).encode()
+            parts += [str(name).encode(), data]
+    return b"\x00".join(parts)
+
+
+def assert_nothing_private(data: bytes, text: str, tokenizer: Any) -> None:
+    """Neither the text nor runs of its token ids, in any integer width, are in the data."""
+    raw = text.encode()
+    for start in range(0, len(raw) - 12, 7):
+        assert raw[start : start + 12] not in data
+    tokens = tokenizer(text)["input_ids"]
+    for width in ("<u2", "<i4", "<i8"):
+        for start in range(0, len(tokens) - 6, 3):
+            assert np.array(tokens[start : start + 6]).astype(width).tobytes() not in data
+    assert str(tokens[10:14])[1:-1].encode() not in data
+
+
+def count_zeros(pruned: torch.nn.Module, dense: torch.nn.Module) -> dict[str, int]:
+    """Zeros per block linear that the dense model does not have."""
+    before = dict(dense.named_parameters())
+    return {
+        name: int(((value == 0) & (before[name] != 0)).sum())
+        for name, value in pruned.named_parameters()
+        if ".layers." in name and value.dim() == 2
+    }
+
+
+def spoiled(spoil: Callable[[Message], Message]) -> Callable[[Message, Message], Message]:
+    """Spoil the reply to ``train`` and leave the others as they are."""
+    return lambda request, reply: spoil(reply) if read(request.content).header.kind == "train" else reply
+
+
+def _with_blob(change: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]) -> Callable[[Message], Message]:
+    from safetensors.numpy import load, save
+
+    def spoil(reply: Message) -> Message:
+        key = next(iter(reply.content["blobs"]))
+        blob = save(change(load(reply.content["blobs"][key].data)))
+        reply.content["blobs"][key] = Array("", (), STYPE, blob)
+        return reply
+
+    return spoil
+
+
+def _shape(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {name: np.append(value, value[:1]) for name, value in tensors.items()}
+
+
+def _name(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {f"{name}x": value for name, value in tensors.items()}
+
+
+def _dtype(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {name: value.view(np.int64) if value.dtype == np.uint64 else value.view(np.uint8) for name, value in tensors.items()}
+
+
+def _bits(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {
+        name: np.full_like(value, -1 if value.dtype.kind == "i" else np.iinfo(np.uint64).max) for name, value in tensors.items()
+    }
+
+
+def _text(reply: Message) -> Message:
+    reply.content["scalars"]["note"] = "the patient's name"
+    return reply
+
+
+def _round(reply: Message) -> Message:
+    reply.content["header"]["server_round"] = 7
+    return reply
+
+
+def _surplus(reply: Message) -> Message:
+    blobs = reply.content["blobs"]
+    blobs["block-0099"] = next(iter(blobs.values()))
+    return reply
+
+
+def _garbage(reply: Message) -> Message:
+    blobs = reply.content["blobs"]
+    for key in list(blobs):
+        blobs[key] = Array("", (), STYPE, b"\xff" * len(blobs[key].data))
+    return reply
+
+
+def _attempt(reply: Message) -> Message:
+    reply.content["header"]["attempt"] = 9
+    return reply
+
+
+def _oversize(reply: Message) -> Message:
+    blobs = reply.content["blobs"]
+    for key in list(blobs):
+        blobs[key] = Array("", (), STYPE, blobs[key].data * 10)
+    return reply
+
+
+def _not_a_number(reply: Message) -> Message:
+    reply.content["scalars"]["seconds"] = float("nan")
+    return reply
+
+
+def _parts(reply: Message) -> Message:
+    reply.content["header"]["num_parts"] = 1_000_000
+    return reply
+
+
+def _error(reply: Message) -> Message:
+    reply.content["header"]["status"] = "failed"
+    return reply
+
+
+SPOILS: dict[str, Callable[[Message], Message]] = {
+    "shape": _with_blob(_shape),
+    "name": _with_blob(_name),
+    "dtype": _with_blob(_dtype),
+    "bits": _with_blob(_bits),
+    "text": _text,
+    "round": _round,
+    "surplus": _surplus,
+    "garbage": _garbage,
+    "parts": _parts,
+    "attempt": _attempt,
+    "oversize": _oversize,
+    "nan": _not_a_number,
+    "error": _error,
+}
+
+
 class Killed(BaseException):
     """The ServerApp's process is gone."""
 
@@ -192,9 +327,7 @@ class Promises:
         assert {client["status"] for client in summary(folder)["clients"]} == {"completed"}
         assert model_files(folder) == model_files(bench.run())
 
-    @pytest.mark.parametrize(
-        "spoil", ["shape", "name", "dtype", "bits", "text", "round", "surplus", "garbage", "error", "parts"]
-    )
+    @pytest.mark.parametrize("spoil", sorted(SPOILS))
     def test_a_malformed_reply_costs_its_sender_alone(self, bench: Bench, spoil: str) -> None:
         grid = bench.grid()
         grid.tamper[2] = spoiled(SPOILS[spoil])
@@ -244,119 +377,5 @@ class Promises:
         lineage = json.loads((folder / "run.json").read_text())["lineage"]
         assert not list((bench.folder / "state").rglob(f"*{lineage}*"))
 
-
-def outgoing_bytes(reply: Message) -> bytes:
-    """Every name and value of a reply, as bytes."""
-    parts = []
-    for key, record in reply.content.items():
-        parts.append(str(key).encode())
-        for name, value in record.items():
-            data = value.data if isinstance(value, Array) else repr(value).encode()
-            parts += [str(name).encode(), data]
-    return b"\x00".join(parts)
-
-
-def assert_nothing_private(data: bytes, text: str, tokenizer: Any) -> None:
-    """Neither the text nor runs of its token ids, in any integer width, are in the data."""
-    raw = text.encode()
-    for start in range(0, len(raw) - 12, 7):
-        assert raw[start : start + 12] not in data
-    tokens = tokenizer(text)["input_ids"]
-    for width in ("<u2", "<i4", "<i8"):
-        for start in range(0, len(tokens) - 6, 3):
-            assert np.array(tokens[start : start + 6]).astype(width).tobytes() not in data
-    assert str(tokens[10:14])[1:-1].encode() not in data
-
-
-def count_zeros(pruned: torch.nn.Module, dense: torch.nn.Module) -> dict[str, int]:
-    """Zeros per block linear that the dense model does not have."""
-    before = dict(dense.named_parameters())
-    return {
-        name: int(((value == 0) & (before[name] != 0)).sum())
-        for name, value in pruned.named_parameters()
-        if ".layers." in name and value.dim() == 2
-    }
-
-
-def spoiled(spoil: Callable[[Message], Message]) -> Callable[[Message, Message], Message]:
-    """Spoil the reply to ``train`` and leave the others as they are."""
-    return lambda request, reply: spoil(reply) if read(request.content).header.kind == "train" else reply
-
-
-def _with_blob(change: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]) -> Callable[[Message], Message]:
-    from safetensors.numpy import load, save
-
-    def spoil(reply: Message) -> Message:
-        key = next(iter(reply.content["blobs"]))
-        blob = save(change(load(reply.content["blobs"][key].data)))
-        reply.content["blobs"][key] = Array("", (), STYPE, blob)
-        return reply
-
-    return spoil
-
-
-def _shape(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {name: np.append(value, value[:1]) for name, value in tensors.items()}
-
-
-def _name(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {f"{name}x": value for name, value in tensors.items()}
-
-
-def _dtype(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {name: value.view(np.int64) if value.dtype == np.uint64 else value.view(np.uint8) for name, value in tensors.items()}
-
-
-def _bits(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {
-        name: np.full_like(value, -1 if value.dtype.kind == "i" else np.iinfo(np.uint64).max) for name, value in tensors.items()
-    }
-
-
-def _text(reply: Message) -> Message:
-    reply.content["scalars"]["note"] = "the patient's name"
-    return reply
-
-
-def _round(reply: Message) -> Message:
-    reply.content["header"]["server_round"] = 7
-    return reply
-
-
-def _surplus(reply: Message) -> Message:
-    blobs = reply.content["blobs"]
-    blobs["block-0099"] = next(iter(blobs.values()))
-    return reply
-
-
-def _garbage(reply: Message) -> Message:
-    blobs = reply.content["blobs"]
-    for key in list(blobs):
-        blobs[key] = Array("", (), STYPE, b"\xff" * len(blobs[key].data))
-    return reply
-
-
-def _parts(reply: Message) -> Message:
-    reply.content["header"]["num_parts"] = 1_000_000
-    return reply
-
-
-def _error(reply: Message) -> Message:
-    reply.content["header"]["status"] = "failed"
-    return reply
-
-
-SPOILS: dict[str, Callable[[Message], Message]] = {
-    "shape": _with_blob(_shape),
-    "name": _with_blob(_name),
-    "dtype": _with_blob(_dtype),
-    "bits": _with_blob(_bits),
-    "text": _text,
-    "round": _round,
-    "surplus": _surplus,
-    "garbage": _garbage,
-    "parts": _parts,
-    "error": _error,
-}
 
 __all__ = ["InProcessGrid", "Promises"]

@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -99,6 +99,21 @@ def test_a_supernode_that_comes_back_goes_on_where_it_was(tmp_path: Path) -> Non
             running.nodes["hospital-b"].kill()
             running.nodes["hospital-b"].wait()
             running.start_node("hospital-b")
+            eventually(lambda: espalier_run.poll() is not None, 300)
+            assert espalier_run.returncode == 0, (tmp_path / "command.log").read_text()
+    clients = summary(results_of(tmp_path))["clients"]
+    assert [client["status"] for client in clients] == ["completed", "completed"]
+
+
+def test_a_clientapp_killed_in_a_round_is_started_again(tmp_path: Path) -> None:
+    with federation(tmp_path, SITES) as running:
+        command = ("run", *SETTINGS, "deadline-seconds=25.0", "attempts=4", "--superlink", running.control)
+        with started(tmp_path, *command) as espalier_run:
+            eventually(lambda: finished_rounds(tmp_path) >= 1)
+            eventually(lambda: bool(running.processes("flwr-clientapp")))
+            for pid in running.processes("flwr-clientapp"):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             eventually(lambda: espalier_run.poll() is not None, 300)
             assert espalier_run.returncode == 0, (tmp_path / "command.log").read_text()
     clients = summary(results_of(tmp_path))["clients"]

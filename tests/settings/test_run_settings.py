@@ -120,7 +120,7 @@ def test_all_mistakes_are_reported_at_once_one_line_each() -> None:
         ("model", "", "at least 1 character"),
         ("model", 3, "valid string"),
         ("part-bytes", 2**31, "less than or equal to 1073741824"),
-        ("data.source", "web", "'documentation', 'text' or 'jsonl'"),
+        ("data.source", "web", "'documentation', 'text', 'jsonl' or 'hub'"),
         ("evaluation.local-only", "yes", "valid boolean"),
         ("evaluation.texts", "wikitext", "neither 'documentation' nor 'name=path'"),
         ("evaluation.texts", "a=x,a=y", "same name"),
@@ -261,5 +261,5 @@ def test_the_digest_is_the_same_for_defaults_written_out() -> None:
 
 def test_a_partition_by_label_needs_labels() -> None:
     (line,) = mistake_lines({"data.source": "text", "data.path": "notes.txt", "data.partition": "dirichlet"})
-    assert "data.source = 'jsonl' and data.partition-field" in line
+    assert "data.source = 'jsonl' or 'hub' and data.partition-field" in line
     assert "one source per client" in mistake_lines({"data.partition": "quantity"})[0]

@@ -1,0 +1,48 @@
+"""Hugging Face datasets, tried on one in a local folder: the library reads both alike."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from espalier.corpora.client_text import client_passages
+from espalier.corpora.hub import read_dataset
+from espalier.corpora.passages import is_held_out
+from espalier.settings.mistakes import Mistake
+from espalier.settings.node import NodeSettings
+from espalier.settings.run import DataSettings
+
+pytest.importorskip("datasets", reason="the extra 'hub' is not installed")
+
+
+@pytest.fixture
+def dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    folder = tmp_path / "notes"
+    folder.mkdir()
+    records = [{"note": f"note {number} of the ward", "ward": number % 2} for number in range(40)]
+    (folder / "train.jsonl").write_text("\n".join(map(json.dumps, records)))
+    return str(folder)
+
+
+def test_texts_and_labels_are_read(dataset: str) -> None:
+    records = list(read_dataset(dataset, "", "train", "note", "ward"))
+    assert [record.text for record in records] == [f"note {number} of the ward" for number in range(40)]
+    assert [record.label for record in records] == [str(number % 2) for number in range(40)]
+
+
+def test_it_is_dealt_out_like_a_file(dataset: str) -> None:
+    data = DataSettings(source="hub", path=dataset, field="note", partition="by-field", partition_field="ward")
+    for rank in range(2):
+        own = [f"note {number} of the ward" for number in range(40) if number % 2 == rank]
+        assert client_passages(data, NodeSettings(), rank, 2) == [text for text in own if not is_held_out(text)]
+
+
+def test_a_field_that_is_not_there_is_a_mistake(dataset: str) -> None:
+    with pytest.raises(Mistake, match=r"data.field = 'text': the dataset has the fields note, ward"):
+        list(read_dataset(dataset, "", "train", "text", ""))
+
+
+def test_a_dataset_that_is_not_there_is_a_mistake(tmp_path: Path) -> None:
+    with pytest.raises(Mistake, match="the dataset cannot be loaded"):
+        list(read_dataset(str(tmp_path / "nowhere"), "", "train", "text", ""))
