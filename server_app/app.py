@@ -109,12 +109,12 @@ def _work(
         if simulation:
             _collect_egress_logs(run)
     stream = BlockStream(run.model, computing)
-    summary.masked = save_masks(run.model, strategy.prune_masks, run.folder.path / "masks.safetensors")
-    summary.sparsity = summary.masked + strategy.zeros_beyond_masks() / run.model.plan.num_weights
-    summary.local_sparsity, summary.report = strategy.local_sparsity(), strategy.report()
-    export_edited(run.model, strategy.edits, run.folder.path / "model")
+    summary.masked = save_masks(run.model, strategy.result.prune_masks, run.folder.path / "masks.safetensors")
+    summary.sparsity = summary.masked + strategy.result.zeros_beyond_masks() / run.model.plan.num_weights
+    summary.local_sparsity, summary.report = strategy.result.local_sparsity(), strategy.result.report()
+    export_edited(run.model, strategy.result.edits, run.folder.path / "model")
     a_few = next(iter(texts.values()))[:2]
-    check_export(stream, strategy.edits, run.folder.path / "model", a_few, run.settings.export_check)
+    check_export(stream, strategy.result.edits, run.folder.path / "model", a_few, run.settings.export_check)
     run.progress.note("exported", "exported     model/ reloads to the same logits", sparsity=summary.sparsity)
     _measure(run, stream, strategy, texts, summary, simulation)
     for server_round in result.evaluate_metrics_clientapp.values():
@@ -130,7 +130,7 @@ def _measure(
 ) -> None:
     """Losses of the dense, the federated and, in simulation, the centralized model."""
     wanted = run.settings.evaluation.centralized
-    edits: dict[str, Edits] = {"dense": dense, "federated": strategy.edits}
+    edits: dict[str, Edits] = {"dense": dense, "federated": strategy.result.edits}
     scratch = run.folder.path / "centralized"
     if simulation and wanted != "off":
         edits["centralized"] = masked(centralized_masks(run, stream, BlobStore(scratch)))

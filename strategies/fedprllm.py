@@ -7,7 +7,7 @@ in one round, iterative pruning one block per round, and sends each decision bac
 open and its code breaks at random without a seed, go to the smaller magnitude by default.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -15,26 +15,20 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
-from numpy.typing import NDArray
 
-from espalier.modeling.edits import WeightEdit, masked, masked_and_scaled
 from espalier.settings.mistakes import Mistake
-from espalier.settings.seeds import derive_seed
 from espalier.wire.evaluation import WINDOWS_BLOB, PublicText
 from espalier.wire.fedprllm import block_parts, blocks_of_round
-from espalier.wire.masks import mask_name, pack_masks, unpack_masks
+from espalier.wire.masks import mask_name
 from espalier.wire.messages import Letter, NoScalars, read
 from espalier.wire.parts import PartRequest
 from espalier.wire.payload import block_key, pack_tensors, unpack_tensors
-from espalier.wire.plan import BlockPlan, LinearPlan
-from pruning_kernels.selection import group_size, pruned_in_matrix
-from pruning_kernels.votes import VoteCounter, select_most_voted
+from pruning_kernels.selection import group_size
+from pruning_kernels.votes import VoteCounter
 from strategies.inbox import Inbox
 from strategies.rounds import Rounds
 from strategies.run import Run, live
-
-STATE = ("mask_blobs", "count_blobs", "num_voters", "unanimous_survivors")
-"""Attributes that a checkpoint keeps."""
+from strategies.vote_result import VoteResult
 
 
 class FedPrLLM(Strategy):
@@ -54,14 +48,7 @@ class FedPrLLM(Strategy):
         self.public_text = public_text
         self._require_pattern_fits()
         self.num_rounds = 1 if self.settings.strategy == "one-shot" else len(run.model.plan.blocks)
-        self.mask_blobs: list[str] = []
-        """Hash of each decided block's masks in the checkpoint's blobs."""
-        self.count_blobs: list[str] = []
-        """Hash of each decided block's vote counts there; with weight scaling only."""
-        self.num_voters: list[int] = []
-        """How many clients voted on each decided block."""
-        self.unanimous_survivors = 0
-        """Weights that are kept although every client would prune them (column comparison has many)."""
+        self.result = VoteResult(run)
         self._reply_hashes: dict[int, list[str]] = {}
 
     def start(
@@ -86,43 +73,12 @@ class FedPrLLM(Strategy):
         self.run.progress.note("method", f"fedprllm     {amount}, {text}{scaling}")
 
     def state(self) -> dict[str, Any]:
-        """What was decided, by hash, and what is reported of it."""
-        return {name: getattr(self, name) for name in STATE}
+        """What was decided."""
+        return self.result.state()
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take over what ``state`` returned."""
-        for name in STATE:
-            setattr(self, name, state[name])
-
-    def local_sparsity(self) -> float:
-        """Share of the prunable weights that one client alone masks, as its settings demand it."""
-        shapes = [linear.shape for block in self.run.model.plan.blocks for linear in block.linears]
-        pruned = sum(pruned_in_matrix(shape, self.settings.sparsity, self.settings.local_group) for shape in shapes)
-        return pruned / self.run.model.plan.num_weights
-
-    def report(self) -> dict[str, Any]:
-        """What the summary says of this method alone."""
-        return {"unanimous_survivors": self.unanimous_survivors}
-
-    def zeros_beyond_masks(self) -> int:
-        """Kept weights that weight scaling turns into zeros, since all clients would prune them."""
-        return self.unanimous_survivors if self.settings.weight_scaling else 0
-
-    def prune_masks(self, index: int) -> dict[str, torch.Tensor]:
-        """The decided prune masks of one block: bool, by canonical linear name."""
-        return unpack_masks(self.run.model.plan.blocks[index], self.run.checkpoint.blobs.get(self.mask_blobs[index]))
-
-    def edits(self, index: int) -> Mapping[str, WeightEdit]:
-        """What the method does to one block's dense weights (steps 5 and 6)."""
-        if self.settings.weight_scaling:
-            return masked_and_scaled(self.prune_masks, self.kept_shares)(index)
-        return masked(self.prune_masks)(index)
-
-    def kept_shares(self, index: int) -> dict[str, torch.Tensor]:
-        """``(m - votes) / m`` for the weights of one block, float32, by canonical linear name."""
-        counts = unpack_tensors(self.run.checkpoint.blobs.get(self.count_blobs[index]))
-        voters = self.num_voters[index]
-        return {name: (voters - torch.from_numpy(count.astype(np.float32))) / voters for name, count in counts.items()}
+        self.result.restore(state)
 
     # ----- the round --------------------------------------------------------------------------------------------------
 
@@ -131,7 +87,7 @@ class FedPrLLM(Strategy):
         decided = {}
         if self.settings.strategy == "iterative" and server_round > 1:
             before = server_round - 2
-            decided = {block_key(before): self.run.checkpoint.blobs.get(self.mask_blobs[before])}
+            decided = {block_key(before): self.result.blob(before)}
         seats = self.rounds.roster.active()
         return [self.rounds.request("train", seat, server_round, NoScalars(), decided) for seat in seats]
 
@@ -152,35 +108,10 @@ class FedPrLLM(Strategy):
                 votes = unpack_tensors(blob)
                 for name, counter in counters.items():
                     counter.add(votes[mask_name(name)])
-            self._decide(block, {name: counter.counts() for name, counter in counters.items()}, len(voters))
+            self.result.decide(block, counters)
             self.run.progress.step("voted", f"block {index}", block=index)
         inbox.clear()
         return None, MetricRecord({"num-clients": len(voters)})
-
-    def _decide(self, block: BlockPlan, votes: dict[str, NDArray[np.int32]], voters: int) -> None:
-        """Decide the prune masks of one block, and keep them and what else the result needs in the checkpoint."""
-        prune_masks, counts = {}, {}
-        for linear in block.linears:
-            count = votes[linear.name].reshape(linear.shape)
-            job = self.settings
-            prune_mask = select_most_voted(count, job.sparsity, job.server_group, self._tie_key(block, linear))
-            self.unanimous_survivors += int(np.count_nonzero((count == voters) & ~prune_mask))
-            prune_masks[linear.name] = torch.from_numpy(prune_mask)
-            counts[linear.name] = count.astype(np.min_scalar_type(voters))
-        store = self.run.checkpoint.blobs
-        self.mask_blobs.append(store.put(pack_masks(prune_masks)))
-        self.num_voters.append(voters)
-        if self.settings.weight_scaling:
-            self.count_blobs.append(store.put(pack_tensors(counts)))
-
-    def _tie_key(self, block: BlockPlan, linear: LinearPlan) -> NDArray[np.floating] | None:
-        """Among equally voted weights the smaller key goes first; None: the lower index."""
-        if self.settings.ties == "magnitude":
-            return self.run.model.checkpoint.read(linear.parameter).to(torch.float32).abs().numpy()
-        if self.settings.ties == "random":
-            seed = derive_seed(self.run.settings.seed, f"ties/{linear.name}", block=block.index)
-            return np.random.default_rng(seed).random(linear.shape)
-        return None
 
     def _require_pattern_fits(self) -> None:
         """Refuse an n:m pattern that does not divide the rows of a matrix, before anything is sent."""

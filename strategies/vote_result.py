@@ -1,0 +1,107 @@
+"""What the clients' votes decide: the prune masks of each block, and how much kept weights shrink (FedPrLLM steps 3 to 6).
+
+Everything lies in the checkpoint's blobs, block by block; here are their hashes and what is reported of them.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from espalier.modeling.edits import WeightEdit, masked, masked_and_scaled
+from espalier.settings.seeds import derive_seed
+from espalier.wire.masks import pack_masks, unpack_masks
+from espalier.wire.payload import pack_tensors, unpack_tensors
+from espalier.wire.plan import BlockPlan, LinearPlan
+from pruning_kernels.selection import pruned_in_matrix
+from pruning_kernels.votes import VoteCounter, select_most_voted
+from strategies.run import Run
+
+STATE = ("mask_blobs", "count_blobs", "num_voters", "unanimous_survivors")
+"""Attributes that a checkpoint keeps."""
+
+
+class VoteResult:
+    """The decided blocks of a run, in order."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.settings = run.settings.fedprllm
+        self.mask_blobs: list[str] = []
+        """Hash of each decided block's masks in the checkpoint's blobs."""
+        self.count_blobs: list[str] = []
+        """Hash of each decided block's vote counts there; with weight scaling only."""
+        self.num_voters: list[int] = []
+        """How many clients voted on each decided block."""
+        self.unanimous_survivors = 0
+        """Weights that are kept although every client would prune them (column comparison has many)."""
+
+    def state(self) -> dict[str, Any]:
+        """What was decided, by hash, and what is reported of it."""
+        return {name: getattr(self, name) for name in STATE}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take over what ``state`` returned."""
+        for name in STATE:
+            setattr(self, name, state[name])
+
+    def decide(self, block: BlockPlan, counters: Mapping[str, VoteCounter]) -> None:
+        """Decide the prune masks of the next block by its votes, and keep them and what else the result needs."""
+        prune_masks, counts = {}, {}
+        (voters,) = {counter.num_votes for counter in counters.values()}
+        for linear in block.linears:
+            count, job = counters[linear.name].counts().reshape(linear.shape), self.settings
+            prune_mask = select_most_voted(count, job.sparsity, job.server_group, self._tie_key(block, linear))
+            self.unanimous_survivors += int(np.count_nonzero((count == voters) & ~prune_mask))
+            prune_masks[linear.name] = torch.from_numpy(prune_mask)
+            counts[linear.name] = count.astype(np.min_scalar_type(voters))
+        store = self.run.checkpoint.blobs
+        self.mask_blobs.append(store.put(pack_masks(prune_masks)))
+        self.num_voters.append(voters)
+        if self.settings.weight_scaling:
+            self.count_blobs.append(store.put(pack_tensors(counts)))
+
+    def _tie_key(self, block: BlockPlan, linear: LinearPlan) -> NDArray[np.floating] | None:
+        """Among equally voted weights the smaller key goes first; None: the lower index."""
+        if self.settings.ties == "magnitude":
+            return self.run.model.checkpoint.read(linear.parameter).to(torch.float32).abs().numpy()
+        if self.settings.ties == "random":
+            seed = derive_seed(self.run.settings.seed, f"ties/{linear.name}", block=block.index)
+            return np.random.default_rng(seed).random(linear.shape)
+        return None
+
+    def report(self) -> dict[str, Any]:
+        """What the summary says of this method alone."""
+        return {"unanimous_survivors": self.unanimous_survivors}
+
+    def zeros_beyond_masks(self) -> int:
+        """Kept weights that weight scaling turns into zeros, since all clients would prune them."""
+        return self.unanimous_survivors if self.settings.weight_scaling else 0
+
+    def blob(self, index: int) -> bytes:
+        """The decided prune masks of one block as they travel."""
+        return self.run.checkpoint.blobs.get(self.mask_blobs[index])
+
+    def prune_masks(self, index: int) -> dict[str, torch.Tensor]:
+        """The decided prune masks of one block: bool, by canonical linear name."""
+        return unpack_masks(self.run.model.plan.blocks[index], self.blob(index))
+
+    def edits(self, index: int) -> Mapping[str, WeightEdit]:
+        """What the method does to one block's dense weights (steps 5 and 6)."""
+        if self.settings.weight_scaling:
+            return masked_and_scaled(self.prune_masks, self.kept_shares)(index)
+        return masked(self.prune_masks)(index)
+
+    def kept_shares(self, index: int) -> dict[str, torch.Tensor]:
+        """``(m - votes) / m`` for the weights of one block, float32, by canonical linear name."""
+        counts = unpack_tensors(self.run.checkpoint.blobs.get(self.count_blobs[index]))
+        voters = self.num_voters[index]
+        return {name: (voters - torch.from_numpy(count.astype(np.float32))) / voters for name, count in counts.items()}
+
+    def local_sparsity(self) -> float:
+        """Share of the prunable weights that one client alone masks, as its settings demand it."""
+        shapes = [linear.shape for block in self.run.model.plan.blocks for linear in block.linears]
+        pruned = sum(pruned_in_matrix(shape, self.settings.sparsity, self.settings.local_group) for shape in shapes)
+        return pruned / self.run.model.plan.num_weights
