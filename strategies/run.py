@@ -36,7 +36,7 @@ class Run:
 
     def __post_init__(self) -> None:
         self.progress = Progress(self.folder, self.clock)
-        self.checkpoint = CheckpointFolder(self.folder.path / "checkpoint")
+        self.checkpoint = CheckpointFolder(self.folder.checkpoint)
 
     def identity(self) -> dict[str, str]:
         """What a resumed run must share with the run that it continues."""

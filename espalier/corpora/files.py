@@ -30,11 +30,6 @@ def read_text(path: str, keys: str = CLIENT_KEYS) -> Iterator[str]:
     yield text
 
 
-def read_json_lines(path: str, field: str) -> Iterator[str]:
-    """Yield one text field of every record of a JSON Lines file; see ``read_records``."""
-    return (record.text for record in read_records(path, field, ""))
-
-
 def read_records(path: str, field: str, label_field: str) -> Iterator[Record]:
     """Yield a text field and a label field of every record of a JSON Lines file; blank lines are passed over.
 

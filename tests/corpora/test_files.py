@@ -5,10 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from espalier.corpora.files import read_json_lines, read_text
+from espalier.corpora.files import read_records, read_text
 from espalier.settings.mistakes import Mistake
 
 SECRET = "Anna K., born 1961, diagnosis F32.1"
+
+
+def texts_of(path: str, field: str) -> list[str]:
+    return [record.text for record in read_records(path, field, "")]
 
 
 def lines_file(tmp_path: Path, content: str | bytes) -> str:
@@ -20,7 +24,7 @@ def lines_file(tmp_path: Path, content: str | bytes) -> str:
 def refused(path: str, field: str = "text") -> str:
     """Text of the mistake, checked not to quote the file, also not by the errors that led to it."""
     with pytest.raises(Mistake) as caught:
-        list(read_json_lines(path, field))
+        texts_of(path, field)
     assert caught.value.__cause__ is None
     assert caught.value.__suppress_context__ or caught.value.__context__ is None
     assert "Anna" not in str(caught.value)
@@ -77,12 +81,12 @@ def test_a_home_directory_is_understood(tmp_path: Path, monkeypatch: pytest.Monk
 def test_one_field_of_each_record_is_read(tmp_path: Path) -> None:
     records = [{"note": "one\ntwo", "id": 1}, {"id": 2, "note": "dreí \u2028"}]
     path = lines_file(tmp_path, "\n".join(json.dumps(record, ensure_ascii=False) for record in records))
-    assert list(read_json_lines(path, "note")) == ["one\ntwo", "dreí \u2028"]
+    assert texts_of(path, "note") == ["one\ntwo", "dreí \u2028"]
 
 
 def test_blank_lines_windows_lines_and_a_byte_order_mark_are_passed_over(tmp_path: Path) -> None:
     path = lines_file(tmp_path, b'\xef\xbb\xbf{"text": "a"}\r\n\r\n  \n{"text": "b"}\n')
-    assert list(read_json_lines(path, "text")) == ["a", "b"]
+    assert texts_of(path, "text") == ["a", "b"]
 
 
 @pytest.mark.parametrize(

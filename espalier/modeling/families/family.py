@@ -34,6 +34,11 @@ class Family:
     embeddings: str = "model.embed_tokens"
     head: str = "lm_head"
 
+    def __post_init__(self) -> None:
+        unknown = set(self.linears) - set(CANONICAL_LINEARS)
+        if unknown:
+            raise ValueError(f"family {self.name}: {', '.join(sorted(unknown))} is no canonical linear name")
+
     def kv_groups(self, config: Mapping[str, object]) -> tuple[int, int]:
         """Number of key-value groups, and of query heads in each."""
         heads = _positive(config, self.query_heads_key, None)
