@@ -6,7 +6,7 @@
     espalier run two-sites --superlink HOST:9093  on the sites that are connected to a SuperLink
 
 It runs what ``flwr run .`` runs, and adds what that cannot: as many nodes as there are clients, an exit code that says
-whether the run completed, a second try when Ray fails to start, paths that mean what they mean where the command was
+whether the run completed, another try when Ray fails to start, paths that mean what they mean where the command was
 given, and a SuperLink that never mixes up two copies of the project.
 """
 
@@ -27,6 +27,8 @@ from espalier.launch.superlink import RAY_DID_NOT_START, SuperLink, own_superlin
 from espalier.settings.mistakes import FLOWER_REPORTS_IT_TOO, Mistake
 
 COMPLETED = "finished:completed"
+RAY_STARTS = 3
+"""How often a simulation is started in all, if Ray fails to start."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -79,13 +81,14 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _simulate(app: Path, config: dict[str, Any], federation: str) -> int:
-    """Run once, and once more if Ray did not start."""
-    with own_superlink() as superlink:
-        status, details, log = _run(superlink, app, config, "--federation-config", federation)
-    if status != COMPLETED and FLOWER_REPORTS_IT_TOO not in log and RAY_DID_NOT_START.search(log + details):
-        print("espalier: Ray did not start; trying once more", file=sys.stderr)
+    """Run, and run again if Ray did not start."""
+    for start in range(1, RAY_STARTS + 1):
         with own_superlink() as superlink:
             status, details, log = _run(superlink, app, config, "--federation-config", federation)
+        if status == COMPLETED or FLOWER_REPORTS_IT_TOO in log or not RAY_DID_NOT_START.search(log):
+            break
+        if start < RAY_STARTS:
+            print(f"espalier: Ray did not start; trying again ({start} of {RAY_STARTS - 1})", file=sys.stderr)
     return _report(status, details, log)
 
 

@@ -26,8 +26,12 @@ CONNECTION = "espalier"
 START_SECONDS = 60
 STOP_SECONDS = 15
 
-RAY_DID_NOT_START = re.compile(r"Timed out waiting for.*gcs_server_port", re.DOTALL)
-"""What Ray prints when it fails to start for no fault of the run; such a run is tried once more."""
+RAY_DID_NOT_START = re.compile(r"raybackend\.py\W+line \d+, in init_ray")
+"""What the log of a run holds when Ray, and not the run, failed to start.
+
+Ray waits half a minute for processes of its own that now and then do not come up, and gives several messages for it; Flower
+starts Ray in this one function, so it is in the traceback of all of them.
+"""
 
 
 @dataclass

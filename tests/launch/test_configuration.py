@@ -84,9 +84,29 @@ def test_the_app_is_the_given_folder_or_none(tmp_path: Path) -> None:
         find_app(str(tmp_path))
 
 
+RAY_FAILED = """Traceback (most recent call last):
+  File "/x/flwr/server/superlink/fleet/vce/backend/raybackend.py", line 119, in init_ray
+    ray.init(
+"""
+
+
 def test_only_ray_s_failure_to_start_is_tried_again() -> None:
-    assert RAY_DID_NOT_START.search("RuntimeError: Timed out waiting for file /tmp/ray/x/gcs_server_port_1")
+    assert RAY_DID_NOT_START.search(RAY_FAILED)
     assert not RAY_DID_NOT_START.search("RunFailed: 0 clients enrolled")
+    assert not RAY_DID_NOT_START.search(RAY_FAILED.replace("init_ray", "process_message"))
+
+
+@pytest.mark.parametrize(("failures", "code", "starts"), [(0, 0, 1), (2, 0, 3), (3, 1, 3)])
+def test_ray_is_started_up_to_three_times(
+    failures: int, code: int, starts: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outcomes = [("finished:failed", "it crashed", RAY_FAILED)] * failures + [("finished:completed", "", "")]
+    given = iter(outcomes)
+    monkeypatch.setattr("espalier.launch.command._run", lambda *_: next(given))
+    monkeypatch.setattr("espalier.launch.command.own_superlink", nullcontext)
+    assert main(["run", "--app", str(APP)]) == code
+    assert len(outcomes) - len(list(given)) == starts
+    assert capsys.readouterr().err.count("trying again") == starts - 1
 
 
 def test_stopping_a_process_stops_what_moved_to_a_session_of_its_own() -> None:
@@ -107,7 +127,7 @@ def test_a_run_that_said_why_it_failed_is_not_tried_again(monkeypatch: pytest.Mo
 
     def run(*_: object) -> tuple[str, str, str]:
         runs.append(1)
-        return "finished:failed", "", f"the run failed: x\n{FLOWER_REPORTS_IT_TOO}\nTimed out waiting for file gcs_server_port"
+        return "finished:failed", "", f"the run failed: x\n{FLOWER_REPORTS_IT_TOO}\n{RAY_FAILED}"
 
     monkeypatch.setattr("espalier.launch.command._run", run)
     monkeypatch.setattr("espalier.launch.command.own_superlink", nullcontext)
