@@ -48,7 +48,7 @@ class FedPrLLM(Strategy):
         self.public_text = public_text
         self._require_pattern_fits()
         self.num_rounds = 1 if self.settings.strategy == "one-shot" else len(run.model.plan.blocks)
-        self.result = VoteResult(run)
+        self.result = VoteResult(run.settings, run.model, run.checkpoint.blobs)
         self._reply_hashes: dict[int, list[str]] = {}
 
     def start(

@@ -11,26 +11,37 @@ import torch
 from numpy.typing import NDArray
 
 from espalier.modeling.edits import WeightEdit, masked, masked_and_scaled
+from espalier.modeling.opened import OpenedModel
+from espalier.settings.run import RunSettings
 from espalier.settings.seeds import derive_seed
+from espalier.storage.blobs import BlobStore
 from espalier.wire.masks import pack_masks, unpack_masks
 from espalier.wire.payload import pack_tensors, unpack_tensors
 from espalier.wire.plan import BlockPlan, LinearPlan
 from pruning_kernels.selection import pruned_in_matrix
 from pruning_kernels.votes import VoteCounter, select_most_voted
-from strategies.run import Run
 
 STATE = ("mask_blobs", "count_blobs", "num_voters", "unanimous_survivors")
 """Attributes that a checkpoint keeps."""
 
 
 class VoteResult:
-    """The decided blocks of a run, in order."""
+    """The decided blocks of a run, in order.
 
-    def __init__(self, run: Run) -> None:
-        self.run = run
-        self.settings = run.settings.fedprllm
+    Parameters
+    ----------
+    settings : of the run
+    model : the dense model
+    store : where masks and counts are kept, for a run the checkpoint's blobs
+    """
+
+    def __init__(self, settings: RunSettings, model: OpenedModel, store: BlobStore) -> None:
+        self.settings = settings.fedprllm
+        self.model = model
+        self.seed = settings.seed
+        self.store = store
         self.mask_blobs: list[str] = []
-        """Hash of each decided block's masks in the checkpoint's blobs."""
+        """Hash of each decided block's masks in the store."""
         self.count_blobs: list[str] = []
         """Hash of each decided block's vote counts there; with weight scaling only."""
         self.num_voters: list[int] = []
@@ -57,18 +68,17 @@ class VoteResult:
             self.unanimous_survivors += int(np.count_nonzero((count == voters) & ~prune_mask))
             prune_masks[linear.name] = torch.from_numpy(prune_mask)
             counts[linear.name] = count.astype(np.min_scalar_type(voters))
-        store = self.run.checkpoint.blobs
-        self.mask_blobs.append(store.put(pack_masks(prune_masks)))
+        self.mask_blobs.append(self.store.put(pack_masks(prune_masks)))
         self.num_voters.append(voters)
         if self.settings.weight_scaling:
-            self.count_blobs.append(store.put(pack_tensors(counts)))
+            self.count_blobs.append(self.store.put(pack_tensors(counts)))
 
     def _tie_key(self, block: BlockPlan, linear: LinearPlan) -> NDArray[np.floating] | None:
         """Among equally voted weights the smaller key goes first; None: the lower index."""
         if self.settings.ties == "magnitude":
-            return self.run.model.checkpoint.read(linear.parameter).to(torch.float32).abs().numpy()
+            return self.model.checkpoint.read(linear.parameter).to(torch.float32).abs().numpy()
         if self.settings.ties == "random":
-            seed = derive_seed(self.run.settings.seed, f"ties/{linear.name}", block=block.index)
+            seed = derive_seed(self.seed, f"ties/{linear.name}", block=block.index)
             return np.random.default_rng(seed).random(linear.shape)
         return None
 
@@ -82,11 +92,11 @@ class VoteResult:
 
     def blob(self, index: int) -> bytes:
         """The decided prune masks of one block as they travel."""
-        return self.run.checkpoint.blobs.get(self.mask_blobs[index])
+        return self.store.get(self.mask_blobs[index])
 
     def prune_masks(self, index: int) -> dict[str, torch.Tensor]:
         """The decided prune masks of one block: bool, by canonical linear name."""
-        return unpack_masks(self.run.model.plan.blocks[index], self.blob(index))
+        return unpack_masks(self.model.plan.blocks[index], self.blob(index))
 
     def edits(self, index: int) -> Mapping[str, WeightEdit]:
         """What the method does to one block's dense weights (steps 5 and 6)."""
@@ -96,12 +106,12 @@ class VoteResult:
 
     def kept_shares(self, index: int) -> dict[str, torch.Tensor]:
         """``(m - votes) / m`` for the weights of one block, float32, by canonical linear name."""
-        counts = unpack_tensors(self.run.checkpoint.blobs.get(self.count_blobs[index]))
+        counts = unpack_tensors(self.store.get(self.count_blobs[index]))
         voters = self.num_voters[index]
         return {name: (voters - torch.from_numpy(count.astype(np.float32))) / voters for name, count in counts.items()}
 
     def local_sparsity(self) -> float:
         """Share of the prunable weights that one client alone masks, as its settings demand it."""
-        shapes = [linear.shape for block in self.run.model.plan.blocks for linear in block.linears]
+        shapes = [linear.shape for block in self.model.plan.blocks for linear in block.linears]
         pruned = sum(pruned_in_matrix(shape, self.settings.sparsity, self.settings.local_group) for shape in shapes)
-        return pruned / self.run.model.plan.num_weights
+        return pruned / self.model.plan.num_weights

@@ -1,0 +1,116 @@
+"""The clients of one FedPrLLM setting, in this process and by the functions that the app itself runs.
+
+What a client computes in one-shot pruning does not depend on how the server compares votes, so a study computes windows,
+masks and votes of a setting once, and decides them in as many ways as it wants to.
+"""
+
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from espalier.corpora.client_text import client_windows
+from espalier.modeling.block_stream import Activations, BlockStream
+from espalier.modeling.calibration import choose_in_dense_block, prune_by_block
+from espalier.modeling.edits import Edits, masked
+from espalier.settings.node import NodeSettings
+from espalier.settings.run import RunSettings
+from espalier.storage.blobs import BlobStore
+from espalier.wire.masks import mask_name, pack_masks, unpack_masks
+from espalier.wire.payload import unpack_tensors
+from espalier.wire.plan import BlockPlan
+from pruning_kernels.bitmask import pack
+from pruning_kernels.local import LocalPruning
+from pruning_kernels.votes import VoteCounter
+from strategies.vote_result import VoteResult
+
+
+class Clients:
+    """All clients of a run with these settings, and what they and the server compute.
+
+    Parameters
+    ----------
+    settings : of the run; how the server compares votes is given later
+    stream : the dense model
+    scratch : directory for masks
+    """
+
+    def __init__(self, settings: RunSettings, stream: BlockStream, scratch: Path) -> None:
+        self.settings = settings
+        self.stream = stream
+        self.plan = stream.model.plan
+        self.store = BlobStore(scratch)
+        job = settings.fedprllm
+        self.choose = LocalPruning(job.local_metric, job.sparsity, job.local_group).prune_mask
+        self._decided: dict[tuple[str, str], VoteResult] = {}
+
+    @cached_property
+    def windows(self) -> list[Tensor]:
+        """Calibration windows of each client, (data.windows, data.window-tokens), int64."""
+        encode = self.stream.model.encode
+        return [client_windows(self.settings, NodeSettings(), encode, rank) for rank in range(self.settings.num_clients)]
+
+    @cached_property
+    def masks(self) -> list[list[str]]:
+        """Hash of each client's masks of each block."""
+        return [self._prune(windows) for windows in self.windows]
+
+    def local_only(self, rank: int) -> Edits:
+        """What one client would make of the model alone."""
+        return self._masked(self.masks[rank])
+
+    @cached_property
+    def centralized(self) -> Edits:
+        """What one party would make of the model with the windows of all clients."""
+        return self._masked(self._prune(torch.cat(self.windows)))
+
+    def decide(self, strategy: str, group: str) -> VoteResult:
+        """What the server decides by the clients' votes, with counts, so that weights can be scaled or not."""
+        if (strategy, group) not in self._decided:
+            job = self.settings.fedprllm.model_copy(update={"comparison_group": group, "weight_scaling": True})
+            settings = self.settings.model_copy(update={"fedprllm": job})
+            result = VoteResult(settings, self.stream.model, self.store)
+            if strategy == "one-shot":
+                for block in self.plan.blocks:
+                    result.decide(block, self._votes[block.index])
+            else:
+                self._decide_block_by_block(result)
+            self._decided[strategy, group] = result
+        return self._decided[strategy, group]
+
+    @cached_property
+    def _votes(self) -> list[Mapping[str, VoteCounter]]:
+        """One-shot votes of all clients, per block and linear."""
+        return [self._count(block, [hashes[block.index] for hashes in self.masks]) for block in self.plan.blocks]
+
+    def _count(self, block: BlockPlan, hashes: list[str]) -> dict[str, VoteCounter]:
+        counters = {linear.name: VoteCounter(linear.num_weights) for linear in block.linears}
+        for blob in map(self.store.get, hashes):
+            votes = unpack_tensors(blob)
+            for name, counter in counters.items():
+                counter.add(votes[mask_name(name)])
+        return counters
+
+    @torch.no_grad()
+    def _decide_block_by_block(self, result: VoteResult) -> None:
+        """Iterative pruning: all vote on a block, the server decides, all go on with what it pruned (section 3.2.3)."""
+        everybody: list[Activations] = [self.stream.start(windows) for windows in self.windows]
+        for block in self.plan.blocks:
+            counters = {linear.name: VoteCounter(linear.num_weights) for linear in block.linears}
+            for activations in everybody:
+                masks = choose_in_dense_block(self.stream, activations, block.index, self.choose)
+                for name, mask in masks.items():
+                    counters[name].add(pack(mask.numpy().astype(np.bool_)))
+            result.decide(block, counters)
+            with self.stream.block(block.index, masked(result.prune_masks)(block.index)) as pruned:
+                for activations in everybody:
+                    activations.through(block.index, pruned)
+
+    def _prune(self, windows: Tensor) -> list[str]:
+        return [self.store.put(pack_masks(masks)) for _, masks in prune_by_block(self.stream, windows, self.choose)]
+
+    def _masked(self, hashes: list[str]) -> Edits:
+        return masked(lambda index: unpack_masks(self.plan.blocks[index], self.store.get(hashes[index])))

@@ -1,0 +1,94 @@
+"""Measure the cells of a study: perplexity on every public text, written down cell by cell."""
+
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor
+
+from benchmarks.studies.cells import Cell, Setting
+from benchmarks.studies.clients import Clients
+from benchmarks.studies.rows import Row, Rows
+from espalier.evaluation.perplexity import mean_losses, perplexity
+from espalier.modeling.block_stream import BlockStream
+from espalier.modeling.edits import Edits, masked
+from espalier.settings.run import RunSettings, parse
+
+LOCAL_CLIENTS = 8
+"""Of how many clients the local results are evaluated; their mean is ``local-only``."""
+
+
+@dataclass
+class Bench:
+    """What all cells of a study share: the dense model, the public texts and the clients' text."""
+
+    stream: BlockStream
+    texts: Mapping[str, Tensor]
+    common: Mapping[str, object]
+    """Settings of the run that no study varies, flat."""
+
+    def settings(self, setting: Setting) -> RunSettings:
+        """The run's settings for the clients of a cell."""
+        varied = {
+            "seed": setting.seed,
+            "num-clients": setting.clients,
+            "data.windows": setting.windows,
+            "fedprllm.sparsity": setting.sparsity,
+            "fedprllm.local-comparison-group": setting.local_group,
+        }
+        return parse({**self.common, **varied})
+
+
+def measure(bench: Bench, cells: Iterable[Cell], rows: Rows) -> None:
+    """Measure every cell that ``rows`` does not have yet, and add it there."""
+    dense_losses: dict[str, float] = {}
+    missing = [cell for cell in cells if cell not in rows]
+    done = 0
+    for setting, wanted in _by_setting(missing):
+        with tempfile.TemporaryDirectory() as scratch:
+            clients = Clients(bench.settings(setting), bench.stream, Path(scratch))
+            for cell in wanted:
+                if cell.method == "dense":
+                    dense_losses = dense_losses or mean_losses(bench.stream, bench.texts)
+                    found = {text: [perplexity(loss)] for text, loss in dense_losses.items()}
+                    sparsity = 0.0
+                else:
+                    models, sparsity = _models(clients, cell)
+                    found = _perplexities(bench, models)
+                rows.add(Row(cell, text, float(np.mean(values)), sparsity, len(values)) for text, values in found.items())
+                done += 1
+                print(f"{done} of {len(missing)}: {cell}", flush=True)
+
+
+def _by_setting(cells: Iterable[Cell]) -> Iterator[tuple[Setting, list[Cell]]]:
+    grouped: dict[Setting, list[Cell]] = {}
+    for cell in cells:
+        grouped.setdefault(cell.setting, []).append(cell)
+    yield from grouped.items()
+
+
+def _models(clients: Clients, cell: Cell) -> tuple[list[Edits], float]:
+    """The models of a cell, and the share of prunable weights that are zero in them."""
+    if cell.method in ("local-only", "centralized"):
+        alone = clients.decide("one-shot", "layer").local_sparsity()
+        if cell.method == "centralized":
+            return [clients.centralized], alone
+        ranks = np.linspace(0, cell.setting.clients - 1, min(LOCAL_CLIENTS, cell.setting.clients)).astype(int)
+        return [clients.local_only(rank) for rank in ranks], alone
+    result = clients.decide(cell.method, cell.server_group)
+    masks = (result.prune_masks(block.index) for block in clients.plan.blocks)
+    zeros = sum(int(mask.sum()) for block in masks for mask in block.values())
+    if cell.weight_scaling:
+        zeros += result.zeros_beyond_masks()
+    edits = result.edits if cell.weight_scaling else masked(result.prune_masks)
+    return [edits], zeros / clients.plan.num_weights
+
+
+def _perplexities(bench: Bench, models: Iterable[Edits]) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = {text: [] for text in bench.texts}
+    for edits in models:
+        for text, loss in mean_losses(bench.stream, bench.texts, edits).items():
+            found[text].append(perplexity(loss))
+    return found

@@ -1,0 +1,91 @@
+"""The measured cells of a study: a CSV file that grows by a cell at a time, so that an interrupted study goes on."""
+
+import csv
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from benchmarks.studies.cells import Cell, Setting
+from espalier.settings.mistakes import Mistake
+
+COLUMNS = (
+    "seed", "clients", "windows", "sparsity", "local_group", "method", "server_group", "weight_scaling", "text",
+    "perplexity", "achieved_sparsity", "models",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Row:
+    """Perplexity of a cell on one text."""
+
+    cell: Cell
+    text: str
+    perplexity: float
+    """Mean over ``models``."""
+    achieved_sparsity: float
+    """Share of the prunable weights that are zero."""
+    models: int
+    """How many models were evaluated: one, or for ``local-only`` one per client that was asked."""
+
+
+class Rows:
+    """The rows of a CSV file, which is made if it is not there.
+
+    Parameters
+    ----------
+    path : the CSV file; ``conditions`` lie beside it as JSON
+    conditions : what the rows were measured with; rows of other conditions are not mixed with them
+
+    Raises
+    ------
+    Mistake
+        The file holds rows of other conditions.
+    """
+
+    def __init__(self, path: Path, conditions: Mapping[str, object]) -> None:
+        self.path = path
+        self.conditions = dict(conditions)
+        self.rows: list[Row] = []
+        beside = path.with_suffix(".json")
+        if path.exists() and beside.exists():
+            if (found := json.loads(beside.read_text())) != self.conditions:
+                differ = sorted(name for name in {*found, *conditions} if found.get(name) != conditions.get(name))
+                raise Mistake(f"{path}: was measured with other {', '.join(differ)}; move it away or give another --out")
+            with open(path, newline="") as file:
+                self.rows = [_read(record) for record in csv.DictReader(file)]
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            beside.write_text(json.dumps(self.conditions, indent=2) + "\n")
+            with open(path, "w", newline="") as file:
+                csv.writer(file, lineterminator="\n").writerow(COLUMNS)
+
+    def __contains__(self, cell: Cell) -> bool:
+        return any(row.cell == cell for row in self.rows)
+
+    def add(self, rows: Iterable[Row]) -> None:
+        """Append the rows of one cell and write them down at once."""
+        new = list(rows)
+        with open(self.path, "a", newline="") as file:
+            csv.DictWriter(file, COLUMNS, lineterminator="\n").writerows(map(_written, new))
+        self.rows += new
+
+    def texts(self) -> list[str]:
+        """Names of the texts, in the order in which they were measured."""
+        return list(dict.fromkeys(row.text for row in self.rows))
+
+
+def _written(row: Row) -> dict[str, object]:
+    cell = {key: value for key, value in asdict(row.cell).items() if key != "setting"}
+    cell["weight_scaling"] = "on" if row.cell.weight_scaling else "off"
+    figures = {"perplexity": f"{row.perplexity:.6g}", "achieved_sparsity": f"{row.achieved_sparsity:.6f}", "models": row.models}
+    return {**asdict(row.cell.setting), **cell, "text": row.text, **figures}
+
+
+def _read(record: dict[str, str]) -> Row:
+    setting = Setting(
+        int(record["seed"]), int(record["clients"]), int(record["windows"]), float(record["sparsity"]), record["local_group"]
+    )
+    cell = Cell(setting, record["method"], record["server_group"], record["weight_scaling"] == "on")
+    figures = float(record["perplexity"]), float(record["achieved_sparsity"]), int(record["models"])
+    return Row(cell, record["text"], *figures)
