@@ -1,4 +1,4 @@
-"""The ClientApp: four short handlers that look the method's job up and pass its answer through the egress mod."""
+"""The ClientApp: short handlers that look the method's job up and pass its answer through the egress mod."""
 
 import logging
 import platform
@@ -11,6 +11,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from client_app import fedprllm
+from client_app.delivery import take
 from client_app.egress import egress
 from client_app.site import Site, reply_to
 from espalier.settings.mistakes import Mistake
@@ -35,6 +36,12 @@ def enrol(message: Message, context: Context) -> Message:
     return _answer(message, context, _enrol)
 
 
+@app.query("deliver")
+def deliver(message: Message, context: Context) -> Message:
+    """Keep a part of the federated result."""
+    return _answer(message, context, take)
+
+
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Do the method's local work on private data."""
@@ -43,7 +50,7 @@ def train(message: Message, context: Context) -> Message:
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
-    """Evaluate the local result on public text."""
+    """Evaluate the local result on public text, and, if asked to, several models on own held-out text."""
     return _answer(message, context, lambda site, request: JOBS[request.header.method].evaluate(site, request))
 
 

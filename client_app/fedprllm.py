@@ -12,19 +12,28 @@ import torch
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
+from client_app.delivery import taken
 from client_app.parts import hand_out
 from client_app.site import Site, reply_to
-from espalier.corpora.client_text import client_windows
+from espalier.corpora.client_text import client_windows, held_out_windows
 from espalier.corpora.windows import windows_sha256
 from espalier.evaluation.perplexity import mean_losses
 from espalier.modeling.block_stream import BlockStream
 from espalier.modeling.calibration import choose_in_dense_block, prune_by_block
-from espalier.modeling.edits import masked
+from espalier.modeling.edits import Edits, dense, masked, masked_and_scaled
 from espalier.settings.mistakes import Mistake
 from espalier.storage.blobs import BlobStore
 from espalier.storage.private import PrivateState
-from espalier.wire.evaluation import WINDOWS_BLOB, LocalLoss
-from espalier.wire.fedprllm import VoteReport, block_parts, blocks_of_round
+from espalier.wire.evaluation import OWN_TEXT_MODELS, WINDOWS_BLOB, Losses
+from espalier.wire.fedprllm import (
+    Decision,
+    VoteReport,
+    block_parts,
+    blocks_of_round,
+    decided_parts,
+    kept_shares,
+    votes_key,
+)
 from espalier.wire.masks import pack_masks, unpack_masks
 from espalier.wire.messages import Header, Letter, validate
 from espalier.wire.payload import block_key, unpack_tensors
@@ -43,6 +52,7 @@ def train(site: Site, request: Letter) -> Letter:
         if saved is not None and saved.pop("settings") == site.settings.digest():
             report = validate(VoteReport, saved)
         else:
+            _require_own_text(site, header)
             report = (
                 _vote_on_all_blocks(site, state, header)
                 if job.strategy == "one-shot"
@@ -55,6 +65,12 @@ def train(site: Site, request: Letter) -> Letter:
     hashes = dict(zip(blocks, report.blob_sha256, strict=True))
     first_part = block_parts(site.model.plan, job, header.server_round, site.settings.part_bytes)[0]
     return reply_to(request, report, {block_key(index): store.get(hashes[index]) for index in first_part})
+
+
+def _require_own_text(site: Site, header: Header) -> None:
+    """If it will be evaluated on, find out before the work whether there is enough of it."""
+    if site.settings.evaluation.own_text and header.server_round == 1:
+        held_out_windows(site.settings, site.node, site.model.encode, header.rank)
 
 
 def _vote_on_all_blocks(site: Site, state: PrivateState, header: Header) -> VoteReport:
@@ -124,17 +140,40 @@ def _report(windows: torch.Tensor, hashes: list[str], started: float) -> VoteRep
 
 
 def evaluate(site: Site, request: Letter) -> Letter:
-    """Loss of this client's own pruned model on the public text that the server sent along."""
+    """Loss of this client's own pruned model on the public text that the server sent along, and of all on its own text."""
     started = time.monotonic()
-    store, hashes = _own_masks(site, request.header)
+    stream, header = BlockStream(site.model, site.computing), request.header
+    store, hashes = _own_masks(site, header)
+    alone = masked(lambda index: unpack_masks(site.model.plan.blocks[index], store.get(hashes[index])))
+    texts = {}
+    if WINDOWS_BLOB in request.blobs:
+        arrays = unpack_tensors(request.blobs[WINDOWS_BLOB])
+        texts = {name: torch.from_numpy(arrays[name]).to(torch.int64) for name in request.scalars["names"]}
+    report = Losses(losses=[], own_losses=[], own_windows=0, seconds=0.0)
+    if texts:
+        report.losses = list(mean_losses(stream, texts, alone).values())
+    if request.scalars["own_text"]:
+        windows = held_out_windows(site.settings, site.node, site.model.encode, header.rank)
+        models = {"dense": dense, "local_only": alone, "federated": _federated(site, header)}
+        report.own_losses = [mean_losses(stream, {"": windows}, models[name])[""] for name in OWN_TEXT_MODELS]
+        report.own_windows = len(windows)
+    report.seconds = time.monotonic() - started
+    return reply_to(request, report)
 
-    def own_masks(index: int) -> dict[str, torch.Tensor]:
-        return unpack_masks(site.model.plan.blocks[index], store.get(hashes[index]))
 
-    arrays = unpack_tensors(request.blobs[WINDOWS_BLOB])
-    texts = {name: torch.from_numpy(arrays[name]).to(torch.int64) for name in request.scalars["names"]}
-    losses = mean_losses(BlockStream(site.model, site.computing), texts, masked(own_masks))
-    return reply_to(request, LocalLoss(losses=list(losses.values()), seconds=time.monotonic() - started))
+def _federated(site: Site, header: Header) -> Edits:
+    """What the server decided, as it was delivered."""
+    plan, scaled = site.model.plan, site.settings.fedprllm.weight_scaling
+    store, hashes, decisions = taken(site, header, len(decided_parts(plan, site.settings)))
+    voters = [number for decision in decisions for number in validate(Decision, decision).num_voters]
+
+    def prune_masks(index: int) -> dict[str, torch.Tensor]:
+        return unpack_masks(plan.blocks[index], store.get(hashes[block_key(index)]))
+
+    def shares(index: int) -> dict[str, torch.Tensor]:
+        return kept_shares(unpack_tensors(store.get(hashes[votes_key(index)])), voters[index])
+
+    return masked_and_scaled(prune_masks, shares) if scaled else masked(prune_masks)
 
 
 def _own_masks(site: Site, header: Header) -> tuple[BlobStore, list[str]]:

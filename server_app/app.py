@@ -8,18 +8,18 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.superlink.grid import GrpcGrid
 
-from espalier.corpora.public_text import public_text
-from espalier.corpora.windows import evaluation_windows
+from espalier.corpora.public_text import public_windows
 from espalier.evaluation.perplexity import mean_losses, perplexity
 from espalier.modeling.block_stream import BlockStream
 from espalier.modeling.computing import Computing, set_up
 from espalier.modeling.edits import Edits, dense, masked
 from espalier.modeling.export import check_export, export_edited
-from espalier.modeling.opened import OpenedModel, open_model
+from espalier.modeling.opened import open_model
 from espalier.settings.mistakes import FLOWER_REPORTS_IT_TOO, Mistake
 from espalier.settings.node import NodeSettings
-from espalier.settings.run import RunSettings, parse
+from espalier.settings.run import parse
 from espalier.storage.blobs import BlobStore
+from espalier.wire.evaluation import OWN_TEXT_MODELS
 from server_app.results import Summary, save_masks
 from server_app.run_directory import open_run_directory
 from server_app.table import show
@@ -64,7 +64,7 @@ def run_method(grid: Grid, context: Context, clock: Clock | None = None) -> Path
     computing = set_up(settings)
     model = open_model(settings.model)
     model.new_skeleton()
-    texts = public_windows(settings, model)
+    texts = public_windows(settings.evaluation, model.encode)
     folder, lineage = open_run_directory(settings, model, str(context.run_id))
     print(f"run directory {folder.path}", flush=True)
     summary = Summary(settings, model, computing.threads, computing.device.type, losses={name: {} for name in texts})
@@ -87,20 +87,11 @@ def _note_end(run: Run, summary: Summary, started: float, status: str, reason: s
     summary.write(run.folder, status, reason, run.folder.ledger.total())
 
 
-def public_windows(settings: RunSettings, model: OpenedModel) -> dict[str, torch.Tensor]:
-    """Windows of all public texts, (windows, tokens), int64, by name."""
-    chosen = settings.evaluation
-    return {
-        name: evaluation_windows(public_text(name, path), model.encode, chosen.window_tokens, chosen.max_windows, name)
-        for name, path in chosen.named_texts().items()
-    }
-
-
 def _work(
     run: Run, grid: Grid, computing: Computing, texts: dict[str, torch.Tensor], summary: Summary, simulation: bool
 ) -> None:
     """Rounds, export, evaluation; what is finished is in ``summary`` also when a later step fails."""
-    strategy = STRATEGIES[run.settings.method](run, texts if run.settings.evaluation.local_only else None)
+    strategy = STRATEGIES[run.settings.method](run, texts if run.settings.evaluation.local_only else {})
     try:
         result = strategy.start(grid)
     finally:
@@ -119,8 +110,12 @@ def _work(
     _measure(run, stream, strategy, texts, summary, simulation)
     for server_round in result.evaluate_metrics_clientapp.values():
         for key, losses in server_round.items():
-            for text, loss in zip(texts, losses, strict=True):
-                summary.local_perplexities.setdefault(text, {})[int(key.removeprefix("loss/"))] = perplexity(loss)
+            name, _, rank = key.partition("/")
+            if name == "loss":
+                for text, loss in zip(texts, losses, strict=True):
+                    summary.local_perplexities.setdefault(text, {})[int(rank)] = perplexity(loss)
+            else:
+                summary.own_text[int(rank)] = dict(zip(OWN_TEXT_MODELS, map(perplexity, losses), strict=True))
     if simulation:
         _remove_private_state(run)
 

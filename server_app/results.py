@@ -13,7 +13,7 @@ from espalier.evaluation.perplexity import perplexity
 from espalier.modeling.checkpoint import ShardWriter
 from espalier.modeling.edits import PruneMasks
 from espalier.modeling.opened import OpenedModel
-from espalier.settings.run import RunSettings
+from espalier.settings.run import OWN_TEXT, RunSettings
 from espalier.storage.atomic import replacing, write_json
 from espalier.wire.ledger import Traffic
 from pruning_kernels.bitmask import num_words, pack
@@ -72,10 +72,19 @@ class Summary:
     """text -> column -> mean loss in nats; ``local_only`` is a mean of perplexities and kept apart."""
     local_perplexities: dict[str, dict[int, float]] = field(default_factory=dict)
     """text -> rank -> perplexity of the client's own result."""
+    own_text: dict[int, dict[str, float]] = field(default_factory=dict)
+    """rank -> model -> perplexity on the client's own held-out text."""
     seconds: float = 0.0
 
+    def texts(self) -> list[str]:
+        """Names of the texts that models were evaluated on."""
+        return [*self.losses, *([OWN_TEXT] if self.own_text else [])]
+
     def perplexity(self, text: str, column: str) -> float | None:
-        """One figure of the table; None where it does not apply."""
+        """One figure of the table, for local-only and own text a mean over clients; None where it does not apply."""
+        if text == OWN_TEXT:
+            own = [perplexities[column] for perplexities in self.own_text.values() if column in perplexities]
+            return sum(own) / len(own) if own else None
         if column == "local_only":
             values = self.local_perplexities.get(text, {})
             return sum(values.values()) / len(values) if values else None
@@ -108,7 +117,7 @@ class Summary:
                     "direction": "lower",
                     "values": {column: _finite(self.perplexity(text, column)) for column in COLUMNS},
                 }
-                for text in self.losses
+                for text in self.texts()
             ],
             "bytes_up": traffic.up,
             "bytes_down": traffic.down,
@@ -126,6 +135,7 @@ class Summary:
         for rank, seat in sorted(self.roster.seats.items()):
             traffic = folder.ledger.by_rank.get(rank, Traffic())
             local = {f"perplexity/{text}": _finite(values.get(rank)) for text, values in self.local_perplexities.items()}
+            local |= {f"perplexity/{OWN_TEXT}/{model}": _finite(value) for model, value in self.own_text.get(rank, {}).items()}
             clients.append(
                 {
                     "rank": rank,

@@ -11,15 +11,15 @@ LABELS = {"dense": "dense", "local_only": "local-only (mean)", "centralized": "c
 
 def show(summary: Summary, traffic: Traffic) -> None:
     """Print perplexity per text, sparsity, bytes per client and seconds."""
-    table = Table(title=f"{summary.settings.method}: perplexity on public text", title_justify="left")
+    table = Table(title=f"{summary.settings.method}: perplexity", title_justify="left")
     table.add_column("model")
-    for text in summary.losses:
+    for text in summary.texts():
         table.add_column(text, justify="right")
     for name in ("sparsity", "bytes per client", "seconds"):
         table.add_column(name, justify="right")
     clients = max(1, len(summary.roster.seats))
     for column in COLUMNS:
-        figures = [_figure(summary.perplexity(text, column)) for text in summary.losses]
+        figures = [_figure(summary.perplexity(text, column)) for text in summary.texts()]
         federated = column == "federated"
         shares = {"dense": 0.0, "federated": summary.sparsity}
         sparsity = shares.get(column, summary.local_sparsity) or 0.0

@@ -7,7 +7,7 @@ in one round, iterative pruning one block per round, and sends each decision bac
 open and its code breaks at random without a seed, go to the smaller magnitude by default.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,8 +17,8 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from espalier.settings.mistakes import Mistake
-from espalier.wire.evaluation import WINDOWS_BLOB, PublicText
-from espalier.wire.fedprllm import block_parts, blocks_of_round
+from espalier.wire.evaluation import WINDOWS_BLOB, Texts
+from espalier.wire.fedprllm import Decision, block_parts, blocks_of_round, decided_parts, votes_key
 from espalier.wire.masks import mask_name
 from espalier.wire.messages import Letter, NoScalars, read
 from espalier.wire.parts import PartRequest
@@ -37,15 +37,15 @@ class FedPrLLM(Strategy):
     Parameters
     ----------
     run : settings, dense model and run folder
-    public_text : name -> windows (windows, tokens), int64, on which clients evaluate their own result; None: they do not
+    public_text : name -> windows (windows, tokens), int64, on which clients evaluate their own result; may be empty
     """
 
     rounds: Rounds
 
-    def __init__(self, run: Run, public_text: dict[str, torch.Tensor] | None = None) -> None:
+    def __init__(self, run: Run, public_text: Mapping[str, torch.Tensor] | None = None) -> None:
         self.run = run
         self.settings = run.settings.fedprllm
-        self.public_text = public_text
+        self.public_text = public_text or {}
         self._require_pattern_fits()
         self.num_rounds = 1 if self.settings.strategy == "one-shot" else len(run.model.plan.blocks)
         self.result = VoteResult(run.settings, run.model, run.checkpoint.blobs)
@@ -148,30 +148,45 @@ class FedPrLLM(Strategy):
 
     # ----- evaluation by the clients ----------------------------------------------------------------------------------
 
+    def deliver(self, server_round: int) -> Iterator[list[Message]]:
+        """Bring the result to the clients, part by part, so that they can evaluate it on their own text."""
+        if not self.run.settings.evaluation.own_text:
+            return
+        scaled = self.settings.weight_scaling
+        for part, blocks in enumerate(decided_parts(self.run.model.plan, self.run.settings)):
+            blobs = {block_key(index): self.result.blob(index) for index in blocks}
+            blobs |= {votes_key(index): self.result.votes_blob(index) for index in blocks if scaled}
+            decision = Decision(num_voters=[self.result.num_voters[index] for index in blocks])
+            seats = self.rounds.roster.active()
+            yield [self.rounds.request("deliver", seat, server_round, decision, blobs, part) for seat in seats]
+
     def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
-        """Ask every client how well its own pruned model predicts public text, which is sent along."""
-        if self.public_text is None:
+        """Ask every client how well its own pruned model predicts public text, which is sent along, and its own text."""
+        chosen = self.run.settings.evaluation
+        if not (self.public_text or chosen.own_text):
             return []
-        names = list(self.public_text)
-        text = PublicText(
-            names=names,
-            num_windows=[len(self.public_text[name]) for name in names],
-            window_tokens=self.public_text[names[0]].shape[1],
+        windows = {name: windows.numpy().astype(np.int32) for name, windows in self.public_text.items()}
+        texts = Texts(
+            names=list(windows),
+            num_windows=[len(array) for array in windows.values()],
+            window_tokens=chosen.window_tokens,
+            own_text=chosen.own_text,
         )
-        blob = pack_tensors({name: windows.numpy().astype(np.int32) for name, windows in self.public_text.items()})
-        return [
-            self.rounds.request("evaluate", seat, server_round, text, {WINDOWS_BLOB: blob})
-            for seat in self.rounds.roster.active()
-        ]
+        blobs = {WINDOWS_BLOB: pack_tensors(windows)} if windows else {}
+        return [self.rounds.request("evaluate", seat, server_round, texts, blobs) for seat in self.rounds.roster.active()]
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord:
-        """Mean over clients of the loss of their own result, per text."""
-        self.run.progress.begin("local only", len(self.rounds.roster.active()) if self.public_text else 0)
-        losses: dict[int, list[float]] = {}
+        """Losses of each client's own result per public text, and of ``OWN_TEXT_MODELS`` on its own text."""
+        asked = self.public_text or self.run.settings.evaluation.own_text
+        self.run.progress.begin("local only", len(self.rounds.roster.active()) if asked else 0)
+        losses: dict[str, list[float]] = {}
         for reply in replies:
             letter = read(reply.content)
             seat = self.rounds.roster.seats[letter.header.rank]
             seat.seconds += letter.scalars["seconds"]
-            losses[seat.rank] = list(letter.scalars["losses"])
+            losses[f"loss/{seat.rank}"] = list(letter.scalars["losses"])
+            losses[f"own-loss/{seat.rank}"] = list(letter.scalars["own_losses"])
+            if letter.scalars["own_losses"]:
+                seat.metrics["own_windows"] = letter.scalars["own_windows"]
             self.run.progress.step("local_only", f"local result of {seat.site}", rank=seat.rank)
-        return MetricRecord({f"loss/{rank}": values for rank, values in sorted(losses.items())})
+        return MetricRecord({name: losses[name] for name in sorted(losses) if losses[name]})

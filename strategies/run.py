@@ -1,6 +1,6 @@
 """One run as every strategy sees it, and its life: enrol or resume, rounds with a checkpoint after each, evaluation."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -54,6 +54,9 @@ class Method(Protocol):
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Fold the replies of a round."""
+
+    def deliver(self, server_round: int) -> Iterator[Iterable[Message]]:
+        """Requests that bring the result to the clients, one part of it after the other; none if they do not need it."""
 
     def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
         """Requests of the evaluation by clients."""
@@ -109,6 +112,9 @@ def live(method: Method, grid: Grid, num_rounds: int) -> Result:
         method.rounds.finished = server_round
         run.progress.note("checkpoint", f"checkpoint   after round {server_round}", round=server_round)
 
+    for requests in method.deliver(num_rounds):
+        for _ in method.rounds.exchange(requests):
+            pass
     replies = method.rounds.exchange(method.configure_evaluate(num_rounds, nothing, config, grid))
     metrics = method.aggregate_evaluate(num_rounds, replies)
     if metrics is not None:

@@ -15,6 +15,7 @@ from espalier.modeling.opened import OpenedModel
 from espalier.settings.run import RunSettings
 from espalier.settings.seeds import derive_seed
 from espalier.storage.blobs import BlobStore
+from espalier.wire.fedprllm import kept_shares, votes_dtype
 from espalier.wire.masks import pack_masks, unpack_masks
 from espalier.wire.payload import pack_tensors, unpack_tensors
 from espalier.wire.plan import BlockPlan, LinearPlan
@@ -39,6 +40,7 @@ class VoteResult:
         self.settings = settings.fedprllm
         self.model = model
         self.seed = settings.seed
+        self.votes_dtype = votes_dtype(settings.num_clients)
         self.store = store
         self.mask_blobs: list[str] = []
         """Hash of each decided block's masks in the store."""
@@ -67,7 +69,7 @@ class VoteResult:
             prune_mask = select_most_voted(count, job.sparsity, job.server_group, self._tie_key(block, linear))
             self.unanimous_survivors += int(np.count_nonzero((count == voters) & ~prune_mask))
             prune_masks[linear.name] = torch.from_numpy(prune_mask)
-            counts[linear.name] = count.astype(np.min_scalar_type(voters))
+            counts[linear.name] = count.astype(self.votes_dtype)
         self.mask_blobs.append(self.store.put(pack_masks(prune_masks)))
         self.num_voters.append(voters)
         if self.settings.weight_scaling:
@@ -94,6 +96,10 @@ class VoteResult:
         """The decided prune masks of one block as they travel."""
         return self.store.get(self.mask_blobs[index])
 
+    def votes_blob(self, index: int) -> bytes:
+        """The votes on one decided block as they travel; with weight scaling only."""
+        return self.store.get(self.count_blobs[index])
+
     def prune_masks(self, index: int) -> dict[str, torch.Tensor]:
         """The decided prune masks of one block: bool, by canonical linear name."""
         return unpack_masks(self.model.plan.blocks[index], self.blob(index))
@@ -106,9 +112,7 @@ class VoteResult:
 
     def kept_shares(self, index: int) -> dict[str, torch.Tensor]:
         """``(m - votes) / m`` for the weights of one block, float32, by canonical linear name."""
-        counts = unpack_tensors(self.store.get(self.count_blobs[index]))
-        voters = self.num_voters[index]
-        return {name: (voters - torch.from_numpy(count.astype(np.float32))) / voters for name, count in counts.items()}
+        return kept_shares(unpack_tensors(self.votes_blob(index)), self.num_voters[index])
 
     def local_sparsity(self) -> float:
         """Share of the prunable weights that one client alone masks, as its settings demand it."""

@@ -16,8 +16,8 @@ from benchmarks.studies.cells import STUDIES
 from benchmarks.studies.measure import Bench, measure
 from benchmarks.studies.report import write_report
 from benchmarks.studies.rows import Rows
-from espalier.corpora.public_text import public_text
-from espalier.corpora.windows import evaluation_windows, windows_sha256
+from espalier.corpora.public_text import public_windows
+from espalier.corpora.windows import windows_sha256
 from espalier.modeling.block_stream import BlockStream
 from espalier.modeling.computing import set_up
 from espalier.modeling.opened import open_model
@@ -59,10 +59,7 @@ def main() -> int:
     try:
         settings = parse(common)
         model = open_model(settings.model)
-        texts = {
-            name: evaluation_windows(public_text(name, path), model.encode, given.window_tokens, given.max_windows, name)
-            for name, path in settings.evaluation.named_texts().items()
-        }
+        texts = public_windows(settings.evaluation, model.encode)
         bench = Bench(BlockStream(model, computing := set_up(settings)), texts, common)
         conditions = {
             "model": {"name": model.directory.name, "weights": model.plan.num_weights, "sha256": model.sha256},

@@ -11,7 +11,7 @@ from espalier.corpora.hub import read_dataset
 from espalier.corpora.partition import Partition
 from espalier.corpora.passages import passages, split
 from espalier.corpora.records import Record
-from espalier.corpora.windows import Encode, calibration_windows
+from espalier.corpora.windows import Encode, calibration_windows, evaluation_windows
 from espalier.settings.mistakes import Mistake
 from espalier.settings.node import NodeSettings
 from espalier.settings.run import DataSettings, RunSettings
@@ -21,14 +21,22 @@ from espalier.settings.seeds import derive_seed
 def client_passages(data: DataSettings, node: NodeSettings, rank: int, num_clients: int, seed: int = 0) -> list[str]:
     """Passages from which the client cuts its calibration windows; held-out passages are not among them.
 
-    The node's ``data-path`` is the site's own and taken whole. Otherwise the run's ``[data]`` says what the client holds:
-    one documentation source per client (shared out when there are more clients than sources), a file per client (the path
-    contains ``{rank}``, or ``by-file`` and a directory), or else its share of one file (``partition``).
-
     Raises
     ------
     Mistake
         The source or file is missing, empty or malformed.
+    """
+    return _split_passages(data, node, rank, num_clients, seed)[0]
+
+
+def _split_passages(
+    data: DataSettings, node: NodeSettings, rank: int, num_clients: int, seed: int
+) -> tuple[list[str], list[str]]:
+    """The client's passages, for calibration and held out.
+
+    The node's ``data-path`` is the site's own and taken whole. Otherwise the run's ``[data]`` says what the client holds:
+    one documentation source per client (shared out when there are more clients than sources), a file per client (the path
+    contains ``{rank}``, or ``by-file`` and a directory), or else its share of one file (``partition``).
     """
     own: Iterable[Record]
     if node.data_path:
@@ -42,7 +50,7 @@ def client_passages(data: DataSettings, node: NodeSettings, rank: int, num_clien
     else:
         deal = Partition(data.partition, num_clients, data.alpha, seed)
         own = deal.share_of(rank, _shared(data))
-    return split(record.text for record in own)[0]
+    return split(record.text for record in own)
 
 
 def _own_documentation(rank: int, num_clients: int) -> list[Record]:
@@ -89,3 +97,22 @@ def client_windows(settings: RunSettings, node: NodeSettings, encode: Encode, ra
     own = client_passages(data, node, rank, settings.num_clients, settings.seed)
     seed = derive_seed(settings.seed, "calibration", rank=rank)
     return calibration_windows(own, encode, data.windows, data.window_tokens, seed)
+
+
+def held_out_windows(settings: RunSettings, node: NodeSettings, encode: Encode, rank: int) -> Tensor:
+    """Windows of the client's own held-out passages, of which no calibration window has a token.
+
+    Returns
+    -------
+    Tensor
+        (at most evaluation.max-windows, evaluation.window-tokens), int64
+
+    Raises
+    ------
+    Mistake
+        The source or file is wrong, or the held-out passages have too few tokens; the numbers are named, the text is not.
+    """
+    _, held_out = _split_passages(settings.data, node, rank, settings.num_clients, settings.seed)
+    chosen = settings.evaluation
+    what = "evaluation.own-text: the client's held-out text"
+    return evaluation_windows("\n\n".join(held_out), encode, chosen.window_tokens, chosen.max_windows, what)

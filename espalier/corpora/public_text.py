@@ -1,8 +1,12 @@
 """Public texts on which models are compared."""
 
+from torch import Tensor
+
 from espalier.corpora import documentation
 from espalier.corpora.files import read_text
 from espalier.corpora.passages import split
+from espalier.corpora.windows import Encode, evaluation_windows
+from espalier.settings.run import EvaluationSettings
 
 
 def public_text(name: str, path: str) -> str:
@@ -17,3 +21,19 @@ def public_text(name: str, path: str) -> str:
         return "".join(read_text(path, "evaluation.texts"))
     _, held_out = split(text for source in documentation.SOURCES for text in documentation.texts(source))
     return "\n\n".join(held_out)
+
+
+def public_windows(chosen: EvaluationSettings, encode: Encode) -> dict[str, Tensor]:
+    """Windows of all of ``evaluation.texts``, (windows, tokens), int64, by name.
+
+    Raises
+    ------
+    Mistake
+        A file is missing, empty or not UTF-8, or has not even one window.
+    """
+    return {
+        name: evaluation_windows(
+            public_text(name, path), encode, chosen.window_tokens, chosen.max_windows, f"evaluation.texts: '{name}'"
+        )
+        for name, path in chosen.named_texts().items()
+    }

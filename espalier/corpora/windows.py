@@ -39,7 +39,7 @@ def calibration_windows(passages: Sequence[str], encode: Encode, num_windows: in
     return windows[torch.randperm(available, generator=generator)[:num_windows]]
 
 
-def evaluation_windows(text: str, encode: Encode, window_tokens: int, max_windows: int, name: str) -> Tensor:
+def evaluation_windows(text: str, encode: Encode, window_tokens: int, max_windows: int, what: str) -> Tensor:
     """Cut a text into consecutive windows and take at most ``max_windows`` of them at even distances (0: all).
 
     Returns
@@ -56,8 +56,8 @@ def evaluation_windows(text: str, encode: Encode, window_tokens: int, max_window
     available = len(tokens) // window_tokens
     if available == 0:
         raise Mistake(
-            f"evaluation.texts: '{name}' has {len(tokens)} tokens, evaluation.window-tokens = {window_tokens} are needed; "
-            "name a longer text or lower evaluation.window-tokens"
+            f"{what} has {len(tokens)} tokens, evaluation.window-tokens = {window_tokens} are needed; "
+            "give a longer text or lower evaluation.window-tokens"
         )
     windows = tokens[: available * window_tokens].view(available, window_tokens)
     stride = available // max_windows if 0 < max_windows < available else 1

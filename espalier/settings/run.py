@@ -14,6 +14,9 @@ from espalier.settings.table import Table, mistake_lines
 METHODS: dict[str, type[Table]] = {"fedprllm": FedPrLLMSettings}
 """The settings table of each method; only the chosen method's table is validated."""
 
+OWN_TEXT = "own-text"
+"""Name of the clients' own held-out texts among the texts that models are evaluated on."""
+
 NOT_PART_OF_THE_RESULT = ("out-dir", "resume-from", "deadline-seconds", "enrol-seconds", "attempts")
 """Settings that may differ between a run and its resumption."""
 
@@ -44,6 +47,7 @@ class EvaluationSettings(Table):
     window_tokens: int = Field(256, ge=2, description="tokens per evaluation window")
     max_windows: int = Field(48, ge=0, description="windows per text; 0 takes all")
     local_only: bool = Field(True, description="clients evaluate their own local result on the public text")
+    own_text: bool = Field(False, description="clients evaluate dense, own and federated model on their own held-out text")
     centralized: Literal["auto", "on", "off"] = Field("auto", description="pooled-data baseline; auto: in simulation only")
 
     @field_validator("texts")
@@ -53,6 +57,8 @@ class EvaluationSettings(Table):
         for part, name in zip(value.split(","), names, strict=True):
             if not name or ("=" not in part and name != "documentation"):
                 raise ValueError(f"{part.strip()!r} is neither 'documentation' nor 'name=path'")
+        if OWN_TEXT in names:
+            raise ValueError(f"{OWN_TEXT!r} is the name of the clients' own text; choose another")
         if len(set(names)) != len(names):
             raise ValueError("two texts have the same name")
         return value

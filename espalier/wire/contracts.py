@@ -25,5 +25,7 @@ def contract_for(request: Letter, plan: ModelPlan, settings: RunSettings) -> Con
     if header.kind == "enrol":
         return enrolment.contract(settings.method)
     if header.kind == "evaluate":
-        return evaluation.contract(settings.method, validate(evaluation.PublicText, request.scalars))
+        return evaluation.contract(settings.method, validate(evaluation.Texts, request.scalars))
+    if header.kind == "deliver":
+        return METHODS[settings.method].delivery(header, plan, settings)
     return METHODS[settings.method].contract(header, plan, settings.job, settings.part_bytes)

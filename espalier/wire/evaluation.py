@@ -1,4 +1,4 @@
-"""Contract of ``evaluate``: public token windows down, one mean loss per text up."""
+"""Contract of ``evaluate``: public token windows down, mean losses up."""
 
 from typing import Annotated
 
@@ -9,41 +9,55 @@ from espalier.wire.contract import Contract, Side
 from espalier.wire.messages import Scalars
 from espalier.wire.payload import TensorSpec
 
+OWN_TEXT_MODELS = ("dense", "local_only", "federated")
+"""The models that a client evaluates on its own held-out text, in order of ``Losses.own_losses``."""
 
-class PublicText(Scalars):
-    """Which public texts the windows belong to, and how many windows each has."""
 
-    names: list[str] = Field(min_length=1)
+class Texts(Scalars):
+    """Which public texts the windows belong to, how many windows each has, and whether the client's own text counts too."""
+
+    names: list[str]
     num_windows: list[Annotated[int, Field(ge=1)]]
     window_tokens: int = Field(ge=2)
+    own_text: bool
 
 
-class LocalLoss(Scalars):
-    """Mean next-token loss in nats of the client's local result, per public text."""
+class Losses(Scalars):
+    """Mean next-token losses in nats."""
 
     losses: list[float]
+    """Of the client's local result, per public text."""
+    own_losses: list[float]
+    """Of ``OWN_TEXT_MODELS`` on the client's own held-out text; empty if it was not asked for."""
+    own_windows: int = Field(ge=0)
+    """Windows of the own held-out text that were evaluated."""
     seconds: float = Field(ge=0)
 
 
 WINDOWS_BLOB = "public-windows"
 
 
-def contract(method: str, text: PublicText) -> Contract:
-    """The contract of an evaluation on public text."""
-    if not len(set(text.names)) == len(text.names) == len(text.num_windows):
-        raise Mistake(f"PublicText: {len(set(text.names))} different names, {len(text.num_windows)} numbers of windows")
+def contract(method: str, texts: Texts) -> Contract:
+    """The contract of an evaluation by a client."""
+    if not len(set(texts.names)) == len(texts.names) == len(texts.num_windows):
+        raise Mistake(f"Texts: {len(set(texts.names))} different names, {len(texts.num_windows)} numbers of windows")
     windows = {
-        name: TensorSpec("I32", (count, text.window_tokens)) for name, count in zip(text.names, text.num_windows, strict=True)
+        name: TensorSpec("I32", (count, texts.window_tokens))
+        for name, count in zip(texts.names, texts.num_windows, strict=True)
     }
+    own = len(OWN_TEXT_MODELS) if texts.own_text else 0
 
     def a_loss_per_text(report: Scalars) -> None:
-        if isinstance(report, LocalLoss) and len(report.losses) != len(text.names):
-            raise Mistake(f"LocalLoss: {len(report.losses)} losses for {len(text.names)} texts")
+        if isinstance(report, Losses) and (len(report.losses), len(report.own_losses)) != (len(texts.names), own):
+            found = f"{len(report.losses)} losses for {len(texts.names)} texts, {len(report.own_losses)} own for {own}"
+            raise Mistake(f"Losses: {found}")
 
     return Contract(
         kind="evaluate",
         method=method,
-        down=Side(PublicText, {WINDOWS_BLOB: windows}),
-        up=Side(LocalLoss, check_scalars=a_loss_per_text),
-        observer="how well the client's own local result predicts public text: one number per text; and how long it took",
+        down=Side(Texts, {WINDOWS_BLOB: windows} if windows else {}),
+        up=Side(Losses, check_scalars=a_loss_per_text),
+        observer="how well the client's own local result predicts public text, one number per text; with "
+        "`evaluation.own-text`, how well the dense, its own and the federated model predict its own held-out text, one "
+        "number each, and how many windows that has; and how long it took",
     )

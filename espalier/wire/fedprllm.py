@@ -2,13 +2,17 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from pydantic import Field
+from torch import Tensor
 
 from espalier.settings.fedprllm import FedPrLLMSettings
 from espalier.settings.mistakes import Mistake
+from espalier.settings.run import RunSettings
 from espalier.wire.contract import Contract, Side
 from espalier.wire.masks import mask_name
 from espalier.wire.messages import Header, NoScalars, Scalars
@@ -48,6 +52,64 @@ def block_parts(plan: ModelPlan, settings: FedPrLLMSettings, server_round: int, 
     blocks = blocks_of_round(plan, settings, server_round)
     sizes = [sum(spec.num_bytes for spec in mask_specs(plan.blocks[index]).values()) for index in blocks]
     return [range(blocks[part.start], blocks[part.stop - 1] + 1) for part in cut_into_parts(sizes, part_bytes)]
+
+
+class Decision(Scalars):
+    """What a client needs, beside masks and votes, to make the federated model of its own base model."""
+
+    num_voters: list[Annotated[int, Field(ge=1)]]
+    """How many clients voted on each block of the part, in order of blocks."""
+
+
+def votes_key(index: int) -> str:
+    """Name of the blob with a decided block's votes per weight; it travels if weights are scaled by them."""
+    return f"votes-{index:04d}"
+
+
+def votes_dtype(num_clients: int) -> np.dtype:
+    """The smallest unsigned dtype for the votes of so many clients."""
+    return np.min_scalar_type(num_clients)
+
+
+def kept_shares(votes: Mapping[str, NDArray], num_voters: int) -> dict[str, Tensor]:
+    """``(m - votes) / m`` per weight, by canonical linear name: float32, shaped like the weights (section 3.2, step 6)."""
+    return {name: (num_voters - torch.from_numpy(count.astype(np.float32))) / num_voters for name, count in votes.items()}
+
+
+def decided_specs(block: BlockPlan, settings: RunSettings) -> dict[str, dict[str, TensorSpec]]:
+    """The blobs that describe a decided block: its masks and, with weight scaling, its votes."""
+    blobs = {block_key(block.index): mask_specs(block)}
+    if settings.fedprllm.weight_scaling:
+        dtype = f"U{8 * votes_dtype(settings.num_clients).itemsize}"
+        blobs[votes_key(block.index)] = {linear.name: TensorSpec(dtype, linear.shape) for linear in block.linears}
+    return blobs
+
+
+def decided_parts(plan: ModelPlan, settings: RunSettings) -> list[range]:
+    """Which decided blocks travel to the clients in which part."""
+    specs = [[spec for blob in decided_specs(block, settings).values() for spec in blob.values()] for block in plan.blocks]
+    return cut_into_parts([sum(spec.num_bytes for spec in block) for block in specs], settings.part_bytes)
+
+
+def delivery(header: Header, plan: ModelPlan, settings: RunSettings) -> Contract:
+    """The contract of a ``deliver`` message: a part of the federated result on its way to a client."""
+    parts = decided_parts(plan, settings)
+    if header.part >= len(parts):
+        raise Mistake(f"message: part {header.part} of a deliver does not exist, the result has {len(parts)}")
+    blocks = [plan.blocks[index] for index in parts[header.part]]
+
+    def a_number_per_block(decision: Scalars) -> None:
+        if isinstance(decision, Decision) and len(decision.num_voters) != len(blocks):
+            raise Mistake(f"Decision: {len(decision.num_voters)} numbers of voters for {len(blocks)} blocks")
+
+    blobs = {key: specs for block in blocks for key, specs in decided_specs(block, settings).items()}
+    return Contract(
+        kind="deliver",
+        method="fedprllm",
+        down=Side(Decision, blobs, check_scalars=a_number_per_block),
+        up=Side(NoScalars),
+        observer="that the federated result arrived, nothing else; it is sent with `evaluation.own-text` only",
+    )
 
 
 @dataclass(frozen=True)

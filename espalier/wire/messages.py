@@ -14,8 +14,14 @@ SCHEMA_VERSION = 1
 
 S = TypeVar("S", bound="Scalars")
 
-Kind = Literal["enrol", "train", "evaluate", "fetch"]
-FLOWER_TYPES: dict[Kind, str] = {"enrol": "query.enrol", "train": "train", "evaluate": "evaluate", "fetch": "query.fetch"}
+Kind = Literal["enrol", "train", "fetch", "deliver", "evaluate"]
+FLOWER_TYPES: dict[Kind, str] = {
+    "enrol": "query.enrol",
+    "train": "train",
+    "fetch": "query.fetch",
+    "deliver": "query.deliver",
+    "evaluate": "evaluate",
+}
 """Flower's message type of each kind."""
 
 

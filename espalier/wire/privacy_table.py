@@ -6,13 +6,13 @@ python -m espalier.wire.privacy_table
 from espalier.settings.run import parse
 from espalier.wire.contract import FAILED, Contract, Side
 from espalier.wire.contracts import METHODS, contract_for
-from espalier.wire.evaluation import PublicText
+from espalier.wire.evaluation import Texts
 from espalier.wire.messages import SCHEMA_VERSION, Header, Kind, Letter
 from espalier.wire.plan import BlockPlan, LinearPlan, ModelPlan
 
 EXAMPLE = ModelPlan(tuple(BlockPlan(i, (LinearPlan("attn.q", f"{i}", (1024, 64)),)) for i in range(2)), 0)
 """A model whose masks need two parts, so that ``fetch`` has a contract too."""
-KINDS: tuple[Kind, ...] = ("enrol", "train", "fetch", "evaluate")
+KINDS: tuple[Kind, ...] = ("enrol", "train", "fetch", "deliver", "evaluate")
 FAILURE = "why the client could not do its part; it may name a setting, a file path of the site or a number, never data"
 
 
@@ -36,8 +36,8 @@ def _contract(method: str, kind: Kind) -> Contract:
         "num_parts": 1,
     }
     header = Header.model_validate({**common, "kind": kind, "method": method, "part": part})
-    text = PublicText(names=["text"], num_windows=[1], window_tokens=2)
-    request = Letter(header, text.model_dump() if kind == "evaluate" else {})
+    texts = Texts(names=["text"], num_windows=[1], window_tokens=2, own_text=True)
+    request = Letter(header, texts.model_dump() if kind == "evaluate" else {})
     return contract_for(request, EXAMPLE, parse({"method": method, "part-bytes": 8192}))
 
 

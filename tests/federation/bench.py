@@ -59,6 +59,7 @@ class Bench:
             "evaluation.texts": f"public={self.folder / 'public.txt'}",
             "evaluation.window-tokens": 16,
             "evaluation.max-windows": 2,
+            "evaluation.own-text": True,
         }
         given = {key.replace("__", ".").replace("_", "-"): value for key, value in changes.items()}
         return flatten(DEFAULTS) | common | self.settings | given

@@ -1,5 +1,6 @@
 """What every method promises (docs/architecture.md, "Promises"): subclass ``Promises`` and give the method's settings."""
 
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -44,6 +45,12 @@ def assert_nothing_private(data: bytes, text: str, tokenizer: Any) -> None:
         for start in range(0, len(tokens) - 6, 3):
             assert np.array(tokens[start : start + 6]).astype(width).tobytes() not in data
     assert str(tokens[10:14])[1:-1].encode() not in data
+
+
+def held_out(passage: str) -> bool:
+    """The stated rule: the first 8 bytes of the SHA-256 of a passage's words, modulo 100, are below 10."""
+    digest = hashlib.sha256(" ".join(passage.split()).encode()).digest()
+    return int.from_bytes(digest[:8], "big") % 100 < 10
 
 
 def count_zeros(pruned: torch.nn.Module, dense: torch.nn.Module) -> dict[str, int]:
@@ -369,8 +376,58 @@ class Promises:
         windows = tokens[: len(tokens) // 16 * 16].view(-1, 16)
         with torch.no_grad():
             losses = [model(input_ids=window[None], labels=window[None]).loss.item() for window in windows]
-        (metric,) = summary(folder)["metrics"]
+        metric, _ = summary(folder)["metrics"]
         assert metric["values"]["federated"] == pytest.approx(float(np.exp(np.mean(losses))), rel=1e-4)
+
+    def test_figures_on_own_text_are_those_of_plain_transformers(self, bench: Bench) -> None:
+        """The client's held-out passages, found here by their hash, and models as transformers loads them."""
+        folder = bench.run(evaluation__max_windows=0)
+        models = {"dense": bench.model, "federated": folder / "model"}
+        loaded = {name: AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32) for name, path in models.items()}
+        tokenizer = AutoTokenizer.from_pretrained(bench.model)
+        document, expected = summary(folder), {name: [] for name in models}
+        for client in range(bench.num_clients):
+            passages = [passage for passage in private_text(client).split("\n\n") if held_out(passage)]
+            tokens = torch.tensor(tokenizer("\n\n".join(passages))["input_ids"])
+            windows = tokens[: len(tokens) // 16 * 16].view(-1, 16)
+            metrics = document["clients"][client]["metrics"]
+            assert metrics["own_windows"] == len(windows) > 0
+            for name, model in loaded.items():
+                with torch.no_grad():
+                    losses = [model(input_ids=window[None], labels=window[None]).loss.item() for window in windows]
+                expected[name].append(float(np.exp(np.mean(losses))))
+                assert metrics[f"perplexity/own-text/{name}"] == pytest.approx(expected[name][-1], rel=1e-4)
+        (own,) = [metric for metric in document["metrics"] if metric["dataset"] == "own-text"]
+        assert own["values"]["centralized"] is None
+        for name, values in expected.items():
+            assert own["values"][name] == pytest.approx(np.mean(values), rel=1e-4)
+
+    def test_without_own_text_no_result_is_delivered_and_no_figure_of_it_returns(self, bench: Bench) -> None:
+        grid = bench.grid(evaluation__own_text=False)
+        folder = bench.run(grid, evaluation__own_text=False)
+        replies = [read(reply.content) for _, reply in grid.received]
+        assert "deliver" not in {reply.header.kind for reply in replies}
+        assert all(reply.scalars["own_losses"] == [] for reply in replies if reply.header.kind == "evaluate")
+        assert [metric["dataset"] for metric in summary(folder)["metrics"]] == ["public"]
+
+    def test_too_little_own_text_is_told_before_the_work(self, bench: Bench) -> None:
+        held_back = [passage for passage in private_text(1).split("\n\n") if not held_out(passage)]
+        (bench.folder / "text-1.txt").write_text("\n\n".join(held_back))
+        client = summary(bench.run())["clients"][1]
+        assert client["status"] == "dropped"
+        assert client["reason"].startswith("train: evaluation.own-text: the client's held-out text has 0 tokens")
+
+    def test_a_client_that_does_not_take_the_result_loses_its_figures_alone(self, bench: Bench) -> None:
+        def refuse(request: Message, reply: Message) -> Message | None:
+            return None if read(request.content).header.kind == "deliver" else reply
+
+        grid = bench.grid()
+        grid.tamper[2] = refuse
+        document = summary(bench.run(grid))
+        assert document["status"] == "completed"
+        given = ["perplexity/own-text/federated" in client["metrics"] for client in document["clients"]]
+        assert given == [True, True, False, True]
+        assert document["clients"][2]["reason"].startswith("deliver: no reply before the deadline")
 
     def test_a_state_directory_of_a_finished_simulation_is_removed(self, bench: Bench) -> None:
         folder = bench.run()

@@ -60,6 +60,15 @@ class TestFedPrLLM(Promises):
         values = summary(bench.run(fedprllm__local_metric="magnitude"))["metrics"][0]["values"]
         assert values["centralized"] == values["local_only"] == pytest.approx(values["federated"], rel=1e-12)
 
+    def test_figures_on_own_text_with_weight_scaling(self, bench: Bench) -> None:
+        bench.settings = {**bench.settings, "fedprllm.weight-scaling": True}
+        self.test_figures_on_own_text_are_those_of_plain_transformers(bench)
+
+    def test_a_single_client_s_own_result_is_the_federated_one(self, tmp_path: Path, bench: Bench) -> None:
+        alone = Bench(tmp_path / "alone", self.method, bench.settings, num_clients=1)
+        for values in (metric["values"] for metric in summary(alone.run())["metrics"]):
+            assert values["local_only"] == values["federated"] != values["dense"]
+
     def test_ledger_counts_every_byte_of_the_masks(self, bench: Bench) -> None:
         folder = bench.run()
         entries = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
@@ -77,7 +86,7 @@ class TestFedPrLLM(Promises):
 
     def test_a_site_with_too_little_text_says_so_in_numbers(self, bench: Bench) -> None:
         (bench.folder / "text-3.txt").write_text("hawthorn hedge")
-        client = summary(bench.run())["clients"][3]
+        client = summary(bench.run(evaluation__own_text=False))["clients"][3]
         assert client["status"] == "dropped"
         assert "gives 0 windows of 16 tokens, data.windows = 2 are needed" in client["reason"]
         assert "hawthorn" not in client["reason"]

@@ -14,6 +14,7 @@ from espalier.settings.mistakes import Mistake
 from espalier.settings.run import RunSettings, parse
 from espalier.wire.contract import HEADER_ROOM, Contract, check, check_reply
 from espalier.wire.contracts import contract_for
+from espalier.wire.fedprllm import decided_specs
 from espalier.wire.messages import SCHEMA_VERSION, Header, Letter
 from espalier.wire.plan import BlockPlan, LinearPlan, ModelPlan
 
@@ -320,7 +321,7 @@ def test_a_part_is_asked_for_by_hashes_alone() -> None:
 
 # ----- evaluation and enrolment ---------------------------------------------------------------------------------------
 
-PUBLIC = {"names": ["wiki", "c4"], "num_windows": [2, 1], "window_tokens": 4}
+PUBLIC = {"names": ["wiki", "c4"], "num_windows": [2, 1], "window_tokens": 4, "own_text": False}
 
 
 def evaluation(windows: Mapping[str, NDArray] | None = None, **scalars: Any) -> Letter:
@@ -354,23 +355,82 @@ def test_texts_without_windows_are_refused(changes: dict[str, Any]) -> None:
         contract_for(evaluation(**changes), PLAN, SETTINGS)
 
 
+LOSSES = {"losses": [1.5, 2.5], "own_losses": [], "own_windows": 0, "seconds": 0.1}
+
+
 @pytest.mark.parametrize(
-    ("scalars", "fits"),
+    ("changes", "own_text", "fits"),
     [
-        ({"losses": [1.5, 2.5], "seconds": 0.1}, True),
-        ({"losses": [1.5], "seconds": 0.1}, False),
-        ({"losses": [1.5, 2.5, 0.5], "seconds": 0.1}, False),
-        ({"losses": [1.5, float("nan")], "seconds": 0.1}, False),
-        ({"losses": [1.5, SECRET], "seconds": 0.1}, False),
-        ({"losses": [1.5, 2.5], "seconds": 0.1, "note": SECRET}, False),
+        ({}, False, True),
+        ({"losses": [1.5]}, False, False),
+        ({"losses": [1.5, 2.5, 0.5]}, False, False),
+        ({"losses": [1.5, float("nan")]}, False, False),
+        ({"losses": [1.5, SECRET]}, False, False),
+        ({"note": SECRET}, False, False),
+        ({}, True, False),
+        ({"own_losses": [3.0, 3.5, 3.25], "own_windows": 7}, True, True),
+        ({"own_losses": [3.0, 3.5, 3.25], "own_windows": 7}, False, False),
+        ({"own_losses": [3.0, 3.5, 3.25, 4.0]}, True, False),
+        ({"own_losses": [3.0, 3.5, 3.25], "own_windows": -1}, True, False),
     ],
 )
-def test_one_finite_loss_per_text_comes_back(scalars: dict[str, Any], fits: bool) -> None:
-    reply = Letter(header(kind="evaluate"), scalars)
+def test_one_finite_loss_per_text_and_model_comes_back(changes: dict[str, Any], own_text: bool, fits: bool) -> None:
+    reply = Letter(header(kind="evaluate"), LOSSES | changes)
+    request = evaluation(own_text=own_text)
     if fits:
-        check_reply(reply, evaluation(), contract_for(evaluation(), PLAN, SETTINGS))
+        check_reply(reply, request, contract_for(request, PLAN, SETTINGS))
     else:
-        refused(reply, evaluation())
+        refused(reply, request)
+
+
+def test_own_text_alone_needs_no_public_windows() -> None:
+    request = Letter(header(kind="evaluate"), PUBLIC | {"names": [], "num_windows": [], "own_text": True})
+    found = contract_for(request, PLAN, SETTINGS)
+    check(request, found.down)
+    check_reply(
+        Letter(request.header, LOSSES | {"losses": [], "own_losses": [3.0, 3.5, 3.25], "own_windows": 7}), request, found
+    )
+
+
+# ----- the federated result on its way to a client --------------------------------------------------------------------
+
+
+def delivered(scaled: bool, **scalars: Any) -> Letter:
+    """The whole result in one part."""
+    blobs = {}
+    for block in PLAN.blocks:
+        blobs[f"block-{block.index:04d}"] = blob({"attn.q.prune_mask": words(0, 1), "mlp.up.prune_mask": words(0, 2)})
+        if scaled:
+            blobs[f"votes-{block.index:04d}"] = blob(
+                {linear.name: np.zeros(linear.shape, np.uint8) for linear in block.linears}
+            )
+    return Letter(header(kind="deliver"), {"num_voters": [4, 4], **scalars}, blobs)
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_a_delivered_part_holds_masks_and_with_scaling_votes(scaled: bool) -> None:
+    request = delivered(scaled)
+    found = contract_for(request, PLAN, parse({"fedprllm.weight-scaling": scaled}))
+    check(request, found.down)
+    check_reply(Letter(request.header, {}), request, found)
+    with pytest.raises(Mistake):
+        check_reply(Letter(request.header, {"note": SECRET}), request, found)
+    with pytest.raises(Mistake, match="surplus"):
+        check(delivered(not scaled), found.down)
+    with pytest.raises(Mistake, match="1 numbers of voters for 2 blocks"):
+        check(delivered(scaled, num_voters=[4]), found.down)
+
+
+def test_a_part_of_the_result_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(Mistake, match="part 99 of a deliver does not exist"):
+        contract_for(Letter(header(kind="deliver", part=99), {"num_voters": [1]}), PLAN, SETTINGS)
+
+
+@pytest.mark.parametrize(("clients", "dtype"), [(1, "U8"), (255, "U8"), (256, "U16"), (65535, "U16"), (65536, "U32")])
+def test_votes_travel_in_the_smallest_dtype_that_holds_them(clients: int, dtype: str) -> None:
+    settings = parse({"fedprllm.weight-scaling": True, "num-clients": clients})
+    specs = decided_specs(PLAN.blocks[0], settings)["votes-0000"]
+    assert {spec.dtype for spec in specs.values()} == {dtype}
 
 
 ENROLMENT = {

@@ -1,0 +1,37 @@
+"""The federated result on its way to a client: kept part by part in the client's private state."""
+
+from client_app.site import Site, reply_to
+from espalier.settings.mistakes import Mistake
+from espalier.storage.blobs import BlobStore
+from espalier.wire.messages import Header, Letter, NoScalars
+
+
+def take(site: Site, request: Letter) -> Letter:
+    """Answer a ``deliver``: keep the part; one that was sent again is the same."""
+    header = request.header
+    state = site.state(header)
+    with state.locked():
+        store = state.blobs(header.server_round)
+        hashes = {key: store.put(blob) for key, blob in request.blobs.items()}
+        state.save(header.server_round, _name(header.part), {"blobs": hashes, "scalars": request.scalars})
+    return reply_to(request, NoScalars())
+
+
+def taken(site: Site, header: Header, num_parts: int) -> tuple[BlobStore, dict[str, str], list[dict[str, object]]]:
+    """What was delivered: the store, the hash of each blob by its key, and the scalars of each part.
+
+    Raises
+    ------
+    Mistake
+        A part was not delivered.
+    """
+    state = site.state(header)
+    parts = [state.load(header.server_round, _name(part)) for part in range(num_parts)]
+    if (found := [part for part in parts if part is not None]) != parts:
+        raise Mistake(f"{header.kind}: {len(found)} of {num_parts} parts of the federated result were delivered")
+    hashes = {key: blob for part in found for key, blob in part["blobs"].items()}
+    return state.blobs(header.server_round), hashes, [part["scalars"] for part in found]
+
+
+def _name(part: int) -> str:
+    return f"delivered-{part:04d}"
