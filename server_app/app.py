@@ -1,6 +1,7 @@
 """The ServerApp: settings, strategy, start, results."""
 
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -39,7 +40,7 @@ def main(grid: Grid, context: Context) -> None:
     """Run the method that the settings name, and write its results."""
     try:
         run_method(grid, context)
-    except (Mistake, RunFailed) as error:
+    except (Mistake, RunFailed, OSError) as error:
         print(f"\nthe run failed: {error}\n{FLOWER_REPORTS_IT_TOO}", flush=True)
         raise error.with_traceback(None) from None
 
@@ -74,7 +75,8 @@ def run_method(grid: Grid, context: Context, clock: Clock | None = None) -> Path
     try:
         _work(run, grid, computing, texts, summary, simulation)
     except BaseException as error:
-        _note_end(run, summary, started, "failed", f"{type(error).__name__}: {error}")
+        with suppress(Mistake):  # on a full disk summary.json stays as it is, and says "failed" too
+            _note_end(run, summary, started, "failed", f"{type(error).__name__}: {error}")
         raise
     _note_end(run, summary, started, "completed", None)
     show(summary, folder.ledger.total())

@@ -166,6 +166,8 @@ class Rounds:
             letter = read(reply.content)
             self.folder.ledger.record("up", entry.seat.rank, letter, reply.content)
             check_reply(letter, entry.request, contract_for(entry.request, self.plan, self.settings))
+        except OSError:  # no reply is to blame for this server's disk
+            raise
         except Exception as error:  # whatever a reply does to its reader, it costs its sender alone
             pending.remove(entry)
             reason = str(error) if isinstance(error, Mistake) else f"unexpected {type(error).__name__}"

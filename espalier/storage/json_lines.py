@@ -15,7 +15,7 @@ class JsonLines:
         self._mode = mode
 
     def append(self, entry: dict[str, Any]) -> None:
-        """Append one entry; OSError if it could not be written whole, and then nothing of it is there."""
+        """Append one entry; OSError, with the path, if it could not be written whole, and then nothing of it is there."""
         line = json.dumps(entry, allow_nan=False) + "\n"
         self.path.parent.mkdir(parents=True, exist_ok=True)
         handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, self._mode)
@@ -25,6 +25,8 @@ class JsonLines:
             if os.write(handle, data) != len(data):
                 os.ftruncate(handle, size)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self.path)) from error
         finally:
             os.close(handle)
 

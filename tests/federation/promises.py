@@ -1,7 +1,10 @@
 """What every method promises (docs/architecture.md, "Promises"): subclass ``Promises`` and give the method's settings."""
 
+import errno
 import hashlib
 import json
+import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,7 @@ from espalier.wire.contract import check, check_reply
 from espalier.wire.contracts import contract_for
 from espalier.wire.messages import read
 from espalier.wire.payload import STYPE
+from strategies.checkpoint import CheckpointFolder
 from strategies.rounds import RunFailed
 
 
@@ -163,6 +167,37 @@ SPOILS: dict[str, Callable[[Message], Message]] = {
     "nan": _not_a_number,
     "error": _error,
 }
+
+
+class FullDisk:
+    """While it is ``full``, no file below a directory can be made, replaced or added to."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.root = root
+        self.full = False
+        self._monkeypatch = monkeypatch
+
+    def __enter__(self) -> "FullDisk":
+        make, write = tempfile.mkstemp, os.write
+
+        def mkstemp(*arguments: Any, **named: Any) -> Any:
+            self._require_space(str(named["dir"]))
+            return make(*arguments, **named)
+
+        def append(handle: int, data: bytes) -> int:
+            self._require_space(os.readlink(f"/proc/self/fd/{handle}"))
+            return write(handle, data)
+
+        self._monkeypatch.setattr("espalier.storage.atomic.tempfile.mkstemp", mkstemp)
+        self._monkeypatch.setattr("espalier.storage.json_lines.os.write", append)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.full = False
+
+    def _require_space(self, path: str) -> None:
+        if self.full and path.startswith(str(self.root)):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 class Killed(BaseException):
@@ -310,6 +345,42 @@ class Promises:
         (folder,) = (bench.folder / "runs").iterdir()
         document = json.loads((folder / "summary.json").read_text())
         assert (document["status"], document["reason"]) == ("failed", "the ServerApp is still at work, or it was killed")
+
+    def test_a_disk_that_is_full_at_a_checkpoint_costs_nothing_that_was_finished(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        uninterrupted = bench.run()
+        with FullDisk(bench.folder / "runs", monkeypatch) as disk:
+            save = CheckpointFolder.save
+
+            def save_on_full_disk(folder: CheckpointFolder, server_round: int, *state: Any) -> None:
+                disk.full = disk.full or server_round == self.last_round
+                save(folder, server_round, *state)
+
+            monkeypatch.setattr(CheckpointFolder, "save", save_on_full_disk)
+            with pytest.raises(Mistake, match=r"cannot write .*checkpoint/state.json: No space left on device"):
+                bench.run()
+        monkeypatch.setattr(CheckpointFolder, "save", save)
+        (folder,) = set((bench.folder / "runs").iterdir()) - {uninterrupted}
+        assert json.loads((folder / "summary.json").read_text())["status"] == "failed"
+        finished = folder / "checkpoint" / "state.json"
+        assert (json.loads(finished.read_text())["round"] if finished.exists() else 0) == self.last_round - 1
+        resumed = bench.run(bench.grid(), resume_from=str(folder))
+        assert results(resumed) == results(uninterrupted)
+        assert summary(resumed) == summary(uninterrupted)
+
+    def test_a_server_s_full_disk_is_blamed_on_no_client(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+        grid = bench.grid()
+        with FullDisk(bench.folder / "runs", monkeypatch) as disk:
+
+            def fill(message: Message) -> None:
+                disk.full = disk.full or read(message.content).header.kind == "train"
+
+            grid.before_push = fill
+            with pytest.raises(OSError, match="No space left on device"):
+                bench.run(grid)
+        (folder,) = (bench.folder / "runs").iterdir()
+        assert not [event for event in events(folder) if event["event"] == "dropped"]
 
     # ----- failures ---------------------------------------------------------------------------------------------------
 

@@ -79,6 +79,46 @@ def test_a_serverapp_killed_between_rounds_is_resumed_to_the_same_bytes(tmp_path
     assert summary(run) == summary(results_of(tmp_path / "whole"))
 
 
+@contextmanager
+def small_disk(folder: Path, size: str) -> Iterator[Path]:
+    """A file system of its own, of a given size; making one takes the rights to mount."""
+    folder.mkdir(parents=True)
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder], capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def fill(file: Path) -> None:
+    """Write zeros until the disk is full."""
+    with open(file, "wb", buffering=0) as filler, suppress(OSError):
+        while True:
+            filler.write(bytes(4096))
+
+
+def test_a_run_whose_disk_was_full_is_resumed_to_the_same_bytes(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "full" / "runs", "64m") as disk, federation(tmp_path / "full", SITES) as running:
+        with started(tmp_path / "full", "run", *SETTINGS, "--superlink", running.control) as espalier_run:
+            eventually(lambda: finished_rounds(tmp_path / "full") >= 1)
+            fill(disk / "filler")
+            eventually(lambda: espalier_run.poll() is not None)
+        assert espalier_run.returncode == 1
+        assert "No space left on device" in (tmp_path / "full" / "command.log").read_text()
+        (disk / "filler").unlink()
+        run = results_of(tmp_path / "full")
+        assert 1 <= finished_rounds(tmp_path / "full") < 6
+        done = espalier(tmp_path / "full", "run", *SETTINGS, f"resume-from={run}", "--superlink", running.control)
+        assert done.returncode == 0, done.stdout + done.stderr
+        resumed = repeated(run), summary(run)
+    with federation(tmp_path / "whole", SITES) as whole:
+        done = espalier(tmp_path / "whole", "run", *SETTINGS, "--superlink", whole.control)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert resumed == (repeated(results_of(tmp_path / "whole")), summary(results_of(tmp_path / "whole")))
+
+
 def test_a_supernode_killed_for_good_costs_its_own_contribution(tmp_path: Path) -> None:
     with federation(tmp_path, SITES) as running:
         command = ("run", *SETTINGS, "quorum=0.5", "deadline-seconds=15.0", "--superlink", running.control)
