@@ -79,9 +79,9 @@ def measure(clients: int, keep: bool, folder: Path) -> int:
     run = Run(settings, OpenedModel(folder / "model"), RunFolder(folder / f"run-{clients}-{keep}"), "benchmark")
     run.progress._show = lambda _: None
     strategy = FedPrLLM(run)
-    strategy.rounds = Rounds(None, settings, run.model.plan, "benchmark", run.folder, run.progress)  # type: ignore[arg-type]
+    strategy.rounds = Rounds(None, settings, run.model.plan, "benchmark", run.folder, run.progress)
     strategy.rounds.roster.seats = {rank: Seat(rank, f"site-{rank}", 1) for rank in range(clients)}
-    strategy.configure_train(1, ArrayRecord(), ConfigRecord(), None)  # type: ignore[arg-type]
+    strategy.configure_train(1, ArrayRecord(), ConfigRecord(), None)
     arriving = replies(strategy, clients)
     strategy.aggregate_train(1, list(arriving) if keep else arriving)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

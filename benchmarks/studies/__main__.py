@@ -35,6 +35,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--text", action="append", required=True, metavar="NAME=FILE", help="public text to evaluate on")
     parser.add_argument("--window-tokens", type=int, default=256)
     parser.add_argument("--max-windows", type=int, default=64, help="windows of each public text; 0: all")
+    parser.add_argument("--ties", default="magnitude", choices=("magnitude", "index", "random"), help="see fedprllm.ties")
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
@@ -47,6 +48,7 @@ def main() -> int:
     given = _arguments()
     common = {
         "model": given.model,
+        "fedprllm.ties": given.ties,
         "threads": given.threads,
         "device": given.device,
         "data.source": "text",
@@ -56,6 +58,7 @@ def main() -> int:
         "evaluation.window-tokens": given.window_tokens,
         "evaluation.max-windows": given.max_windows,
     }
+    name = given.study if given.ties == "magnitude" else f"{given.study}-ties-{given.ties}"
     try:
         settings = parse(common)
         model = open_model(settings.model)
@@ -65,16 +68,17 @@ def main() -> int:
             "model": {"name": model.directory.name, "weights": model.plan.num_weights, "sha256": model.sha256},
             "texts": {name: {"windows": len(windows), "sha256": windows_sha256(windows)} for name, windows in texts.items()},
             "window_tokens": given.window_tokens,
+            "ties": given.ties,
             "threads": given.threads,
             "device": computing.device.type,
         }
-        rows = Rows(given.out / f"{given.study}.csv", conditions)
+        rows = Rows(given.out / f"{name}.csv", conditions)
         cells = list(STUDIES[given.study]([int(seed) for seed in given.seeds.split(",")]))
         measure(bench, cells, rows)
     except Mistake as mistake:
         print(f"{mistake}", file=sys.stderr)
         return 2
-    write_report(given.study, rows, given.out)
+    write_report(given.study, rows, given.out / name)
     return 0
 
 

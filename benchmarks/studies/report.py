@@ -16,6 +16,8 @@ TITLES = {
     "figure-2": "64 to 2 clients with 128 calibration windows in total, 50% (the paper's figure 2)",
     "figure-3": "128 to 4 calibration windows, two per client, 50% (the paper's figure 3)",
 }
+LOG_SCALE_FROM = 5
+"""A table is plotted on a logarithmic axis if its largest perplexity is so many times its smallest."""
 LABELS: dict[str, tuple[Label, Label]] = {
     "table-1": (lambda cell: _model(cell), lambda cell: f"{cell.setting.sparsity:.0%}"),
     "table-4": (lambda cell: _model(cell), lambda cell: f"local: {cell.setting.local_group}"),
@@ -31,10 +33,10 @@ def _model(cell: Cell) -> str:
     return f"{cell.server_group}, {cell.method}{', scaled' if cell.weight_scaling else ''}"
 
 
-def write_report(study: str, rows: Rows, folder: Path) -> None:
-    """Write ``<study>.md`` and ``<study>.png``."""
-    (folder / f"{study}.md").write_text(_markdown(study, rows))
-    _plot(study, rows, folder / f"{study}.png")
+def write_report(study: str, rows: Rows, path: Path) -> None:
+    """Write ``<path>.md`` and ``<path>.png``."""
+    path.with_suffix(".md").write_text(_markdown(study, rows, path.name))
+    _plot(study, rows, path.with_suffix(".png"))
 
 
 def _figures(study: str, rows: Rows, text: str) -> dict[tuple[str, str], tuple[float, float, float]]:
@@ -59,7 +61,7 @@ def _names(keys: Iterable[tuple[str, str]]) -> tuple[list[str], list[str]]:
     return list(dict.fromkeys(model for model, _ in keys)), list(dict.fromkeys(column for _, column in keys))
 
 
-def _markdown(study: str, rows: Rows) -> str:
+def _markdown(study: str, rows: Rows, name: str) -> str:
     conditions: Any = rows.conditions
     seeds = sorted({row.cell.setting.seed for row in rows.rows})
     locals_asked = max((row.models for row in rows.rows if row.cell.method == "local-only"), default=0)
@@ -68,7 +70,8 @@ def _markdown(study: str, rows: Rows) -> str:
         "",
         f"Perplexity: mean ± sample standard deviation over {len(seeds)} seeds. Model `{conditions['model']['name']}`, "
         f"{conditions['model']['weights']:,} prunable weights; windows of {conditions['window_tokens']} tokens; "
-        f"`local-only` is the mean of up to {locals_asked} clients. [Figures](./{study}.csv), [conditions](./{study}.json).",
+        f"ties by {conditions['ties']}; `local-only` is the mean of up to {locals_asked} clients. "
+        f"[Figures](./{name}.csv), [conditions](./{name}.json).",
         "",
     ]
     for text in rows.texts():
@@ -80,7 +83,7 @@ def _markdown(study: str, rows: Rows) -> str:
             cells = [_cell(figures.get((model, column))) for column in columns]
             lines.append(f"| {model} | " + " | ".join(cells) + " |")
         lines.append("")
-    lines += [f"![{TITLES[study]}](./{study}.png)", ""]
+    lines += [f"![{TITLES[study]}](./{name}.png)", ""]
     return "\n".join(lines)
 
 
@@ -119,7 +122,8 @@ def _dots(axes: Any, figures: dict[tuple[str, str], tuple[float, float, float]])
         axes.errorbar(means, [place for place, _ in found], xerr=spreads, fmt="o", markersize=5, capsize=2, label=column)
     axes.set_yticks(range(len(models)), models)
     axes.set_ylim(len(models) - 0.5, -0.5)
-    axes.set_xscale("log")
+    if axes.get_xlim()[1] > LOG_SCALE_FROM * axes.get_xlim()[0]:
+        axes.set_xscale("log")
     axes.set_xlabel("perplexity (lower is better)")
     axes.legend()
 

@@ -14,7 +14,7 @@ from tiny_model import WORDS, save_tiny_llama
 import client_app.app
 import server_app.app
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parent.parent
 DEFAULTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
 
 

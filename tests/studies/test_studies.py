@@ -1,0 +1,127 @@
+"""Studies measure what the app itself would give, go on where they were stopped, and report what they measured."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bench import Bench as Federation
+from bench import private_text, summary
+from in_process import InProcessGrid
+
+from benchmarks.studies import measure as measuring
+from benchmarks.studies.cells import STUDIES, Cell, Setting
+from benchmarks.studies.measure import Bench, measure
+from benchmarks.studies.report import write_report
+from benchmarks.studies.rows import Row, Rows
+from espalier.corpora.public_text import public_windows
+from espalier.modeling.block_stream import BlockStream
+from espalier.modeling.computing import set_up
+from espalier.modeling.opened import open_model
+from espalier.settings.mistakes import Mistake
+from espalier.settings.run import parse
+
+CONDITIONS: dict[str, Any] = {
+    "model": {"name": "tiny", "weights": 10, "sha256": "0"},
+    "texts": {"wiki": {"windows": 2, "sha256": "0"}, "c4": {"windows": 2, "sha256": "0"}},
+    "window_tokens": 16,
+    "ties": "magnitude",
+}
+SETTING = Setting(seed=3, clients=4, windows=2, sparsity=0.5, local_group="row")
+
+
+@pytest.fixture
+def sites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Federation:
+    """A tiny model and one body of text that is dealt out to four clients."""
+    monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "state"))
+    shared = tmp_path / "shared.txt"
+    settings = {"data.source": "text", "data.path": str(shared), "seed": SETTING.seed, "evaluation.own-text": False}
+    made = Federation(tmp_path, "fedprllm", settings)
+    shared.write_text("\n\n".join(private_text(client) for client in range(4)))
+    return made
+
+
+def studied(sites: Federation) -> Bench:
+    settings = parse(sites.config())
+    model = open_model(settings.model)
+    return Bench(BlockStream(model, set_up(settings)), public_windows(settings.evaluation, model.encode), sites.config())
+
+
+def app_figures(sites: Federation, **changes: Any) -> dict[str, Any]:
+    """The app's own figures for the same settings; its nodes have no text but the run's."""
+    from client_app.app import app
+
+    nodes = [{"partition-id": client, "num-partitions": 4} for client in range(4)]
+    folder = sites.run(InProcessGrid(app, nodes, sites.config(**changes)), **changes)
+    document = summary(folder)
+    return {**document["metrics"][0]["values"], "sparsity": document["sparsity"]["achieved"]}
+
+
+def test_a_cell_is_what_the_app_gives(sites: Federation, tmp_path: Path) -> None:
+    cells = [Cell(SETTING, "dense"), Cell(SETTING, "local-only"), Cell(SETTING, "centralized")]
+    cells += [Cell(SETTING, strategy, "column", True) for strategy in ("one-shot", "iterative")]
+    rows = Rows(tmp_path / "study.csv", CONDITIONS)
+    measure(studied(sites), cells, rows)
+    found = {row.cell.method: row for row in rows.rows}
+    for strategy in ("one-shot", "iterative"):
+        changes = {"fedprllm__comparison_group": "column", "fedprllm__weight_scaling": True, "fedprllm__strategy": strategy}
+        figures = app_figures(sites, **changes)
+        assert found["dense"].perplexity == pytest.approx(figures["dense"], rel=1e-6)
+        assert found["local-only"].perplexity == pytest.approx(figures["local_only"], rel=1e-6)
+        assert found["centralized"].perplexity == pytest.approx(figures["centralized"], rel=1e-6)
+        assert found[strategy].perplexity == pytest.approx(figures["federated"], rel=1e-6)
+        assert found[strategy].achieved_sparsity == pytest.approx(figures["sparsity"], abs=1e-12)
+
+
+def test_a_stopped_study_goes_on_where_it_was(sites: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = [Cell(SETTING, "dense"), Cell(SETTING, "centralized"), Cell(SETTING, "one-shot", "row")]
+    whole, stopped = Rows(tmp_path / "whole.csv", CONDITIONS), Rows(tmp_path / "stopped.csv", CONDITIONS)
+    measure(studied(sites), cells, whole)
+    measure(studied(sites), cells[:2], stopped)
+    calls = []
+    monkeypatch.setattr(measuring, "mean_losses", lambda *given, real=measuring.mean_losses: calls.append(1) or real(*given))
+    measure(studied(sites), cells, Rows(stopped.path, CONDITIONS))
+    assert len(calls) == 1
+    assert stopped.path.read_text() == whole.path.read_text()
+
+
+def test_rows_of_other_conditions_are_not_mixed(tmp_path: Path) -> None:
+    Rows(tmp_path / "study.csv", CONDITIONS)
+    with pytest.raises(Mistake, match="measured with other ties, window_tokens"):
+        Rows(tmp_path / "study.csv", {**CONDITIONS, "ties": "index", "window_tokens": 32})
+
+
+def test_rows_are_read_as_they_were_written(tmp_path: Path) -> None:
+    rows = Rows(tmp_path / "study.csv", CONDITIONS)
+    rows.add(
+        [Row(Cell(SETTING, "iterative", "layer", True), "wiki", 12.5, 0.5, 1), Row(Cell(SETTING, "dense"), "c4", 1e9, 0, 1)]
+    )
+    assert Rows(rows.path, CONDITIONS).rows == rows.rows
+    assert Cell(SETTING, "dense") in rows
+    assert Cell(SETTING, "centralized") not in rows
+
+
+@pytest.mark.parametrize("study", sorted(STUDIES))
+def test_a_study_varies_what_the_paper_varies(study: str) -> None:
+    cells = list(STUDIES[study]([0, 1, 2]))
+    assert (
+        len(cells) == len(set(cells)) == 3 * {"table-1": 3 * 15, "table-4": 3 * 6, "figure-2": 6 * 4, "figure-3": 6 * 4}[study]
+    )
+    if study == "figure-2":
+        assert {cell.setting.clients * cell.setting.windows for cell in cells} == {128}
+
+
+@pytest.mark.parametrize("study", sorted(STUDIES))
+def test_the_report_says_mean_and_spread(study: str, tmp_path: Path) -> None:
+    """Perplexities 10, 12 and 17 over the seeds: mean 13, sample standard deviation sqrt((9 + 1 + 16) / 2) = 3.606."""
+    pytest.importorskip("matplotlib", reason="the extra 'dev' or 'studies' brings matplotlib")
+    rows = Rows(tmp_path / f"{study}.csv", CONDITIONS)
+    for cell in STUDIES[study]([0, 1, 2]):
+        value = {0: 10.0, 1: 12.0, 2: 17.0}[cell.setting.seed]
+        rows.add([Row(cell, "wiki", value, 0.5, 1), Row(cell, "c4", 100 * value, 0.5, 1)])
+    write_report(study, rows, tmp_path / study)
+    text = (tmp_path / f"{study}.md").read_text()
+    figures = re.findall(r"\| ([0-9.]+ ± [0-9.]+) (?=\|)", text)
+    assert set(figures) == {"13.00 ± 3.61", "1300 ± 361"}
+    assert text.count("| centralized |") == 2
+    assert (tmp_path / f"{study}.png").read_bytes().startswith(b"\x89PNG")
