@@ -8,12 +8,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pruning_kernels.compiled import WORTH_COMPILING, use_threads_of_torch
 from pruning_kernels.scores import NotFiniteError
 
 ComparisonGroup = Literal["layer", "row", "column"] | str
 """Weights that compete with each other (FedPrLLM 3.2.1): the whole matrix (``layer``), one output row, one input column, or
 ``n:m``, each m consecutive weights of a row, of which n are kept."""
 
+LONGEST_PATTERN = 32
+"""Beyond it, a group of a pattern is selected like a row."""
 _PATTERN = re.compile(r"([1-9][0-9]*):([1-9][0-9]*)")
 
 
@@ -83,12 +86,31 @@ def select_lowest(scores: Tensor, sparsity: float, group: ComparisonGroup) -> Te
     if bool(torch.isnan(scores).any()):
         raise NotFiniteError("the scores contain NaN and cannot be compared; check the model's weights")
     rows, columns = scores.shape
+    if scores.device.type == "cpu" and scores.dtype == torch.float32 and scores.numel() >= WORTH_COMPILING:
+        return _select_compiled(scores, pruned_per_group((rows, columns), sparsity, group), group)
     lines = (scores.T if group == "column" else scores).reshape(-1, group_size((rows, columns), group))
     lowest = torch.sort(lines, dim=1, stable=True).indices[:, : pruned_per_group((rows, columns), sparsity, group)]
     prune_mask = torch.zeros(lines.shape, dtype=torch.bool, device=scores.device).scatter_(1, lowest, True)
     if group == "column":
         return prune_mask.reshape(columns, rows).T.contiguous()
     return prune_mask.reshape(rows, columns)
+
+
+def _select_compiled(scores: Tensor, quota: int, group: ComparisonGroup) -> Tensor:
+    """The same selection by the kernels of ``lowest``."""
+    from pruning_kernels import lowest
+
+    prune_mask = np.zeros(tuple(scores.shape), np.bool_)
+    bits = scores.contiguous().numpy().view(np.uint32)
+    threads = use_threads_of_torch()
+    if (pattern := parse_pattern(group)) is not None and pattern[1] <= LONGEST_PATTERN:
+        lowest.prune_pattern(bits, pattern[1], quota, prune_mask)
+    elif pattern is not None:
+        lowest.prune_rows(bits.reshape(-1, pattern[1]), quota, threads, prune_mask.reshape(-1, pattern[1]))
+    elif quota:
+        kernel = {"layer": lowest.prune_layer, "row": lowest.prune_rows, "column": lowest.prune_columns}[group]
+        kernel(bits, quota, threads, prune_mask)
+    return torch.from_numpy(prune_mask)
 
 
 def pruned_by_group(prune_mask: NDArray[np.bool_], group: ComparisonGroup) -> NDArray[np.int64]:

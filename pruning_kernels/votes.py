@@ -1,51 +1,114 @@
-"""What the clients prune together: count their votes and select the weights with most of them (FedPrLLM steps 3 and 4)."""
+"""What the clients prune together: count their votes and select the weights with most of them (FedPrLLM steps 3 and 4).
+
+There are two ways to the same bits: plain NumPy, and for matrices that are worth the time to compile them the kernels of
+``bit_planes``.
+"""
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from pruning_kernels.bitmask import Words, num_words, unpack
+from pruning_kernels.bitmask import Words, num_words, pack, unpack
+from pruning_kernels.compiled import WORTH_COMPILING, use_threads_of_torch
 from pruning_kernels.selection import ComparisonGroup, group_size, pruned_per_group
+
+Sizes = NDArray[np.unsignedinteger]
+"""What decides among equally voted weights, the smaller going first: uint16 or uint32, whose upper bit does not count, so
+that the bits of a float are its magnitude."""
+
+
+def magnitudes(weight: Tensor) -> Sizes:
+    """The weights' bits as sizes, same shape; no copy of 16 or 32-bit floats."""
+    if weight.element_size() not in (2, 4):
+        weight = weight.to(torch.float32)
+    integers = weight.contiguous().view(torch.int16 if weight.element_size() == 2 else torch.int32).numpy()
+    return integers.view(np.uint16 if integers.itemsize == 2 else np.uint32)
+
+
+MOST_PLANES = 16
+"""With more planes than that, the kernels' votes per weight no longer fit their type."""
 
 
 class VoteCounter:
-    """Votes per weight, held as bit planes: plane ``p`` has bit ``i`` set if weight ``i``'s count has ``2**p`` in it.
+    """Votes for one matrix, held as bit planes: plane ``p`` has bit ``i`` set if weight ``i``'s count has ``2**p`` in it.
 
-    Adding a packed mask is a ripple-carry addition on whole words, so the votes are never unpacked to count them, the
-    counter needs ``log2(clients) + 1`` bits per weight, and any number of clients fits.
+    Masks are added as whole words, without being unpacked; the planes need ``log2(voters) + 1`` bits per weight, and any
+    number of voters fits.
     """
 
-    def __init__(self, num_weights: int) -> None:
-        self.num_weights = num_weights
-        self.num_votes = 0
-        self._planes: list[Words] = []
+    def __init__(self, shape: tuple[int, int], num_voters: int) -> None:
+        self.shape = shape
+        self.num_voters = num_voters
+        self.num_weights = shape[0] * shape[1]
+        self.planes = np.zeros((max(1, num_voters.bit_length()), num_words(self.num_weights)), np.uint64)
 
-    def add(self, prune_mask: Words) -> None:
-        """Add one client's packed prune mask, ``(num_words(num_weights),)`` uint64.
+    def count(self, masks: NDArray[np.uint64], first: int = 0) -> None:
+        """Count the votes of all voters in a stretch of words.
+
+        Parameters
+        ----------
+        masks : (num_voters, words), packed prune masks from word ``first`` on
 
         Raises
         ------
         ValueError
-            The mask has another number of words.
+            There are more words, or another number of voters.
         """
-        if prune_mask.shape != (num_words(self.num_weights),):
-            raise ValueError(f"expected {num_words(self.num_weights)} words, got shape {prune_mask.shape}")
-        carry = prune_mask
-        for index, plane in enumerate(self._planes):
-            self._planes[index], carry = plane ^ carry, plane & carry
-        if carry.any():
-            self._planes.append(carry.copy())
-        self.num_votes += 1
+        voters, words = masks.shape
+        if voters != self.num_voters or first + words > self.planes.shape[1]:
+            raise ValueError(f"expected {self.num_voters} masks of {self.planes.shape[1]} words, got {masks.shape} at {first}")
+        planes = np.zeros((len(self.planes), words), np.uint64)
+        if self._large:
+            from pruning_kernels.bit_planes import count_votes
+
+            use_threads_of_torch()
+            count_votes(np.ascontiguousarray(masks), planes)
+        else:
+            for mask in masks:
+                carry = mask
+                for plane in planes:
+                    plane[:], carry = plane ^ carry, plane & carry
+        self.planes[:, first : first + words] = planes
 
     def counts(self) -> NDArray[np.int32]:
-        """Votes per weight, ``(num_weights,)``: the aggregated mask matrix of FedPrLLM, flat."""
-        counts = np.zeros(self.num_weights, dtype=np.int32)
-        for bit, plane in enumerate(self._planes):
-            counts += unpack(plane, (self.num_weights,)).astype(np.int32) << bit
+        """Votes per weight, shaped like the matrix: the aggregated mask matrix of FedPrLLM."""
+        counts = np.zeros(self.shape, dtype=np.int32)
+        for bit, plane in enumerate(self.planes):
+            counts += unpack(plane, self.shape).astype(np.int32) << bit
         return counts
+
+    def unanimous(self) -> Words:
+        """Packed mask of the weights that every voter would prune."""
+        all_of_them = np.full(self.planes.shape[1], np.uint64(0xFFFFFFFFFFFFFFFF))
+        for bit, plane in enumerate(self.planes):
+            all_of_them &= plane if self.num_voters >> bit & 1 else ~plane
+        return all_of_them
+
+    def most_voted(self, sparsity: float, group: ComparisonGroup, sizes: Sizes | None = None) -> Words:
+        """Packed mask of the most voted weights of each comparison group; see ``select_most_voted``."""
+        if not self._large or len(self.planes) > MOST_PLANES:
+            return pack(select_most_voted(self.counts(), sparsity, group, sizes))
+        from pruning_kernels import bit_planes
+
+        use_threads_of_torch()
+        quota = pruned_per_group(self.shape, sparsity, group)
+        flat = np.empty(0, np.uint16) if sizes is None else sizes.reshape(-1)
+        if group == "layer":
+            return bit_planes.most_voted_in_layer(self.planes, self.num_weights, quota, flat)
+        if group == "row":
+            return bit_planes.most_voted_in_rows(self.planes, self.shape, quota, flat)
+        if group == "column":
+            return bit_planes.most_voted_in_columns(self.planes, self.shape, quota, flat)
+        return bit_planes.most_voted_in_pattern(self.planes, self.shape, group_size(self.shape, group), quota, flat)
+
+    @property
+    def _large(self) -> bool:
+        return self.num_weights >= WORTH_COMPILING
 
 
 def select_most_voted(
-    counts: NDArray[np.int32], sparsity: float, group: ComparisonGroup, tie_key: NDArray[np.floating] | None = None
+    counts: NDArray[np.int32], sparsity: float, group: ComparisonGroup, sizes: Sizes | None = None
 ) -> NDArray[np.bool_]:
     """Prune the weights with most votes in each comparison group (FedPrLLM section 3.2, top-k of the summed masks).
 
@@ -54,9 +117,9 @@ def select_most_voted(
     counts : (rows, columns), votes per weight, not negative
     sparsity : share of each group to prune, in [0, 1)
     group : see ``selection.ComparisonGroup``
-    tie_key : (rows, columns) or None
-        Among weights with equally many votes the smaller key is pruned first, then the lower index; None leaves the index
-        alone. The reference code draws a random permutation instead; its seeded form is a random key.
+    sizes : (rows, columns) or None
+        Among weights with equally many votes the smaller size is pruned first, then the lower index; None leaves the index
+        alone. The reference code draws a random permutation instead; its seeded form are random sizes.
 
     Returns
     -------
@@ -66,14 +129,15 @@ def select_most_voted(
     rows, columns = counts.shape
     quota = pruned_per_group((rows, columns), sparsity, group)
     lines = (-1, group_size((rows, columns), group))
+    key = None if sizes is None else sizes & sizes.dtype.type(np.iinfo(sizes.dtype).max >> 1)
     if group == "column":
-        key = None if tie_key is None else tie_key.T.reshape(lines)
+        key = None if key is None else key.T.reshape(lines)
         return np.ascontiguousarray(_select_in_lines(counts.T.reshape(lines), quota, key).reshape(columns, rows).T)
-    key = None if tie_key is None else tie_key.reshape(lines)
+    key = None if key is None else key.reshape(lines)
     return _select_in_lines(counts.reshape(lines), quota, key).reshape(rows, columns)
 
 
-def _select_in_lines(counts: NDArray[np.int32], quota: int, key: NDArray[np.floating] | None) -> NDArray[np.bool_]:
+def _select_in_lines(counts: NDArray[np.int32], quota: int, key: Sizes | None) -> NDArray[np.bool_]:
     """Prune ``quota`` weights in each line: all above the line's vote threshold, then the best of those on it."""
     lines, _ = counts.shape
     levels = int(counts.max(initial=0)) + 1

@@ -22,7 +22,7 @@ from espalier.wire.fedprllm import Decision, block_parts, blocks_of_round, decid
 from espalier.wire.masks import mask_name
 from espalier.wire.messages import Letter, NoScalars, read
 from espalier.wire.parts import PartRequest
-from espalier.wire.payload import block_key, pack_tensors, unpack_tensors
+from espalier.wire.payload import block_key, pack_tensors
 from pruning_kernels.selection import group_size
 from pruning_kernels.votes import VoteCounter
 from strategies.inbox import Inbox
@@ -103,11 +103,10 @@ class FedPrLLM(Strategy):
         self.run.progress.begin("voting", len(blocks))
         for index in blocks:
             block = self.run.model.plan.blocks[index]
-            counters = {linear.name: VoteCounter(linear.num_weights) for linear in block.linears}
-            for _, blob in inbox.blobs(block_key(index)):
-                votes = unpack_tensors(blob)
-                for name, counter in counters.items():
-                    counter.add(votes[mask_name(name)])
+            counters = {linear.name: VoteCounter(linear.shape, len(voters)) for linear in block.linears}
+            for name, counter in counters.items():
+                for first, masks in inbox.words(block_key(index), mask_name(name)):
+                    counter.count(masks, first)
             self.result.decide(block, counters)
             self.run.progress.step("voted", f"block {index}", block=index)
         inbox.clear()

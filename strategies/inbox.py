@@ -9,10 +9,17 @@ import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import numpy as np
 from flwr.app import Message
+from numpy.typing import NDArray
 
 from espalier.storage.atomic import write_bytes
 from espalier.wire.messages import Letter, read
+from espalier.wire.payload import locate
+
+STRETCH_BYTES = 8 * 1024 * 1024
+"""Bytes of all clients' masks that are read together."""
+LEAST_WORDS = 4096
 
 
 class Inbox:
@@ -40,10 +47,25 @@ class Inbox:
         """Ranks of which every part has arrived, ascending."""
         return sorted(rank for rank, parts in self._arrived.items() if len(parts) == self._expected[rank])
 
-    def blobs(self, key: str) -> Iterator[tuple[int, bytes]]:
-        """One blob of every complete client, one at a time, in order of rank."""
-        for rank in self.complete_ranks():
-            yield rank, (self.root / f"{rank:05d}" / key).read_bytes()
+    def words(self, key: str, tensor: str) -> Iterator[tuple[int, NDArray[np.uint64]]]:
+        """A flat U64 tensor of all complete clients, stretch by stretch, with a bounded number of bytes in memory.
+
+        Yields
+        ------
+        (first word, (clients, words) uint64), clients in order of rank; the array is reused for the next stretch
+        """
+        files = [self.root / f"{rank:05d}" / key for rank in self.complete_ranks()]
+        places = [locate(file)[tensor] for file in files]
+        total = places[0][1].num_bytes // 8
+        at_once = max(LEAST_WORDS, STRETCH_BYTES // 8 // len(files))
+        buffer = np.empty((len(files), min(at_once, total)), "<u8")
+        for first in range(0, total, at_once):
+            stretch = buffer[:, : min(at_once, total - first)]
+            for row, file, (offset, _) in zip(stretch, files, places, strict=True):
+                with open(file, "rb", buffering=0) as opened:
+                    opened.seek(offset + 8 * first)
+                    opened.readinto(row)
+            yield first, stretch
 
     def clear(self) -> None:
         """Remove all replies."""

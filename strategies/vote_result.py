@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from espalier.modeling.edits import WeightEdit, masked, masked_and_scaled
 from espalier.modeling.opened import OpenedModel
@@ -16,11 +15,12 @@ from espalier.settings.run import RunSettings
 from espalier.settings.seeds import derive_seed
 from espalier.storage.blobs import BlobStore
 from espalier.wire.fedprllm import kept_shares, votes_dtype
-from espalier.wire.masks import pack_masks, unpack_masks
+from espalier.wire.masks import mask_name, unpack_masks
 from espalier.wire.payload import pack_tensors, unpack_tensors
 from espalier.wire.plan import BlockPlan, LinearPlan
+from pruning_kernels.bitmask import count
 from pruning_kernels.selection import pruned_in_matrix
-from pruning_kernels.votes import VoteCounter, select_most_voted
+from pruning_kernels.votes import Sizes, VoteCounter, magnitudes
 
 STATE = ("mask_blobs", "count_blobs", "num_voters", "unanimous_survivors")
 """Attributes that a checkpoint keeps."""
@@ -62,26 +62,27 @@ class VoteResult:
 
     def decide(self, block: BlockPlan, counters: Mapping[str, VoteCounter]) -> None:
         """Decide the prune masks of the next block by its votes, and keep them and what else the result needs."""
-        prune_masks, counts = {}, {}
-        (voters,) = {counter.num_votes for counter in counters.values()}
+        (voters,) = {counter.num_voters for counter in counters.values()}
+        masks, votes = {}, {}
         for linear in block.linears:
-            count, job = counters[linear.name].counts().reshape(linear.shape), self.settings
-            prune_mask = select_most_voted(count, job.sparsity, job.server_group, self._tie_key(block, linear))
-            self.unanimous_survivors += int(np.count_nonzero((count == voters) & ~prune_mask))
-            prune_masks[linear.name] = torch.from_numpy(prune_mask)
-            counts[linear.name] = count.astype(self.votes_dtype)
-        self.mask_blobs.append(self.store.put(pack_masks(prune_masks)))
+            counter, job = counters[linear.name], self.settings
+            words = counter.most_voted(job.sparsity, job.server_group, self._sizes(block, linear))
+            self.unanimous_survivors += count(counter.unanimous() & ~words)
+            masks[mask_name(linear.name)] = words
+            if job.weight_scaling:
+                votes[linear.name] = counter.counts().astype(self.votes_dtype)
+        self.mask_blobs.append(self.store.put(pack_tensors(masks)))
         self.num_voters.append(voters)
         if self.settings.weight_scaling:
-            self.count_blobs.append(self.store.put(pack_tensors(counts)))
+            self.count_blobs.append(self.store.put(pack_tensors(votes)))
 
-    def _tie_key(self, block: BlockPlan, linear: LinearPlan) -> NDArray[np.floating] | None:
-        """Among equally voted weights the smaller key goes first; None: the lower index."""
+    def _sizes(self, block: BlockPlan, linear: LinearPlan) -> Sizes | None:
+        """Among equally voted weights the smaller size goes first; None: the lower index."""
         if self.settings.ties == "magnitude":
-            return self.model.checkpoint.read(linear.parameter).to(torch.float32).abs().numpy()
+            return magnitudes(self.model.checkpoint.read(linear.parameter))
         if self.settings.ties == "random":
             seed = derive_seed(self.seed, f"ties/{linear.name}", block=block.index)
-            return np.random.default_rng(seed).random(linear.shape)
+            return np.random.default_rng(seed).integers(0, 1 << 31, linear.shape, dtype=np.uint32)
         return None
 
     def report(self) -> dict[str, Any]:

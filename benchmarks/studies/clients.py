@@ -4,7 +4,7 @@ What a client computes in one-shot pruning does not depend on how the server com
 masks and votes of a setting once, and decides them in as many ways as it wants to.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from espalier.storage.blobs import BlobStore
 from espalier.wire.masks import mask_name, pack_masks, unpack_masks
 from espalier.wire.payload import unpack_tensors
 from espalier.wire.plan import BlockPlan
-from pruning_kernels.bitmask import pack
+from pruning_kernels.bitmask import Words, pack
 from pruning_kernels.local import LocalPruning
 from pruning_kernels.votes import VoteCounter
 from strategies.vote_result import VoteResult
@@ -87,24 +87,19 @@ class Clients:
         return [self._count(block, [hashes[block.index] for hashes in self.masks]) for block in self.plan.blocks]
 
     def _count(self, block: BlockPlan, hashes: list[str]) -> dict[str, VoteCounter]:
-        counters = {linear.name: VoteCounter(linear.num_weights) for linear in block.linears}
-        for blob in map(self.store.get, hashes):
-            votes = unpack_tensors(blob)
-            for name, counter in counters.items():
-                counter.add(votes[mask_name(name)])
-        return counters
+        votes = [unpack_tensors(self.store.get(blob)) for blob in hashes]
+        return _counted(block, [{linear.name: vote[mask_name(linear.name)] for linear in block.linears} for vote in votes])
 
     @torch.no_grad()
     def _decide_block_by_block(self, result: VoteResult) -> None:
         """Iterative pruning: all vote on a block, the server decides, all go on with what it pruned (section 3.2.3)."""
         everybody: list[Activations] = [self.stream.start(windows) for windows in self.windows]
         for block in self.plan.blocks:
-            counters = {linear.name: VoteCounter(linear.num_weights) for linear in block.linears}
+            votes = []
             for activations in everybody:
                 masks = choose_in_dense_block(self.stream, activations, block.index, self.choose)
-                for name, mask in masks.items():
-                    counters[name].add(pack(mask.numpy().astype(np.bool_)))
-            result.decide(block, counters)
+                votes.append({name: pack(mask.numpy().astype(np.bool_)) for name, mask in masks.items()})
+            result.decide(block, _counted(block, votes))
             with self.stream.block(block.index, masked(result.prune_masks)(block.index)) as pruned:
                 for activations in everybody:
                     activations.through(block.index, pruned)
@@ -114,3 +109,11 @@ class Clients:
 
     def _masked(self, hashes: list[str]) -> Edits:
         return masked(lambda index: unpack_masks(self.plan.blocks[index], self.store.get(hashes[index])))
+
+
+def _counted(block: BlockPlan, votes: Sequence[Mapping[str, Words]]) -> dict[str, VoteCounter]:
+    """Votes of all clients for one block, given their packed masks by canonical linear name."""
+    counters = {linear.name: VoteCounter(linear.shape, len(votes)) for linear in block.linears}
+    for name, counter in counters.items():
+        counter.count(np.stack([vote[name] for vote in votes]))
+    return counters

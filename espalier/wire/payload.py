@@ -5,6 +5,7 @@ import math
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from flwr.app import Array, ArrayRecord
@@ -70,6 +71,17 @@ def tensor_specs(blob: bytes) -> dict[str, TensorSpec]:
     if sum(spec.num_bytes for spec in specs.values()) != len(blob) - 8 - size:
         raise Mistake("payload: the safetensors header does not describe the bytes that follow it")
     return specs
+
+
+def locate(file: Path) -> dict[str, tuple[int, TensorSpec]]:
+    """Where each tensor's data begin in a file that holds a checked blob, and what they are; nothing else is read."""
+    with open(file, "rb") as opened:
+        size = struct.unpack("<Q", opened.read(8))[0]
+        header = json.loads(opened.read(size))
+    return {
+        name: (8 + size + entry["data_offsets"][0], TensorSpec(entry["dtype"], tuple(entry["shape"])))
+        for name, entry in header.items()
+    }
 
 
 def _canonical_header(specs: list[tuple[str, TensorSpec]]) -> bytes:

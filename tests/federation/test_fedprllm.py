@@ -333,14 +333,13 @@ def test_vote_by_hand() -> None:
     votes   3 1 2    above the threshold 2: only (0, 0); on it: (0, 2), (1, 0) and (1, 1) compete for two places;
             2 2 0    |W| = 5, 4 and 9 there, so (1, 0) and (0, 2) go.
     """
-    from pruning_kernels.bitmask import pack
-    from pruning_kernels.votes import VoteCounter, select_most_voted
+    from pruning_kernels.bitmask import pack, unpack
+    from pruning_kernels.votes import VoteCounter, magnitudes
 
     clients = [[[1, 0, 1], [1, 0, 0]], [[1, 1, 0], [0, 1, 0]], [[1, 0, 1], [1, 1, 0]]]
-    counter = VoteCounter(6)
-    for mask in clients:
-        counter.add(pack(np.array(mask, dtype=bool)))
-    counts = counter.counts().reshape(2, 3)
-    assert counts.tolist() == [[3, 1, 2], [2, 2, 0]]
-    weight = np.array([[1.0, 2.0, 5.0], [4.0, 9.0, 3.0]])
-    assert select_most_voted(counts, 0.5, "layer", weight).astype(int).tolist() == [[1, 0, 1], [1, 0, 0]]
+    counter = VoteCounter((2, 3), 3)
+    counter.count(np.stack([pack(np.array(mask, dtype=bool)) for mask in clients]))
+    assert counter.counts().tolist() == [[3, 1, 2], [2, 2, 0]]
+    weight = torch.tensor([[1.0, 2.0, 5.0], [4.0, -9.0, 3.0]])
+    pruned = unpack(counter.most_voted(0.5, "layer", magnitudes(weight)), (2, 3))
+    assert pruned.astype(int).tolist() == [[1, 0, 1], [1, 0, 0]]

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ways import way  # noqa: F401
 
 from pruning_kernels.selection import ComparisonGroup, pruned_in_matrix, pruned_per_group, select_lowest
 
@@ -117,3 +118,18 @@ def test_infinite_scores_are_kept_longest() -> None:
 def test_nan_is_refused(group: ComparisonGroup) -> None:
     with pytest.raises(ValueError, match="NaN"):
         select_lowest(torch.tensor([[1.0, math.nan]]), 0.5, group)
+
+
+@pytest.mark.parametrize("group", [*GROUPS, "2:4", "40:80"])
+def test_negative_scores_and_sizes_of_all_kinds(group: ComparisonGroup) -> None:
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randn(33, 80, generator=generator) * 10.0 ** torch.randint(-30, 30, (33, 80), generator=generator)
+    scores[3, 5:30] = scores[4, 7]
+    mask = select_lowest(scores, 0.6, group)
+    size = {"layer": 33 * 80, "row": 80, "column": 33, "2:4": 4, "40:80": 80}[group]
+    pruned = {"2:4": 2, "40:80": 40}.get(group, int(size * 0.6))
+    lines = (scores.T if group == "column" else scores).reshape(-1, size).tolist()
+    masks = (mask.T if group == "column" else mask).reshape(-1, size).tolist()
+    for line, chosen in zip(lines, masks, strict=True):
+        order = sorted(range(size), key=lambda index: (line[index], index))
+        assert {index for index in range(size) if chosen[index]} == set(order[:pruned])

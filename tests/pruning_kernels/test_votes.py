@@ -2,11 +2,14 @@
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ways import way  # noqa: F401
 
+from pruning_kernels.bitmask import count, unpack
 from pruning_kernels.selection import ComparisonGroup
-from pruning_kernels.votes import VoteCounter, select_most_voted
+from pruning_kernels.votes import VoteCounter, magnitudes
 
 GROUPS: list[ComparisonGroup] = ["layer", "row", "column"]
 
@@ -19,13 +22,35 @@ def words_of(bits: list[bool]) -> np.ndarray:
     return np.array(words, dtype=np.uint64)
 
 
+def counter_of(shape: tuple[int, int], masks: list[list[bool]]) -> VoteCounter:
+    """A counter that was given the masks in two stretches of words, if they have so many."""
+    counter, words = VoteCounter(shape, len(masks)), np.stack([words_of(mask) for mask in masks])
+    half = words.shape[1] // 2
+    if half:
+        counter.count(words[:, :half])
+    counter.count(words[:, half:], half)
+    return counter
+
+
 def counted(masks: list[list[bool]]) -> list[int]:
     """Votes by the counter under test."""
-    counter = VoteCounter(len(masks[0]))
-    for mask in masks:
-        counter.add(words_of(mask))
-    assert counter.num_votes == len(masks)
-    return counter.counts().tolist()
+    return counter_of((1, len(masks[0])), masks).counts()[0].tolist()
+
+
+def masks_with(counts: list[list[int]]) -> list[list[bool]]:
+    """Masks of so many voters that weight ``i`` gets the votes of the first ``counts[i]`` of them."""
+    flat = [count for line in counts for count in line]
+    return [[voter < count for count in flat] for voter in range(max(1, *flat))]
+
+
+def selected(
+    counts: list[list[int]], sparsity: float, group: ComparisonGroup, sizes: list[list[float]] | None, dtype: str = "float32"
+) -> list[list[bool]]:
+    """The counter's selection; sizes go in as the bits of floats."""
+    shape = (len(counts), len(counts[0]))
+    bits = None if sizes is None else magnitudes(torch.tensor(sizes, dtype=getattr(torch, dtype)))
+    words = counter_of(shape, masks_with(counts)).most_voted(sparsity, group, bits)
+    return unpack(words, shape).tolist()
 
 
 def most_voted_by_sorting(
@@ -34,7 +59,10 @@ def most_voted_by_sorting(
     """Sort each group by (-votes, key, index) and prune its first weights."""
     rows, columns = len(counts), len(counts[0])
     cells = [(row, column) for row in range(rows) for column in range(columns)]
-    number = {"layer": lambda cell: 0, "row": lambda cell: cell[0], "column": lambda cell: cell[1]}[group]
+    kept, _, of = group.partition(":")
+    number = {"layer": lambda cell: 0, "row": lambda cell: cell[0], "column": lambda cell: cell[1]}.get(
+        group, lambda cell: cell[0] * columns + cell[1] // int(of or 1)
+    )
     pruned = [[False] * columns for _ in range(rows)]
     for line in sorted({number(cell) for cell in cells}):
         competing = [cell for cell in cells if number(cell) == line]
@@ -46,7 +74,7 @@ def most_voted_by_sorting(
                 index,
             ),
         )
-        for index in order[: int(len(competing) * sparsity)]:
+        for index in order[: int(of) - int(kept) if of else int(len(competing) * sparsity)]:
             row, column = competing[index]
             pruned[row][column] = True
     return pruned
@@ -88,48 +116,64 @@ def test_counts_do_not_depend_on_the_order_of_arrival() -> None:
     assert counted(masks) == counted(masks[::-1])
 
 
-def test_a_counter_without_votes_counts_zero() -> None:
-    assert VoteCounter(3).counts().tolist() == [0, 0, 0]
+@pytest.mark.parametrize(("voters", "words"), [(64, 40), (41, 4097), (33, 8192), (8, 70), (7, 9), (1, 1)])
+def test_votes_of_random_words(voters: int, words: int) -> None:
+    """Groups of 32, 8 and single voters, tiles and lanes that are full and that are not."""
+    masks = np.random.default_rng(voters).integers(0, 2**64, (voters, words), dtype=np.uint64)
+    counter = VoteCounter((1, 64 * words), voters)
+    counter.count(masks)
+    expected = sum(unpack(mask, (1, 64 * words)).astype(int) for mask in masks)
+    assert (counter.counts() == expected).all()
+    assert (unpack(counter.unanimous(), (1, 64 * words)) == (expected == voters)).all()
 
 
-def test_counter_and_caller_do_not_share_a_mask() -> None:
-    counter, mask = VoteCounter(4), words_of([True, False, True, True])
-    counter.add(mask)
-    assert mask.tolist() == [0b1101]
-    mask[:] = 0
-    counter.add(mask)
-    assert counter.counts().tolist() == [1, 0, 1, 1]
-
-
-def test_a_mask_of_another_length_is_refused() -> None:
-    with pytest.raises(ValueError, match="expected 2 words"):
-        VoteCounter(65).add(np.zeros(1, dtype=np.uint64))
+@pytest.mark.parametrize("shape", [(1, 65), (2, 64)])
+def test_masks_of_another_size_are_refused(shape: tuple[int, int]) -> None:
+    with pytest.raises(ValueError, match="expected 1 masks of 2 words"):
+        VoteCounter(shape, 1).count(np.zeros((1, 3), dtype=np.uint64))
+    with pytest.raises(ValueError, match="expected 2 masks"):
+        VoteCounter(shape, 2).count(np.zeros((1, 2), dtype=np.uint64))
+    with pytest.raises(ValueError, match="at 1"):
+        VoteCounter(shape, 1).count(np.zeros((1, 2), dtype=np.uint64), 1)
 
 
 def test_selection_on_paper() -> None:
     """Half of six: the two weights with 3 votes, then among those with 2 votes the one of smaller magnitude."""
-    counts = np.array([[3, 2, 0], [2, 3, 1]], dtype=np.int32)
-    magnitude = np.array([[9.0, 0.7, 0.0], [0.2, 9.0, 0.0]])
-    assert select_most_voted(counts, 0.5, "layer", magnitude).tolist() == [[True, False, False], [True, True, False]]
-    assert select_most_voted(counts, 0.5, "layer").tolist() == [[True, True, False], [False, True, False]]
+    counts, magnitude = [[3, 2, 0], [2, 3, 1]], [[9.0, -0.7, 0.0], [0.2, 9.0, 0.0]]
+    assert selected(counts, 0.5, "layer", magnitude) == [[True, False, False], [True, True, False]]
+    assert selected(counts, 0.5, "layer", None) == [[True, True, False], [False, True, False]]
 
 
 @settings(max_examples=80, deadline=None)
-@given(votes_and_keys(), st.floats(0, 0.999), st.sampled_from(GROUPS), st.booleans())
+@given(votes_and_keys(), st.floats(0, 0.999), st.sampled_from(GROUPS), st.sampled_from(["", "float32", "bfloat16", "float16"]))
 def test_selection_equals_sorting(
-    drawn: tuple[list[list[int]], list[list[float]]], sparsity: float, group: ComparisonGroup, with_key: bool
+    drawn: tuple[list[list[int]], list[list[float]]], sparsity: float, group: ComparisonGroup, dtype: str
 ) -> None:
     counts, keys = drawn
-    found = select_most_voted(np.array(counts, dtype=np.int32), sparsity, group, np.array(keys) if with_key else None)
-    assert found.dtype == np.bool_
-    assert found.tolist() == most_voted_by_sorting(counts, sparsity, group, keys if with_key else None)
+    found = selected(counts, sparsity, group, keys if dtype else None, dtype or "float32")
+    assert found == most_voted_by_sorting(counts, sparsity, group, keys if dtype else None)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
+@pytest.mark.parametrize("group", [*GROUPS, "2:5", "8:40"])
+@pytest.mark.parametrize("shape", [(13, 200), (64, 40), (3, 1000)])
+def test_large_matrices_with_many_ties(shape: tuple[int, int], group: ComparisonGroup, dtype: str) -> None:
+    """Rows that begin within a word, and ties whose sizes have their sign bit set."""
+    generator = np.random.default_rng(1)
+    counts = generator.integers(0, 4, shape)
+    weight = torch.tensor(generator.choice([-2.5, -0.001, 0.0, 0.001, 1.0, 7.0, -300.0], shape), dtype=getattr(torch, dtype))
+    keys = weight.abs().double().tolist()
+    for sparsity in (0.0, 0.3, 0.97):
+        words = counter_of(shape, masks_with(counts.tolist())).most_voted(sparsity, group, magnitudes(weight))
+        expected = most_voted_by_sorting(counts.tolist(), sparsity, group, keys)
+        assert unpack(words, shape).tolist() == expected
+        assert count(words) == sum(map(sum, expected))
 
 
 @pytest.mark.parametrize("group", GROUPS)
 def test_equal_votes_and_equal_keys_go_by_index(group: ComparisonGroup) -> None:
     counts = [[4] * 6 for _ in range(4)]
-    found = select_most_voted(np.array(counts, dtype=np.int32), 0.5, group, np.zeros((4, 6)))
-    assert found.tolist() == most_voted_by_sorting(counts, 0.5, group, None)
+    assert selected(counts, 0.5, group, [[0.0] * 6] * 4) == most_voted_by_sorting(counts, 0.5, group, None)
 
 
 @settings(max_examples=40, deadline=None)
@@ -137,8 +181,7 @@ def test_equal_votes_and_equal_keys_go_by_index(group: ComparisonGroup) -> None:
 def test_every_group_loses_exactly_its_share(
     drawn: tuple[list[list[int]], list[list[float]]], sparsity: float, group: ComparisonGroup
 ) -> None:
-    counts = np.array(drawn[0], dtype=np.int32)
-    mask = select_most_voted(counts, sparsity, group)
+    mask = np.array(selected(drawn[0], sparsity, group, None))
     lines = {"layer": [mask.reshape(-1)], "row": list(mask), "column": list(mask.T)}[group]
     assert {sum(line.tolist()) for line in lines} == {int(len(lines[0]) * sparsity)}
 
@@ -146,7 +189,14 @@ def test_every_group_loses_exactly_its_share(
 def test_unanimous_clients_get_their_own_mask() -> None:
     """The paper's sanity check: if all clients agree, the votes change nothing."""
     own = [[True, False, False, True], [False, True, True, False]]
-    counter = VoteCounter(8)
-    for _ in range(5):
-        counter.add(words_of(own[0] + own[1]))
-    assert select_most_voted(counter.counts().reshape(2, 4), 0.5, "layer").tolist() == own
+    counter = counter_of((2, 4), [own[0] + own[1]] * 5)
+    assert unpack(counter.most_voted(0.5, "layer"), (2, 4)).tolist() == own
+
+
+def test_magnitudes_are_ordered_as_absolute_values() -> None:
+    values = torch.tensor([[0.0, -0.0, 1e-30, -3.5, 3.5, float("inf")]])
+    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
+        bits = magnitudes(values.to(dtype))
+        assert bits.dtype == (np.uint16 if dtype.itemsize == 2 else np.uint32)
+        sizes = (bits & (np.iinfo(bits.dtype).max >> 1))[0].tolist()
+        assert sizes[0] == sizes[1] <= sizes[2] < sizes[3] == sizes[4] < sizes[5]

@@ -1,0 +1,426 @@
+"""Votes as bit planes, in numba: plane ``p`` has bit ``i`` set if the votes for weight ``i`` have ``2**p`` in them.
+
+Votes are counted by carry-save addition of whole words: eight masks become four planes by seven full adders, and no mask
+is ever unpacked. The most voted weights are found on the planes too, from the upper to the lower: what has the bit of the
+threshold stays in question, what has a bit that the threshold lacks is pruned (a radix select with a radix of two).
+
+``planes`` are (number of planes, words) uint64, masks and results flat words as in ``bitmask``. ``sizes`` decide among
+equally voted weights: unsigned integers, (weights,), whose upper bit is not looked at, so that the bits of a float are its
+magnitude; an empty array leaves the index to decide.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import get_num_threads, prange, types
+from numba.core import cgutils
+from numpy.typing import NDArray
+
+from pruning_kernels.bitmask import Words, pack
+from pruning_kernels.compiled import compiled, instruction
+from pruning_kernels.lowest import threshold_of
+
+TILE = 4096
+"""Words that are worked on together: a plane's share of them fits the first cache."""
+LANES = 8
+"""Words of a vector instruction."""
+PREFETCH = ir.FunctionType(ir.VoidType(), [ir.IntType(8).as_pointer(), *[ir.IntType(32)] * 3])
+AHEAD = 32
+"""How many words before they are needed masks are asked from memory."""
+ONE = np.uint64(1)
+ALL = np.uint64(0xFFFFFFFFFFFFFFFF)
+
+Sizes = NDArray[np.unsignedinteger]
+Places = NDArray[np.int64]
+Keys = NDArray[np.uint32]
+
+
+@instruction
+def _popcount(typing: Any, word: Any) -> Any:
+    """Number of set bits of a uint64."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.ctpop(arguments[0])
+
+    return types.uint64(types.uint64), generate
+
+
+@instruction
+def _lowest_bit(typing: Any, word: Any) -> Any:
+    """Place of the lowest set bit of a uint64 that is not zero."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 1))
+
+    return types.uint64(types.uint64), generate
+
+
+def _adder(group: int) -> Any:
+    """An intrinsic that adds ``group`` masks, a power of two, to the lowest planes, ``LANES`` words at once.
+
+    It is written as vector instructions, because a compiler that must assume that arrays overlap does not find them.
+    """
+    levels = group.bit_length() - 1
+
+    @instruction
+    def add(typing: Any, masks: Any, voter: Any, planes: Any, word: Any, carry: Any, place: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            masks, voter, planes, word, carry, place = arguments
+            vector, byte = ir.VectorType(ir.IntType(64), LANES).as_pointer(), ir.IntType(8).as_pointer()
+            prefetch = builder.module.declare_intrinsic("llvm.prefetch", [byte], PREFETCH)
+
+            def at(which: int, array: Any, row: Any, column: Any, pointer: Any = vector) -> Any:
+                made = context.make_array(signature.args[which])(context, builder, array)
+                index = (column,) if row is None else (row, column)
+                return builder.bitcast(cgutils.get_item_pointer(context, builder, signature.args[which], made, index), pointer)
+
+            def mask(number: int) -> Any:
+                row = builder.add(voter, ir.Constant(ir.IntType(64), number))
+                ahead = at(0, masks, row, builder.add(word, ir.Constant(ir.IntType(64), AHEAD)), byte)
+                builder.call(prefetch, [ahead, *(ir.Constant(ir.IntType(32), value) for value in (0, 3, 1))])
+                return builder.load(at(0, masks, row, word), align=8)
+
+            def carried(first: int, level: int) -> Any:
+                """Add ``2 ** (level + 1)`` masks to the planes up to ``level``; their carry."""
+                half = 1 << level
+                a, b = (carried(at, level - 1) if level else mask(at) for at in (first, first + half))
+                c = sums[level]
+                differ = builder.xor(a, b)
+                sums[level] = builder.xor(differ, c)
+                return builder.or_(builder.and_(a, b), builder.and_(differ, c))
+
+            lowest = [at(2, planes, ir.Constant(ir.IntType(64), level), word) for level in range(levels)]
+            sums = [builder.load(pointer, align=8) for pointer in lowest]
+            builder.store(carried(0, levels - 1), at(4, carry, None, place), align=8)
+            for pointer, value in zip(lowest, sums, strict=True):
+                builder.store(value, pointer, align=8)
+            return context.get_dummy_value()
+
+        return types.void(masks, types.int64, planes, types.int64, carry, types.int64), generate
+
+    return add
+
+
+_add_32, _add_8 = _adder(32), _adder(8)
+
+
+@compiled(parallel=True)
+def count_votes(masks: NDArray[np.uint64], planes: NDArray[np.uint64]) -> None:
+    """Add up masks, (voters, words); ``planes`` has as many rows as the number of voters has bits."""
+    voters, words = masks.shape
+    by_32, by_8 = voters // 32 * 32, voters // 8 * 8
+    for tile in prange(-(-words // TILE)):
+        first, stop = tile * TILE, min((tile + 1) * TILE, words)
+        by_lanes = first + (stop - first) // LANES * LANES
+        carry = np.empty(stop - first, np.uint64)
+        planes[:, first:stop] = 0
+        for voter in range(0, by_32, 32):
+            for word in range(first, by_lanes, LANES):
+                _add_32(masks, voter, planes, word, carry, word - first)
+            for plane in range(5, len(planes)):
+                _half_add(planes[plane, first:by_lanes], carry)
+        for voter in range(by_32, by_8, 8):
+            for word in range(first, by_lanes, LANES):
+                _add_8(masks, voter, planes, word, carry, word - first)
+            for plane in range(3, len(planes)):
+                _half_add(planes[plane, first:by_lanes], carry)
+        for voter in range(voters):
+            start = first if voter >= by_8 else by_lanes
+            carry[start - first :] = masks[voter, start:stop]
+            for plane in range(len(planes)):
+                _half_add(planes[plane, start:stop], carry[start - first :])
+
+
+@compiled()
+def _half_add(plane: Words, carry: Words) -> None:
+    """Add ``carry`` to a plane; what is carried on replaces it."""
+    for word in range(len(plane)):
+        a, b = plane[word], carry[word]
+        plane[word] = a ^ b
+        carry[word] = a & b
+
+
+def most_voted_in_layer(planes: NDArray[np.uint64], num_weights: int, quota: int, sizes: Sizes) -> Words:
+    """Prune the ``quota`` most voted of all weights."""
+    pruned = np.zeros(planes.shape[1], np.uint64)
+    tied = np.full(planes.shape[1], ALL)
+    if num_weights % 64:
+        tied[-1] = (1 << num_weights % 64) - 1
+    parts = np.linspace(0, len(tied), get_num_threads() + 1).astype(np.int64)
+    above = int(_count_common(tied, planes[-1], parts).sum())
+    for plane, below in zip(planes[::-1], [*planes[-2::-1], None], strict=True):
+        take = above <= quota
+        quota -= above if take else 0
+        rest = plane if below is None else below
+        above = int(_descend(tied, plane, take, pruned, rest, parts).sum())
+    if len(sizes) == 0:
+        _prune_first(tied, pruned, quota)
+    elif quota:
+        _prune_smallest(tied, pruned, quota, sizes, parts)
+    return pruned
+
+
+@compiled(parallel=True)
+def _count_common(tied: Words, plane: Words, parts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """How many of the tied weights have the plane's bit, for each part of the words."""
+    counts = np.zeros(len(parts) - 1, np.int64)
+    for part in prange(len(counts)):
+        found = 0
+        for word in range(parts[part], parts[part + 1]):
+            found += int(_popcount(tied[word] & plane[word]))
+        counts[part] = found
+    return counts
+
+
+@compiled(parallel=True)
+def _descend(tied: Words, plane: Words, take: bool, pruned: Words, below: Words, parts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Go below a plane: prune the tied weights that have its bit (``take``), or leave only them tied.
+
+    Returns how many of the weights that stay tied have the bit of the plane ``below``, for each part of the words.
+    """
+    counts = np.zeros(len(parts) - 1, np.int64)
+    for part in prange(len(counts)):
+        found = 0
+        for word in range(parts[part], parts[part + 1]):
+            both = tied[word] & plane[word]
+            rest = tied[word] ^ both if take else both
+            if take:
+                pruned[word] |= both
+            tied[word] = rest
+            found += int(_popcount(rest & below[word]))
+        counts[part] = found
+    return counts
+
+
+def _prune_smallest(tied: Words, pruned: Words, quota: int, sizes: Sizes, parts: NDArray[np.int64]) -> None:
+    """Prune the smallest of the tied weights: at once all below the bin of the last one, then some of that bin."""
+    shift = 8 * sizes.itemsize - 16
+    counts = _count_sizes(tied, sizes, shift, parts)
+    below = np.cumsum(counts.sum(axis=0))
+    digit = int(np.searchsorted(below, quota))
+    starts = np.concatenate(([0], np.cumsum(counts[:, digit])))
+    places, keys = np.empty(starts[-1], np.int64), np.empty(starts[-1], np.uint32)
+    _prune_below(tied, pruned, sizes, shift, digit, starts, places, keys, parts)
+    _prune_rest(pruned, places, keys, quota - (int(below[digit - 1]) if digit else 0))
+
+
+@compiled(parallel=True)
+def _count_sizes(tied: Words, sizes: Sizes, shift: int, parts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Histogram of the upper 15 bits of the tied weights' sizes, for each part of the words."""
+    counts = np.zeros((len(parts) - 1, 1 << 15), np.int64)
+    for part in prange(len(counts)):
+        for word in range(parts[part], parts[part + 1]):
+            rest = tied[word]
+            while rest:
+                place = word * 64 + int(_lowest_bit(rest))
+                rest &= rest - ONE
+                counts[part, np.int64(sizes[place]) >> shift & 0x7FFF] += 1
+    return counts
+
+
+@compiled(parallel=True)
+def _prune_below(
+    tied: Words, pruned: Words, sizes: Sizes, shift: int, digit: int, starts: Places, places: Places, keys: Keys, parts: Places
+) -> None:
+    """Prune the tied weights whose sizes lie below a bin, and set those of the bin aside, in order."""
+    for part in prange(len(parts) - 1):
+        found = starts[part]
+        for word in range(parts[part], parts[part + 1]):
+            rest = tied[word]
+            while rest:
+                lowest = _lowest_bit(rest)
+                place = word * 64 + np.int64(lowest)
+                rest &= rest - ONE
+                size = np.int64(sizes[place])
+                upper = size >> shift & 0x7FFF
+                if upper < digit:
+                    pruned[word] |= ONE << lowest
+                elif upper == digit:
+                    places[found], keys[found] = place, size & ((0x8000 << shift) - 1)
+                    found += 1
+
+
+@compiled()
+def _prune_rest(pruned: Words, places: Places, keys: Keys, quota: int) -> None:
+    """Prune the ``quota`` smallest of some weights."""
+    threshold, ties = threshold_of(keys, quota, np.empty_like(keys))
+    for found in range(len(keys)):
+        chosen = keys[found] < threshold
+        if keys[found] == threshold and ties > 0:
+            chosen = True
+            ties -= 1
+        if chosen:
+            pruned[places[found] >> 6] |= ONE << np.uint64(places[found] & 63)
+
+
+@compiled()
+def _prune_first(tied: Words, pruned: Words, quota: int) -> None:
+    """Prune the first ``quota`` of the tied weights."""
+    for word in range(len(tied)):
+        rest = tied[word]
+        if quota >= _popcount(rest):
+            pruned[word] |= rest
+            quota -= int(_popcount(rest))
+            continue
+        while quota > 0:
+            lowest = rest & (~rest + ONE)
+            pruned[word] |= lowest
+            rest ^= lowest
+            quota -= 1
+        return
+
+
+def most_voted_in_rows(planes: NDArray[np.uint64], shape: tuple[int, int], quota: int, sizes: Sizes) -> Words:
+    """Prune the ``quota`` most voted of every row."""
+    rows, columns = shape
+    aligned = 64 // math.gcd(columns, 64)  # so many rows end where a word ends: no two threads write to one word
+    parts = np.linspace(0, -(-rows // aligned), get_num_threads() + 1).astype(np.int64) * aligned
+    pruned = np.zeros(planes.shape[1], np.uint64)
+    _prune_rows(planes, np.minimum(parts, rows), columns, quota, sizes, pruned)
+    return pruned
+
+
+@compiled(parallel=True)
+def _prune_rows(planes: NDArray[np.uint64], parts: Places, columns: int, quota: int, sizes: Sizes, pruned: Words) -> None:
+    low = np.int64(0x7FFFFFFF) if sizes.itemsize == 4 else np.int64(0x7FFF)
+    for part in prange(len(parts) - 1):
+        tied = np.empty(columns // 64 + 2, np.uint64)
+        keys, scratch = np.empty(columns, np.uint32), np.empty(columns, np.uint32)
+        places = np.empty(columns, np.int64)
+        for row in range(parts[part], parts[part + 1]):
+            first, last = row * columns >> 6, (row + 1) * columns - 1 >> 6
+            words = last - first + 1
+            tied[:words] = ALL
+            tied[0] = ALL << np.uint64(row * columns & 63)
+            tied[words - 1] &= ALL >> np.uint64(63 - ((row + 1) * columns - 1 & 63))
+            missing = quota
+            for plane in range(len(planes) - 1, -1, -1):
+                above = 0
+                for word in range(words):
+                    above += int(_popcount(tied[word] & planes[plane, first + word]))
+                take = above <= missing
+                if take:
+                    missing -= above
+                for word in range(words):
+                    both = tied[word] & planes[plane, first + word]
+                    if take:
+                        pruned[first + word] |= both
+                        tied[word] ^= both
+                    else:
+                        tied[word] = both
+            if missing == 0:
+                continue
+            if len(sizes) == 0:
+                _prune_first(tied[:words], pruned[first : last + 1], missing)
+                continue
+            found = 0
+            for word in range(words):
+                rest = tied[word]
+                while rest:
+                    place = (first + word) * 64 + int(_lowest_bit(rest))
+                    rest &= rest - ONE
+                    keys[found], places[found] = np.int64(sizes[place]) & low, place
+                    found += 1
+            threshold, ties = threshold_of(keys[:found], missing, scratch)
+            for place in range(found):
+                chosen = keys[place] < threshold
+                if keys[place] == threshold and ties > 0:
+                    chosen = True
+                    ties -= 1
+                if chosen:
+                    pruned[places[place] >> 6] |= ONE << np.uint64(places[place] & 63)
+
+
+@compiled(inline="always")
+def _window(plane: Words, place: int) -> np.uint64:
+    """The 64 bits from a place on; beyond the plane they are zero."""
+    word, shift = place >> 6, np.uint64(place & 63)
+    bits = plane[word] >> shift
+    if shift and word + 1 < len(plane):
+        bits |= plane[word + 1] << np.uint64(64) - shift
+    return bits
+
+
+@compiled(inline="always")
+def _votes_at(planes: NDArray[np.uint64], place: int) -> int:
+    """Votes for one weight."""
+    votes, word, bit = 0, place >> 6, np.uint64(place & 63)
+    for plane in range(len(planes)):
+        votes |= int(planes[plane, word] >> bit & ONE) << plane
+    return votes
+
+
+def most_voted_in_columns(planes: NDArray[np.uint64], shape: tuple[int, int], quota: int, sizes: Sizes) -> Words:
+    """Prune the ``quota`` most voted of every column."""
+    prune_mask = np.zeros(shape, np.bool_)
+    if quota:
+        _prune_columns(planes, quota, sizes, prune_mask)
+    return pack(prune_mask)
+
+
+@compiled(parallel=True)
+def _prune_columns(planes: NDArray[np.uint64], quota: int, sizes: Sizes, prune_mask: NDArray[np.bool_]) -> None:
+    rows, columns = prune_mask.shape
+    low = np.int64(0x7FFFFFFF) if sizes.itemsize == 4 else np.int64(0x7FFF)
+    for strip in prange(-(-columns // 64)):
+        first, width = strip * 64, min(64, columns - strip * 64)
+        votes, of_row = np.empty((width, rows), np.uint16), np.empty(64, np.int64)
+        for row in range(rows):
+            of_row[:] = 0
+            for plane in range(len(planes)):
+                bits = _window(planes[plane], row * columns + first)
+                for column in range(64):
+                    of_row[column] += np.int64(bits >> np.uint64(column) & ONE) << plane
+            for column in range(width):
+                votes[column, row] = of_row[column]
+        keys, scratch, ties_at = np.empty(rows, np.uint32), np.empty(rows, np.uint32), np.empty(rows, np.int64)
+        for column in range(width):
+            histogram = np.zeros(1 << len(planes), np.int64)
+            for vote in votes[column]:
+                histogram[vote] += 1
+            threshold, missing = len(histogram) - 1, quota
+            while histogram[threshold] < missing:
+                missing -= histogram[threshold]
+                threshold -= 1
+            found = 0
+            for row in range(rows):
+                if votes[column, row] > threshold:
+                    prune_mask[row, first + column] = True
+                elif votes[column, row] == threshold:
+                    ties_at[found] = row
+                    keys[found] = np.int64(sizes[row * columns + first + column]) & low if len(sizes) else 0
+                    found += 1
+            last_key, ties = threshold_of(keys[:found], missing, scratch)
+            for place in range(found):
+                if keys[place] < last_key:
+                    prune_mask[ties_at[place], first + column] = True
+                elif keys[place] == last_key and ties > 0:
+                    prune_mask[ties_at[place], first + column] = True
+                    ties -= 1
+
+
+def most_voted_in_pattern(planes: NDArray[np.uint64], shape: tuple[int, int], size: int, quota: int, sizes: Sizes) -> Words:
+    """Prune the ``quota`` most voted of each ``size`` consecutive weights of a row."""
+    prune_mask = np.zeros(shape, np.bool_)
+    _prune_pattern(planes, size, quota, sizes, prune_mask)
+    return pack(prune_mask)
+
+
+@compiled(parallel=True)
+def _prune_pattern(planes: NDArray[np.uint64], size: int, quota: int, sizes: Sizes, prune_mask: NDArray[np.bool_]) -> None:
+    rows, columns = prune_mask.shape
+    low = np.int64(0x7FFFFFFF) if sizes.itemsize == 4 else np.int64(0x7FFF)
+    for row in prange(rows):
+        keys = np.empty(size, np.int64)
+        for first in range(0, columns, size):
+            for place in range(size):
+                at = row * columns + first + place
+                key = np.int64(sizes[at]) & low if len(sizes) else np.int64(0)
+                keys[place] = key - (np.int64(_votes_at(planes, at)) << 31)
+            for place in range(size):
+                before = 0
+                for other in range(size):
+                    before += keys[other] < keys[place] or (keys[other] == keys[place] and other < place)
+                prune_mask[row, first + place] = before < quota

@@ -1,0 +1,16 @@
+"""Run a test on both ways to the same bits: plain NumPy or torch, and the compiled kernels of large matrices."""
+
+import pytest
+
+from pruning_kernels import selection, votes
+
+WAYS = {"plain": 1 << 62, "compiled": 0}
+
+
+@pytest.fixture(params=sorted(WAYS), autouse=True, scope="module")
+def way(request: pytest.FixtureRequest) -> str:
+    """Which of them every test of the module takes."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        for module in (selection, votes):
+            monkeypatch.setattr(module, "WORTH_COMPILING", WAYS[request.param])
+        yield request.param
