@@ -96,7 +96,7 @@ def _cell(figures: tuple[float, float, float] | None) -> str:
 
 
 def _plot(study: str, rows: Rows, path: Path) -> None:
-    """Tables as dots per model, one colour per column; figures as lines over the columns, one per model."""
+    """Tables as dots per model, one colour per column; figures as lines over the columns, one per pruned model."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -108,7 +108,8 @@ def _plot(study: str, rows: Rows, path: Path) -> None:
     ):
         figures = _figures(study, rows, text)
         (_dots if study.startswith("table") else _lines)(axes, figures)
-        axes.set_title(text)
+        dense = [mean for (model, _), (mean, _, _) in figures.items() if model == "dense"]
+        axes.set_title(f"{text}, dense {dense[0]:.2f}" if dense else text)
         axes.grid(alpha=0.3)
     figure.suptitle(TITLES[study], fontsize=10)
     figure.savefig(path, dpi=120, metadata={"Software": None})
@@ -130,7 +131,7 @@ def _dots(axes: Any, figures: dict[tuple[str, str], tuple[float, float, float]])
 
 def _lines(axes: Any, figures: dict[tuple[str, str], tuple[float, float, float]]) -> None:
     models, columns = _names(figures)
-    for model in models:
+    for model in (name for name in models if name != "dense"):
         means, spreads = ([figures[model, column][which] for column in columns] for which in (0, 1))
         axes.errorbar(range(len(columns)), means, yerr=spreads, marker="o", markersize=4, capsize=2, label=model)
     axes.set_xticks(range(len(columns)), [column.split()[0] for column in columns])
