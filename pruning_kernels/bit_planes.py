@@ -274,12 +274,16 @@ def _prune_first(tied: Words, pruned: Words, quota: int) -> None:
 
 def most_voted_in_rows(planes: NDArray[np.uint64], shape: tuple[int, int], quota: int, sizes: Sizes) -> Words:
     """Prune the ``quota`` most voted of every row."""
-    rows, columns = shape
-    aligned = 64 // math.gcd(columns, 64)  # so many rows end where a word ends: no two threads write to one word
-    parts = np.linspace(0, -(-rows // aligned), get_num_threads() + 1).astype(np.int64) * aligned
     pruned = np.zeros(planes.shape[1], np.uint64)
-    _prune_rows(planes, np.minimum(parts, rows), columns, quota, sizes, pruned)
+    _prune_rows(planes, _parts_of_rows(shape), shape[1], quota, sizes, pruned)
     return pruned
+
+
+def _parts_of_rows(shape: tuple[int, int]) -> Places:
+    """Where each thread's rows begin, and the end: where a word does, so that no two threads write to the same one."""
+    rows, columns = shape
+    aligned = 64 // math.gcd(columns, 64)
+    return np.minimum(np.linspace(0, -(-rows // aligned), get_num_threads() + 1).astype(np.int64) * aligned, rows)
 
 
 @compiled(parallel=True)
@@ -353,52 +357,87 @@ def _votes_at(planes: NDArray[np.uint64], place: int) -> int:
 
 
 def most_voted_in_columns(planes: NDArray[np.uint64], shape: tuple[int, int], quota: int, sizes: Sizes) -> Words:
-    """Prune the ``quota`` most voted of every column."""
-    prune_mask = np.zeros(shape, np.bool_)
-    if quota:
-        _prune_columns(planes, quota, sizes, prune_mask)
-    return pack(prune_mask)
+    """Prune the ``quota`` most voted of every column: 64 columns at once, each a bit of one word per row."""
+    rows, columns = shape
+    pruned = np.zeros(planes.shape[1], np.uint64)
+    strips = np.empty((-(-columns // 64), rows), np.uint64)
+    _prune_columns(planes, columns, quota, sizes, strips)
+    _join_strips(strips, _parts_of_rows(shape), columns, pruned)
+    return pruned
 
 
 @compiled(parallel=True)
-def _prune_columns(planes: NDArray[np.uint64], quota: int, sizes: Sizes, prune_mask: NDArray[np.bool_]) -> None:
-    rows, columns = prune_mask.shape
+def _prune_columns(planes: NDArray[np.uint64], columns: int, quota: int, sizes: Sizes, strips: NDArray[np.uint64]) -> None:
+    """Prune columns; bit ``c`` of ``strips[s, r]`` is set if the weight in row r and column ``64 * s + c`` is pruned."""
+    rows = strips.shape[1]
     low = np.int64(0x7FFFFFFF) if sizes.itemsize == 4 else np.int64(0x7FFF)
-    for strip in prange(-(-columns // 64)):
-        first, width = strip * 64, min(64, columns - strip * 64)
-        votes, of_row = np.empty((width, rows), np.uint16), np.empty(64, np.int64)
-        for row in range(rows):
-            of_row[:] = 0
-            for plane in range(len(planes)):
-                bits = _window(planes[plane], row * columns + first)
-                for column in range(64):
-                    of_row[column] += np.int64(bits >> np.uint64(column) & ONE) << plane
-            for column in range(width):
-                votes[column, row] = of_row[column]
-        keys, scratch, ties_at = np.empty(rows, np.uint32), np.empty(rows, np.uint32), np.empty(rows, np.int64)
-        for column in range(width):
-            histogram = np.zeros(1 << len(planes), np.int64)
-            for vote in votes[column]:
-                histogram[vote] += 1
-            threshold, missing = len(histogram) - 1, quota
-            while histogram[threshold] < missing:
-                missing -= histogram[threshold]
-                threshold -= 1
-            found = 0
+    for strip in prange(len(strips)):
+        width = min(64, columns - 64 * strip)
+        pruned, missing = strips[strip], np.full(64, quota)
+        pruned[:] = 0
+        tied, bits = np.full(rows, ALL >> np.uint64(64 - width)), np.empty(rows, np.uint64)
+        for plane in range(len(planes) - 1, -1, -1):
             for row in range(rows):
-                if votes[column, row] > threshold:
-                    prune_mask[row, first + column] = True
-                elif votes[column, row] == threshold:
-                    ties_at[found] = row
-                    keys[found] = np.int64(sizes[row * columns + first + column]) & low if len(sizes) else 0
-                    found += 1
-            last_key, ties = threshold_of(keys[:found], missing, scratch)
-            for place in range(found):
-                if keys[place] < last_key:
-                    prune_mask[ties_at[place], first + column] = True
-                elif keys[place] == last_key and ties > 0:
-                    prune_mask[ties_at[place], first + column] = True
+                bits[row] = _window(planes[plane], row * columns + 64 * strip) & tied[row]
+            take = _columns_to_take(bits, missing)
+            for row in range(rows):
+                pruned[row] |= bits[row] & take
+                tied[row] = ((tied[row] ^ bits[row]) & take) | (bits[row] & ~take)
+        keys, of_rows = np.empty((width, rows), np.uint32), np.empty((width, rows), np.int32)
+        found, scratch = np.zeros(width, np.int64), np.empty(rows, np.uint32)
+        for row in range(rows):
+            rest = tied[row]
+            while rest:
+                column = int(_lowest_bit(rest))
+                rest &= rest - ONE
+                place = row * columns + 64 * strip + column
+                keys[column, found[column]] = np.int64(sizes[place]) & low if len(sizes) else 0
+                of_rows[column, found[column]] = row
+                found[column] += 1
+        for column in range(width):
+            if missing[column] == 0:
+                continue
+            threshold, ties = threshold_of(keys[column, : found[column]], missing[column], scratch)
+            for place in range(found[column]):
+                chosen = keys[column, place] < threshold
+                if keys[column, place] == threshold and ties > 0:
+                    chosen = True
                     ties -= 1
+                if chosen:
+                    pruned[of_rows[column, place]] |= ONE << np.uint64(column)
+
+
+@compiled()
+def _columns_to_take(bits: Words, missing: Places) -> np.uint64:
+    """The columns in which no more bits are set than are ``missing``; what is set in them is subtracted from it."""
+    counter = np.zeros(32, np.uint64)  # bit planes again, of the number of bits set in each column
+    for word in bits:
+        carry, plane = word, 0
+        while carry:
+            counter[plane], carry = counter[plane] ^ carry, counter[plane] & carry
+            plane += 1
+    take = np.uint64(0)
+    for column in range(64):
+        number = 0
+        for plane in range(32):
+            number |= int(counter[plane] >> np.uint64(column) & ONE) << plane
+        if number <= missing[column]:
+            missing[column] -= number
+            take |= ONE << np.uint64(column)
+    return take
+
+
+@compiled(parallel=True)
+def _join_strips(strips: NDArray[np.uint64], parts: Places, columns: int, pruned: Words) -> None:
+    """Write 64 columns after the other into the rows of a flat mask."""
+    for part in prange(len(parts) - 1):
+        for row in range(parts[part], parts[part + 1]):
+            for strip in range(len(strips)):
+                place = row * columns + 64 * strip
+                shift = np.uint64(place & 63)
+                pruned[place >> 6] |= strips[strip, row] << shift
+                if shift and strips[strip, row] >> np.uint64(64) - shift:
+                    pruned[(place >> 6) + 1] |= strips[strip, row] >> np.uint64(64) - shift
 
 
 def most_voted_in_pattern(planes: NDArray[np.uint64], shape: tuple[int, int], size: int, quota: int, sizes: Sizes) -> Words:

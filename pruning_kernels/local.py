@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import Tensor
 
-from pruning_kernels.scores import magnitude_score, ria_score, wanda_score
+from pruning_kernels.scores import ria_score, wanda_factors
 from pruning_kernels.selection import ComparisonGroup, select_lowest
 
 LocalMetric = Literal["wanda", "magnitude", "ria"]
@@ -27,10 +28,7 @@ class LocalPruning:
         NotFiniteError
             A weight or an activation is NaN or infinite.
         """
-        if self.metric == "magnitude":
-            scores = magnitude_score(weight)
-        elif self.metric == "ria":
-            scores = ria_score(weight, input_square_sum)
-        else:
-            scores = wanda_score(weight, input_square_sum)
-        return select_lowest(scores, self.sparsity, self.group)
+        if self.metric == "ria":
+            return select_lowest(ria_score(weight, input_square_sum), self.sparsity, self.group)
+        factors = wanda_factors(weight, input_square_sum) if self.metric == "wanda" else torch.ones(weight.shape[1])
+        return select_lowest(weight, self.sparsity, self.group, factors.to(weight.device))

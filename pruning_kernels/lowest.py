@@ -4,32 +4,58 @@ A float32 becomes an unsigned integer of the same order. A histogram of the inte
 last pruned score lies; only that bin is looked at again. Of equal scores the lower index goes first, as in a stable sort,
 so the masks have the bits that ``selection.select_lowest`` gives on any device.
 
-All functions take scores as their bits, (rows, columns) uint32, and fill a prune mask of that shape; ``quota`` is how many
-of each group are pruned, ``threads`` into how many parts the work is cut.
+Every function takes ``scores``, (rows, columns) float32, and fills a prune mask of that shape; ``quota`` is how many of each
+group are pruned, ``threads`` into how many parts the work is cut. With ``factors``, (columns,) float32, the scores are
+``|scores| * factors``, which are never written down; without, ``factors`` is empty. It returns whether a score is NaN; the
+mask then means nothing.
 """
 
+from typing import Any
+
 import numpy as np
-from numba import prange
+from llvmlite import ir
+from numba import prange, types
 from numpy.typing import NDArray
 
-from pruning_kernels.compiled import compiled
+from pruning_kernels.compiled import compiled, instruction
 
 LEVELS = ((21, 11), (10, 11), (0, 10))
 """Shift and width in bits of the digits of a key, from the upper to the lower."""
 DIGITS = 1 << 11
 COLUMNS_AT_ONCE = 16
 """Columns that are turned into lines together: one cache line of scores."""
+LOWEST_KEY, HIGHEST_KEY = np.uint32(0x007FFFFF), np.uint32(0xFF800000)
+"""Keys of the infinities; what lies beyond them is NaN."""
 
-Bits = NDArray[np.uint32]
+Scores = NDArray[np.float32]
+Keys = NDArray[np.uint32]
 Mask = NDArray[np.bool_]
 
 
+@instruction
+def _bits_of(typing: Any, number: Any) -> Any:
+    """The bits of a float32."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], ir.IntType(32))
+
+    return types.uint32(types.float32), generate
+
+
 @compiled(inline="always")
-def _key(bits: np.uint32) -> np.uint32:
-    """An unsigned integer that is ordered as the float32 with these bits; both zeros have the same."""
+def _key(score: np.float32, factors: Scores, column: int) -> np.uint32:
+    """An unsigned integer that is ordered as the scores are; both zeros have the same."""
+    if len(factors):
+        score = abs(score) * factors[column]
+    bits = _bits_of(score)
     if bits == np.uint32(0x80000000):
         return bits
     return ~bits if bits >> np.uint32(31) else bits | np.uint32(0x80000000)
+
+
+@compiled(inline="always")
+def _is_nan(key: np.uint32) -> np.bool_:
+    return key < LOWEST_KEY or key > HIGHEST_KEY
 
 
 @compiled(inline="always")
@@ -43,7 +69,7 @@ def _digit_of(histogram: NDArray[np.int64], before: int, quota: int) -> tuple[in
 
 
 @compiled()
-def threshold_of(keys: Bits, quota: int, scratch: Bits) -> tuple[int, int]:
+def threshold_of(keys: Keys, quota: int, scratch: Keys) -> tuple[int, int]:
     """The ``quota``-th lowest key, and how many of its equals are among the ``quota`` lowest; ``scratch`` holds all keys."""
     histogram = np.zeros(DIGITS, np.int64)
     for key in keys:
@@ -71,14 +97,18 @@ def threshold_of(keys: Bits, quota: int, scratch: Bits) -> tuple[int, int]:
 
 
 @compiled(parallel=True)
-def prune_rows(bits: Bits, quota: int, threads: int, prune_mask: Mask) -> None:
+def prune_rows(scores: Scores, factors: Scores, quota: int, threads: int, prune_mask: Mask) -> np.bool_:
     """Every row is a group; ``quota`` is at least 1."""
-    rows, columns = bits.shape
+    rows, columns = scores.shape
+    nan = np.zeros(threads, np.bool_)
     for thread in prange(threads):
         keys, scratch = np.empty(columns, np.uint32), np.empty(columns, np.uint32)
+        found_nan = False
         for row in range(rows * thread // threads, rows * (thread + 1) // threads):
             for column in range(columns):
-                keys[column] = _key(bits[row, column])
+                key = _key(scores[row, column], factors, column)
+                found_nan |= _is_nan(key)
+                keys[column] = key
             threshold, ties = threshold_of(keys, quota, scratch)
             for column in range(columns):
                 chosen = keys[column] < threshold
@@ -86,80 +116,99 @@ def prune_rows(bits: Bits, quota: int, threads: int, prune_mask: Mask) -> None:
                     chosen = True
                     ties -= 1
                 prune_mask[row, column] = chosen
+        nan[thread] = found_nan
+    return nan.any()
 
 
 @compiled(parallel=True)
-def prune_columns(bits: Bits, quota: int, threads: int, prune_mask: Mask) -> None:
+def prune_columns(scores: Scores, factors: Scores, quota: int, threads: int, prune_mask: Mask) -> np.bool_:
     """Every column is a group; ``quota`` is at least 1."""
-    rows, columns = bits.shape
+    rows, columns = scores.shape
     strips = -(-columns // COLUMNS_AT_ONCE)
+    nan = np.zeros(threads, np.bool_)
     for thread in prange(threads):
         keys, scratch = np.empty((COLUMNS_AT_ONCE, rows), np.uint32), np.empty(rows, np.uint32)
         thresholds, ties = np.empty(COLUMNS_AT_ONCE, np.int64), np.empty(COLUMNS_AT_ONCE, np.int64)
+        found_nan = False
         for strip in range(strips * thread // threads, strips * (thread + 1) // threads):
             first = strip * COLUMNS_AT_ONCE
             width = min(COLUMNS_AT_ONCE, columns - first)
             for row in range(rows):
                 for place in range(width):
-                    keys[place, row] = _key(bits[row, first + place])
+                    key = _key(scores[row, first + place], factors, first + place)
+                    found_nan |= _is_nan(key)
+                    keys[place, row] = key
             for place in range(width):
                 thresholds[place], ties[place] = threshold_of(keys[place], quota, scratch)
             for row in range(rows):
                 for place in range(width):
-                    key = np.int64(keys[place, row])
+                    key = int(keys[place, row])
                     chosen = key < thresholds[place]
                     if key == thresholds[place] and ties[place] > 0:
                         chosen = True
                         ties[place] -= 1
                     prune_mask[row, first + place] = chosen
+        nan[thread] = found_nan
+    return nan.any()
 
 
 @compiled(parallel=True)
-def prune_pattern(bits: Bits, size: int, quota: int, prune_mask: Mask) -> None:
+def prune_pattern(scores: Scores, factors: Scores, size: int, quota: int, prune_mask: Mask) -> np.bool_:
     """Each ``size`` consecutive weights of a row are a group: a weight goes if fewer than ``quota`` go before it."""
-    rows, columns = bits.shape
+    rows, columns = scores.shape
+    nan = np.zeros(rows, np.bool_)
     for row in prange(rows):
         keys = np.empty(size, np.uint32)
         for first in range(0, columns, size):
             for place in range(size):
-                keys[place] = _key(bits[row, first + place])
+                keys[place] = _key(scores[row, first + place], factors, first + place)
+                nan[row] |= _is_nan(keys[place])
             for place in range(size):
                 before = 0
                 for other in range(size):
                     before += keys[other] < keys[place] or (keys[other] == keys[place] and other < place)
                 prune_mask[row, first + place] = before < quota
+    return nan.any()
 
 
 @compiled(parallel=True)
-def prune_layer(bits: Bits, quota: int, threads: int, prune_mask: Mask) -> None:
+def prune_layer(scores: Scores, factors: Scores, quota: int, threads: int, prune_mask: Mask) -> np.bool_:
     """The whole matrix is one group; ``quota`` is at least 1.
 
     Two passes: one counts the keys' upper halves, the other prunes all below the bin of the last one and sets the keys of
     that bin aside; what remains is done among those.
     """
-    flat, chosen = bits.reshape(-1), prune_mask.reshape(-1)
-    size = bits.size
-    counts = np.zeros((threads, 1 << 16), np.int64)
+    rows, columns = scores.shape
+    counts, nan = np.zeros((threads, 1 << 16), np.int64), np.zeros(threads, np.bool_)
     for thread in prange(threads):
-        for place in range(size * thread // threads, size * (thread + 1) // threads):
-            counts[thread, _key(flat[place]) >> np.uint32(16)] += 1
+        found_nan = False
+        for row in range(rows * thread // threads, rows * (thread + 1) // threads):
+            for column in range(columns):
+                key = _key(scores[row, column], factors, column)
+                found_nan |= _is_nan(key)
+                counts[thread, key >> np.uint32(16)] += 1
+        nan[thread] = found_nan
     digit, before = _digit_of(counts.sum(axis=0), 0, quota)
     starts = np.zeros(threads + 1, np.int64)
-    starts[1:] = np.cumsum(counts[:, digit])
+    for thread in range(threads):
+        starts[thread + 1] = starts[thread] + counts[thread, digit]
     aside, places = np.empty(starts[-1], np.uint32), np.empty(starts[-1], np.int64)
     for thread in prange(threads):
         found = starts[thread]
-        for place in range(size * thread // threads, size * (thread + 1) // threads):
-            key = _key(flat[place])
-            upper = np.int64(key >> np.uint32(16))
-            chosen[place] = upper < digit
-            if upper == digit:
-                aside[found], places[found] = key, place
-                found += 1
+        for row in range(rows * thread // threads, rows * (thread + 1) // threads):
+            for column in range(columns):
+                key = _key(scores[row, column], factors, column)
+                upper = int(key >> np.uint32(16))
+                prune_mask[row, column] = upper < digit
+                if upper == digit:
+                    aside[found], places[found] = key, row * columns + column
+                    found += 1
     threshold, ties = threshold_of(aside, quota - before, np.empty_like(aside))
     for found in range(len(aside)):
+        chosen = aside[found] < threshold
         if aside[found] == threshold and ties > 0:
             ties -= 1
-            chosen[places[found]] = True
-        elif aside[found] < threshold:
-            chosen[places[found]] = True
+            chosen = True
+        if chosen:
+            prune_mask[places[found] // columns, places[found] % columns] = True
+    return nan.any()

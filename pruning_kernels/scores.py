@@ -34,7 +34,7 @@ def wanda_score(weight: Tensor, input_square_sum: Tensor) -> Tensor:
     NotFiniteError
         An activation is not finite.
     """
-    return magnitude_score(weight) * _norms(weight, input_square_sum)
+    return magnitude_score(weight).mul_(wanda_factors(weight, input_square_sum))
 
 
 def ria_score(weight: Tensor, input_square_sum: Tensor, exponent: float = 0.5) -> Tensor:
@@ -57,13 +57,15 @@ def ria_score(weight: Tensor, input_square_sum: Tensor, exponent: float = 0.5) -
         See ``wanda_score``.
     """
     size = magnitude_score(weight)
-    norms = _norms(weight, input_square_sum)
-    share_of_column = torch.nan_to_num(size / size.sum(dim=0, keepdim=True))
-    share_of_row = torch.nan_to_num(size / size.sum(dim=1, keepdim=True))
-    return (share_of_column + share_of_row) * norms**exponent
+    norms = wanda_factors(weight, input_square_sum)
+    columns, rows = size.sum(dim=0, keepdim=True), size.sum(dim=1, keepdim=True)
+    share_of_column = size / torch.where(columns == 0, torch.inf, columns)
+    share_of_row = size.div_(torch.where(rows == 0, torch.inf, rows))
+    return share_of_column.add_(share_of_row).mul_(norms**exponent)
 
 
-def _norms(weight: Tensor, input_square_sum: Tensor) -> Tensor:
+def wanda_factors(weight: Tensor, input_square_sum: Tensor) -> Tensor:
+    """``||X_j||_2`` of Wanda's score for each input channel j of ``weight``, float32: see ``wanda_score``."""
     if input_square_sum.shape != weight.shape[1:]:
         raise ValueError(
             f"weight {tuple(weight.shape)} needs {weight.shape[1]} input norms, got {tuple(input_square_sum.shape)}"

@@ -15,8 +15,6 @@ ComparisonGroup = Literal["layer", "row", "column"] | str
 """Weights that compete with each other (FedPrLLM 3.2.1): the whole matrix (``layer``), one output row, one input column, or
 ``n:m``, each m consecutive weights of a row, of which n are kept."""
 
-LONGEST_PATTERN = 32
-"""Beyond it, a group of a pattern is selected like a row."""
 _PATTERN = re.compile(r"([1-9][0-9]*):([1-9][0-9]*)")
 
 
@@ -61,7 +59,7 @@ def pruned_in_matrix(shape: tuple[int, int], sparsity: float, group: ComparisonG
     return rows * columns // group_size(shape, group) * pruned_per_group(shape, sparsity, group)
 
 
-def select_lowest(scores: Tensor, sparsity: float, group: ComparisonGroup) -> Tensor:
+def select_lowest(scores: Tensor, sparsity: float, group: ComparisonGroup, factors: Tensor | None = None) -> Tensor:
     """Prune the lowest scores of each comparison group (Wanda's selection; the paper's local step 1).
 
     Parameters
@@ -69,6 +67,8 @@ def select_lowest(scores: Tensor, sparsity: float, group: ComparisonGroup) -> Te
     scores : (out_features, in_features), float
     sparsity : share of each group to prune, in [0, 1); an n:m pattern says it by itself
     group : see ``ComparisonGroup``
+    factors : (in_features,), float32, or None
+        The scores are ``|scores| * factors``; large matrices are then selected from without writing them down.
 
     Returns
     -------
@@ -83,34 +83,42 @@ def select_lowest(scores: Tensor, sparsity: float, group: ComparisonGroup) -> Te
     ValueError
         See ``group_size``.
     """
-    if bool(torch.isnan(scores).any()):
+    shape = (scores.shape[0], scores.shape[1])
+    size, quota = group_size(shape, group), pruned_per_group(shape, sparsity, group)
+    if scores.device.type == "cpu" and scores.numel() >= WORTH_COMPILING and quota:
+        prune_mask, nan = _select_compiled(scores.to(torch.float32), quota, group, factors)
+    else:
+        if factors is not None:
+            scores = scores.to(torch.float32).abs().mul_(factors)
+        prune_mask, nan = _select_sorted(scores, size, quota, group), bool(torch.isnan(scores).any())
+    if nan:
         raise NotFiniteError("the scores contain NaN and cannot be compared; check the model's weights")
+    return prune_mask
+
+
+def _select_sorted(scores: Tensor, size: int, quota: int, group: ComparisonGroup) -> Tensor:
+    """The selection by a stable sort, on any device."""
     rows, columns = scores.shape
-    if scores.device.type == "cpu" and scores.dtype == torch.float32 and scores.numel() >= WORTH_COMPILING:
-        return _select_compiled(scores, pruned_per_group((rows, columns), sparsity, group), group)
-    lines = (scores.T if group == "column" else scores).reshape(-1, group_size((rows, columns), group))
-    lowest = torch.sort(lines, dim=1, stable=True).indices[:, : pruned_per_group((rows, columns), sparsity, group)]
+    lines = (scores.T if group == "column" else scores).reshape(-1, size)
+    lowest = torch.sort(lines, dim=1, stable=True).indices[:, :quota]
     prune_mask = torch.zeros(lines.shape, dtype=torch.bool, device=scores.device).scatter_(1, lowest, True)
-    if group == "column":
-        return prune_mask.reshape(columns, rows).T.contiguous()
-    return prune_mask.reshape(rows, columns)
+    return prune_mask.reshape(columns, rows).T.contiguous() if group == "column" else prune_mask.reshape(rows, columns)
 
 
-def _select_compiled(scores: Tensor, quota: int, group: ComparisonGroup) -> Tensor:
-    """The same selection by the kernels of ``lowest``."""
+def _select_compiled(scores: Tensor, quota: int, group: ComparisonGroup, factors: Tensor | None) -> tuple[Tensor, bool]:
+    """The same selection by the kernels of ``lowest``, and whether a score is NaN."""
     from pruning_kernels import lowest
 
-    prune_mask = np.zeros(tuple(scores.shape), np.bool_)
-    bits = scores.contiguous().numpy().view(np.uint32)
+    prune_mask = np.empty(tuple(scores.shape), np.bool_)
+    given = scores.detach().contiguous().numpy()
+    by = np.empty(0, np.float32) if factors is None else factors.contiguous().numpy()
     threads = use_threads_of_torch()
-    if (pattern := parse_pattern(group)) is not None and pattern[1] <= LONGEST_PATTERN:
-        lowest.prune_pattern(bits, pattern[1], quota, prune_mask)
-    elif pattern is not None:
-        lowest.prune_rows(bits.reshape(-1, pattern[1]), quota, threads, prune_mask.reshape(-1, pattern[1]))
-    elif quota:
+    if (pattern := parse_pattern(group)) is not None:
+        nan = lowest.prune_pattern(given, by, pattern[1], quota, prune_mask)
+    else:
         kernel = {"layer": lowest.prune_layer, "row": lowest.prune_rows, "column": lowest.prune_columns}[group]
-        kernel(bits, quota, threads, prune_mask)
-    return torch.from_numpy(prune_mask)
+        nan = kernel(given, by, quota, threads, prune_mask)
+    return torch.from_numpy(prune_mask), bool(nan)
 
 
 def pruned_by_group(prune_mask: NDArray[np.bool_], group: ComparisonGroup) -> NDArray[np.int64]:
