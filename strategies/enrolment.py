@@ -26,6 +26,8 @@ class Enroller:
     """What the server itself has; a site with another one is turned away."""
     _asked: set[int] = field(default_factory=set)
     _waiting: dict[str, tuple[int, Letter]] = field(default_factory=dict)
+    _returned: dict[str, int] = field(default_factory=dict)
+    """Site -> node id of sites that came back and wait for their seats."""
 
     def enrol(self, ranks: dict[str, int] | None = None) -> None:
         """Give seats to sites.
@@ -59,15 +61,22 @@ class Enroller:
         if ranks is None:
             ranks = {site: rank for rank, site in enumerate(sorted(sites)[:wanted])}
         self._seat(ranks, sites)
-        rounds.returned_nodes = self.seat_returned_nodes
+        rounds.look_for_nodes, rounds.seat_returned_nodes = self.look_for_nodes, self.seat_returned_nodes
         rounds.require_quorum(len(ranks.keys() & sites.keys()), "enrolled")
 
-    def seat_returned_nodes(self) -> None:
-        """Ask nodes that were not there before; a site that has a seat gets it back under its new node id."""
+    def look_for_nodes(self) -> None:
+        """Ask nodes that were not there before who they are."""
         for node_id, enrolment in self._newly_enrolled():
-            seat = self.rounds.roster.of_site(enrolment.site)
-            if seat is not None and not self._refusal(enrolment, {}):
+            if not self._refusal(enrolment, {}):
+                self._returned[enrolment.site] = node_id
+
+    def seat_returned_nodes(self) -> None:
+        """Give sites that came back their seats under their new node ids."""
+        self.look_for_nodes()
+        for site, node_id in self._returned.items():
+            if (seat := self.rounds.roster.of_site(site)) is not None:
                 seat.node_id = node_id
+        self._returned.clear()
 
     def _seat(self, ranks: dict[str, int], sites: dict[str, int]) -> None:
         for site, rank in sorted(ranks.items(), key=lambda item: item[1]):
@@ -99,6 +108,8 @@ class Enroller:
             if isinstance(scalars, Enrolment):
                 return scalars
             reason = str(letter.scalars["reason"])
+        except OSError:  # no reply is to blame for this server's disk
+            raise
         except Exception as error:  # whatever a reply does to its reader, it costs its sender alone
             reason = str(error) if isinstance(error, Mistake) else f"unexpected {type(error).__name__}"
         self._refuse(f"node {node_id}", reason)

@@ -24,6 +24,8 @@ from strategies.roster import Roster, Seat
 from strategies.run_folder import RunFolder
 
 POLL_SECONDS = 0.1
+LOOK_SECONDS = 5.0
+"""How often new nodes are looked for while replies are awaited."""
 TTL_MARGIN = 60.0
 """Seconds beyond the deadline after which Flower may forget a message."""
 
@@ -60,8 +62,10 @@ class Rounds:
     """Simulated clients queue for this machine's workers: their deadlines count from anybody's last reply."""
     finished: int = 0
     """Rounds that are finished."""
-    returned_nodes: Callable[[], None] = lambda: None
-    """Looks for sites that came back under another node id, and seats them there (see ``enrolment``)."""
+    look_for_nodes: Callable[[], None] = lambda: None
+    """Asks nodes that are new who they are (see ``enrolment``)."""
+    seat_returned_nodes: Callable[[], None] = lambda: None
+    """Seats sites that came back under another node id; for a while Flower lists their old nodes too."""
 
     def request(
         self, kind: Kind, seat: Seat, server_round: int, scalars: Scalars, blobs: dict[str, bytes] | None = None, part: int = 0
@@ -108,6 +112,7 @@ class Rounds:
             One reply part at a time; the next is not pulled before this one is done with.
         """
         pending = [self._send(read(message.content)) for message in requests]
+        next_look = self.clock.now() + LOOK_SECONDS
         while pending:
             idle = True
             for entry in list(pending):
@@ -127,6 +132,9 @@ class Rounds:
                         pending.append(self._send(read(following.content)))
                 del reply
             if pending and idle:
+                if self.clock.now() >= next_look:
+                    self.look_for_nodes()
+                    next_look = self.clock.now() + LOOK_SECONDS
                 self.clock.sleep(POLL_SECONDS)
 
     def _restart_deadlines(self, pending: list[_Pending]) -> None:
@@ -140,8 +148,7 @@ class Rounds:
     def _send_again(self, entry: _Pending, pending: list[_Pending], reason: str) -> None:
         """Send a request again to wherever its site now is; after the last attempt the client is dropped."""
         seat, header = entry.seat, entry.request.header
-        if seat.node_id not in self.grid.get_node_ids():
-            self.returned_nodes()
+        self.seat_returned_nodes()
         if seat.node_id not in self.grid.get_node_ids():
             if self.clock.now() < entry.deadline:
                 entry.message_id = None

@@ -147,6 +147,25 @@ class TestFedPrLLM(Promises):
         folder = bench.run(grid)
         assert {client["status"] for client in summary(folder)["clients"]} == {"completed"}
 
+    def test_a_returning_site_is_found_while_its_old_node_is_still_listed(self, bench: Bench) -> None:
+        """Flower takes a minute to notice that a node is gone; one missed deadline is enough to find the new one."""
+        grid = bench.grid()
+        old = 1000 - 7 * 2
+        new: list[int] = []
+
+        def restart(request, reply):
+            if request.metadata.dst_node_id != old or read(request.content).header.kind == "enrol":
+                return reply
+            if not new:
+                new.append(grid.connect(grid.contexts[old].node_config, bench.config()))
+            return None
+
+        grid.tamper[2] = restart
+        folder = bench.run(grid)
+        assert {client["status"] for client in summary(folder)["clients"]} == {"completed"}
+        (again,) = [event for event in events(folder) if event["event"] == "sent_again" and event["kind"] == "train"]
+        assert (again["rank"], again["reason"]) == (2, "no reply before the deadline")
+
     def test_resume_refuses_other_settings_and_completed_runs(self, bench: Bench) -> None:
         folder = bench.run()
         with pytest.raises(Mistake, match="that run is completed"):
