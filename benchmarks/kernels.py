@@ -85,11 +85,11 @@ def measure_votes(shape: tuple[int, int], voters: int, generator: np.random.Gene
 
     adding, counts = seconds(add, 1)
     require_equal(counter.counts(), counts, "counts")
-    lines = {"layer": counts.reshape(1, -1), "row": counts, "column": counts.T.contiguous()}
-    for group, line in lines.items():
+    lines = {"layer": (counts.reshape(-1), 0), "row": (counts, 1), "column": (counts, 0)}
+    for group, (line, dim) in lines.items():
         counter.most_voted(0.5, group, sizes)
         selecting, found = seconds(partial(counter.most_voted, 0.5, group, sizes), 3)
-        sorting, _ = seconds(partial(torch.sort, line, dim=1, descending=True), 1)
+        sorting, _ = seconds(partial(torch.sort, line, dim=dim, descending=True, stable=True), 1)
         require_equal(found, pack(select_most_voted(counter.counts(), 0.5, group, sizes)), f"votes by {group}")
         row(f"select by {group}, ties by magnitude", selecting, sorting, "torch.sort")
         if group == "layer":

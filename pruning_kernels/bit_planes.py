@@ -27,7 +27,7 @@ TILE = 4096
 LANES = 8
 """Words of a vector instruction."""
 PREFETCH = ir.FunctionType(ir.VoidType(), [ir.IntType(8).as_pointer(), *[ir.IntType(32)] * 3])
-AHEAD = 32
+AHEAD = 64
 """How many words before they are needed masks are asked from memory."""
 ONE = np.uint64(1)
 ALL = np.uint64(0xFFFFFFFFFFFFFFFF)

@@ -58,18 +58,21 @@ class VoteCounter:
         voters, words = masks.shape
         if voters != self.num_voters or first + words > self.planes.shape[1]:
             raise ValueError(f"expected {self.num_voters} masks of {self.planes.shape[1]} words, got {masks.shape} at {first}")
-        planes = np.zeros((len(self.planes), words), np.uint64)
+        whole = words == self.planes.shape[1]
+        planes = self.planes if whole else np.empty((len(self.planes), words), np.uint64)
         if self._large:
             from pruning_kernels.bit_planes import count_votes
 
             use_threads_of_torch()
             count_votes(np.ascontiguousarray(masks), planes)
         else:
+            planes[:] = 0
             for mask in masks:
                 carry = mask
                 for plane in planes:
                     plane[:], carry = plane ^ carry, plane & carry
-        self.planes[:, first : first + words] = planes
+        if not whole:
+            self.planes[:, first : first + words] = planes
 
     def counts(self) -> NDArray[np.int32]:
         """Votes per weight, shaped like the matrix: the aggregated mask matrix of FedPrLLM."""
