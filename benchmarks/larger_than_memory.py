@@ -1,0 +1,188 @@
+"""How much memory does one client need to prune a model that does not fit? And where does its time go?
+
+    python benchmarks/larger_than_memory.py [--model DIRECTORY] [--windows 8] [--tokens 256] [--threads 2]
+
+Without ``--model`` a LLaMA of 1.1 billion random weights is made first (bf16, sharded, 2.2 GB in a temporary directory).
+The client's local job runs in a fresh process, which reads with ``pread`` and maps no file. Its peak resident memory is compared with
+what it must hold: the interpreter with its libraries, the calibration activations, the embeddings and head, and blocks.
+"""
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from transformers import LlamaConfig
+
+HIDDEN, FEED_FORWARD, BLOCKS, HEADS, KV_HEADS, VOCABULARY = 2048, 5632, 22, 32, 4, 32000
+
+
+def save_model(folder: Path) -> None:
+    """A LLaMA of 1.1 billion random weights, a shard per block."""
+    config = LlamaConfig(
+        hidden_size=HIDDEN, intermediate_size=FEED_FORWARD, num_hidden_layers=BLOCKS, num_attention_heads=HEADS,
+        num_key_value_heads=KV_HEADS, vocab_size=VOCABULARY, max_position_embeddings=2048, tie_word_embeddings=False,
+    )  # fmt: skip
+    config.architectures = ["LlamaForCausalLM"]
+    config.save_pretrained(folder)
+    index: dict[str, str] = {}
+
+    def save(tensors: dict[str, tuple[int, ...]], shard: str) -> None:
+        made = {name: (torch.randn(shape) * 0.02 if len(shape) > 1 else torch.ones(shape)) for name, shape in tensors.items()}
+        save_file({name: tensor.to(torch.bfloat16) for name, tensor in made.items()}, folder / shard)
+        index.update(dict.fromkeys(tensors, shard))
+
+    key_value = HIDDEN * KV_HEADS // HEADS
+    for block in range(BLOCKS):
+        prefix = f"model.layers.{block}"
+        shapes: dict[str, tuple[int, ...]] = {
+            f"{prefix}.self_attn.q_proj.weight": (HIDDEN, HIDDEN),
+            f"{prefix}.self_attn.k_proj.weight": (key_value, HIDDEN),
+            f"{prefix}.self_attn.v_proj.weight": (key_value, HIDDEN),
+            f"{prefix}.self_attn.o_proj.weight": (HIDDEN, HIDDEN),
+            f"{prefix}.mlp.gate_proj.weight": (FEED_FORWARD, HIDDEN),
+            f"{prefix}.mlp.up_proj.weight": (FEED_FORWARD, HIDDEN),
+            f"{prefix}.mlp.down_proj.weight": (HIDDEN, FEED_FORWARD),
+            f"{prefix}.input_layernorm.weight": (HIDDEN,),
+            f"{prefix}.post_attention_layernorm.weight": (HIDDEN,),
+        }
+        save(shapes, f"model-{block:05d}.safetensors")
+    save({"model.embed_tokens.weight": (VOCABULARY, HIDDEN), "model.norm.weight": (HIDDEN,)}, "model-embeddings.safetensors")
+    save({"lm_head.weight": (VOCABULARY, HIDDEN)}, "model-head.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
+
+
+class Stopwatch:
+    """Adds up the time of functions by name; a function within another is counted once, under its own name."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._running: list[str] = []
+        self._since = time.perf_counter()
+
+    def watch(self, owner: Any, function: str, name: str) -> None:
+        """Count an owner's function under a name from now on."""
+        work = getattr(owner, function)
+
+        def timed(*arguments: Any, **named: Any) -> Any:
+            self._switch(name)
+            try:
+                return work(*arguments, **named)
+            finally:
+                self._switch(None)
+
+        setattr(owner, function, timed)
+
+    def _switch(self, name: str | None) -> None:
+        now = time.perf_counter()
+        current = self._running[-1] if self._running else "other"
+        self.seconds[current] = self.seconds.get(current, 0.0) + now - self._since
+        self._since = now
+        if name is None:
+            self._running.pop()
+        else:
+            self._running.append(name)
+
+
+def peak() -> int:
+    """Highest resident memory of this process so far, bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def prune(given: argparse.Namespace) -> dict[str, Any]:
+    """One client's one-shot masks; what it took."""
+    from espalier.modeling.block_stream import Activations, BlockStream
+    from espalier.modeling.calibration import prune_by_block
+    from espalier.modeling.computing import set_up
+    from espalier.modeling.opened import open_model
+    from espalier.settings.run import parse
+    from espalier.storage.blobs import BlobStore
+    from espalier.wire.masks import pack_masks
+    from pruning_kernels import local
+    from pruning_kernels.local import LocalPruning
+
+    settings = parse({"model": given.model, "threads": given.threads, "device": given.device, "dtype": given.dtype})
+    computing, model = set_up(settings), open_model(given.model)
+    small = torch.zeros(1024, 1024)
+    LocalPruning("wanda", 0.5, "row").prune_mask(small, torch.ones(1024))  # compile the kernel before memory is counted
+    model.new_skeleton()
+    before = peak()
+    watch = Stopwatch()
+    watch.watch(BlockStream, "_load", "read")
+    watch.watch(Activations, "through", "forward")
+    watch.watch(local, "select_lowest", "score, select")
+    generator = torch.Generator().manual_seed(0)
+    windows = torch.randint(0, VOCABULARY, (given.windows, given.tokens), generator=generator)
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        store = BlobStore(Path(folder))
+        watch.watch(store, "put", "write masks")
+        choose = LocalPruning("wanda", 0.5, "row").prune_mask
+        for _, masks in prune_by_block(BlockStream(model, computing), windows, choose):
+            store.put(pack_masks(masks))
+    seconds = time.perf_counter() - started
+    watch._switch("end")
+    size = {"float32": 4, "bfloat16": 2, "float16": 2}[given.dtype]
+    block = size * (model.plan.num_weights // len(model.plan.blocks))
+    return {
+        "seconds": seconds,
+        "split": dict(sorted(watch.seconds.items())),
+        "interpreter": before,
+        "peak": peak(),
+        "activations": size * given.windows * given.tokens * HIDDEN,
+        "embeddings": 2 * size * VOCABULARY * HIDDEN,
+        "block": block,
+        "blocks": len(model.plan.blocks),
+        "on_disk": sum(file.stat().st_size for file in Path(given.model).glob("*.safetensors")),
+        "gpu_peak": torch.cuda.max_memory_allocated() if computing.device.type == "cuda" else 0,
+    }
+
+
+def report(found: dict[str, Any]) -> None:
+    """Print what was measured."""
+    megabytes = {name: found[name] / 1e6 for name in ("interpreter", "peak", "activations", "embeddings", "block", "on_disk")}
+    above = megabytes["peak"] - megabytes["interpreter"] - megabytes["activations"]
+    allowed = 2 * megabytes["block"] + megabytes["embeddings"]
+    print(f"model on disk {megabytes['on_disk']:.0f} MB, {found['blocks']} blocks of {megabytes['block']:.0f} MB as computed")
+    print(f"peak {megabytes['peak']:.0f} MB, of it interpreter {megabytes['interpreter']:.0f} MB")
+    print(f"above interpreter and activations ({megabytes['activations']:.0f} MB): {above:.0f} MB,")
+    print(f"two blocks and the embeddings: {allowed:.0f} MB, ratio {above / allowed:.2f}")
+    split = ", ".join(f"{name} {1000 * value / found['blocks']:.0f} ms" for name, value in found["split"].items())
+    print(f"{found['seconds']:.1f} s; per block: {split}")
+    if found["gpu_peak"]:
+        print(f"peak GPU memory {found['gpu_peak'] / 1e6:.0f} MB")
+
+
+def main() -> None:
+    """Make a model if none is given, measure in a fresh process, and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="")
+    parser.add_argument("--windows", type=int, default=8)
+    parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16"))
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.measure:
+        print(json.dumps(prune(given)))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        if not given.model:
+            save_model(Path(folder))
+            given.model = folder
+        options = [f"--{name}={value}" for name, value in vars(given).items() if name != "measure"]
+        command = [sys.executable, __file__, *options, "--measure"]
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    report(json.loads(done.stdout.splitlines()[-1]))
+
+
+if __name__ == "__main__":
+    main()
