@@ -72,9 +72,11 @@ class BlockStream:
         self._relays = [_Relay(block) for block in self._blocks]
         for index, relay in enumerate(self._relays):
             modules[index] = relay
-        self._load(self._skeleton, "", {})
-        self._skeleton.tie_weights()
-        self._skeleton.to(computing.device)
+        self._decoder = model.family.blocks.rpartition(".")[0]
+        self._require_tensors(self._skeleton, "")
+        for index, block in enumerate(self._blocks):
+            self._require_tensors(block, f"{model.family.blocks}.{index}.")
+        drop_weights(self._skeleton)
 
     @contextmanager
     def block(self, index: int, edits: Mapping[str, WeightEdit] | None = None) -> Iterator[nn.Module]:
@@ -97,12 +99,15 @@ class BlockStream:
         """Embed token windows, shape (windows, tokens), int64; the result stands before the first block."""
         batches = list(windows.to(self.computing.device).split(WINDOWS_PER_BATCH))
         hidden, calls = [], []
-        for batch in batches:
-            self._skeleton(input_ids=batch, use_cache=False)
-            first = self._relays[0].received
-            assert first is not None
-            hidden.append(first)
-            calls.append([relay.call for relay in self._relays])
+        with self._loaded(self._decoder) as decoder:
+            for batch in batches:
+                decoder(input_ids=batch, use_cache=False)
+                first = self._relays[0].received
+                assert first is not None
+                hidden.append(first)
+                calls.append([relay.call for relay in self._relays])
+                for relay in self._relays:
+                    relay.received = None
         return Activations(batches, hidden, calls)
 
     def resume(self, windows: Tensor, hidden: Tensor) -> Activations:
@@ -115,29 +120,54 @@ class BlockStream:
     def logits(self, activations: Activations) -> Iterator[Tensor]:
         """Final norm and head over the hidden states after the last block: (windows, tokens, vocabulary) per batch."""
         last = self._relays[-1]
+        with self._loaded("") as skeleton:
+            try:
+                for batch, last.answer in zip(activations.input_ids, activations.hidden, strict=True):
+                    yield skeleton(input_ids=batch, use_cache=False).logits
+            finally:
+                last.answer = None
+
+    @contextmanager
+    def _loaded(self, path: str) -> Iterator[Any]:
+        """Load what a submodule has beside the blocks: embeddings, norms, head; it is dropped on leaving."""
+        module = self._skeleton.get_submodule(path)
+        self._load(module, f"{path}." if path else "", {})
+        if not path:
+            module.tie_weights()
         try:
-            for batch, last.answer in zip(activations.input_ids, activations.hidden, strict=True):
-                yield self._skeleton(input_ids=batch, use_cache=False).logits
+            yield module.to(self.computing.device)
         finally:
-            last.answer = None
+            drop_weights(module)
 
     def _load(self, module: nn.Module, prefix: str, edits: Mapping[str, WeightEdit]) -> None:
         """Give a module's parameters and persistent buffers the values of the checkpoint; tied ones may be missing."""
-        stored = self.model.checkpoint.tensors
-        tied = set(getattr(self._skeleton, "all_tied_weights_keys", {}) or {})
         values: dict[str, Tensor] = {}
-        for name, wanted in module.state_dict().items():
-            if prefix + name in stored:
+        for name in module.state_dict():
+            if prefix + name in self.model.checkpoint.tensors:
                 value = self.model.checkpoint.read(prefix + name)
                 if name in edits:
                     value = edits[name](value)
                 values[name] = value.to(self.computing.dtype) if value.is_floating_point() else value
-                if values[name].shape != wanted.shape:
-                    found, shape = list(values[name].shape), list(wanted.shape)
-                    raise Mistake(f"{self.model.directory}: {prefix + name} is {found}, config.json makes it {shape}")
-            elif prefix + name not in tied:
-                raise Mistake(f"{self.model.directory}: tensor {prefix + name} is missing; copy the model again")
         module.load_state_dict(values, strict=False, assign=True)
+
+    def _require_tensors(self, module: nn.Module, prefix: str) -> None:
+        """Raise Mistake if the checkpoint lacks a tensor of a module, or has it in another shape; none is read."""
+        stored = self.model.checkpoint.tensors
+        tied = set(getattr(self._skeleton, "all_tied_weights_keys", {}) or {})
+        for name, wanted in module.state_dict().items():
+            if (found := stored.get(prefix + name)) is None:
+                if prefix + name not in tied:
+                    raise Mistake(f"{self.model.directory}: tensor {prefix + name} is missing; copy the model again")
+            elif found.shape != tuple(wanted.shape):
+                shapes = f"is {list(found.shape)}, config.json makes it {list(wanted.shape)}"
+                raise Mistake(f"{self.model.directory}: {prefix + name} {shapes}")
+
+
+def drop_weights(module: nn.Module) -> None:
+    """Replace all parameters by ones without memory; buffers stay."""
+    for part in module.modules():
+        for name, parameter in part.named_parameters(recurse=False):
+            setattr(part, name, nn.Parameter(parameter.detach().to("meta"), requires_grad=False))
 
 
 @torch.no_grad()
