@@ -25,5 +25,5 @@ def test_settings_it_names_exist() -> None:
 
 def test_node_settings_it_names_exist() -> None:
     known = {field.alias for field in NodeSettings.model_fields.values()}
-    section = README.split("A site describes itself")[1].split("| what happens")[0]
+    section = README.split("A site describes itself")[1].split("What failures cost")[0]
     assert set(re.findall(r"^\| `([a-z-]+)`", section, re.MULTILINE)) <= known

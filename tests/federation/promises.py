@@ -170,10 +170,10 @@ SPOILS: dict[str, Callable[[Message], Message]] = {
 
 
 class FullDisk:
-    """While it is ``full``, no file below a directory can be made, replaced or added to."""
+    """While it is ``full``, no file whose path holds a text can be made, replaced or added to."""
 
-    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.root = root
+    def __init__(self, part_of_path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.part_of_path = part_of_path
         self.full = False
         self._monkeypatch = monkeypatch
 
@@ -196,7 +196,7 @@ class FullDisk:
         self.full = False
 
     def _require_space(self, path: str) -> None:
-        if self.full and path.startswith(str(self.root)):
+        if self.full and self.part_of_path in path:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
@@ -350,7 +350,7 @@ class Promises:
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         uninterrupted = bench.run()
-        with FullDisk(bench.folder / "runs", monkeypatch) as disk:
+        with FullDisk("/runs/", monkeypatch) as disk:
             save = CheckpointFolder.save
 
             def save_on_full_disk(folder: CheckpointFolder, server_round: int, *state: Any) -> None:
@@ -371,7 +371,7 @@ class Promises:
 
     def test_a_server_s_full_disk_is_blamed_on_no_client(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
         grid = bench.grid()
-        with FullDisk(bench.folder / "runs", monkeypatch) as disk:
+        with FullDisk("/runs/", monkeypatch) as disk:
 
             def fill(message: Message) -> None:
                 disk.full = disk.full or read(message.content).header.kind == "train"
@@ -381,6 +381,13 @@ class Promises:
                 bench.run(grid)
         (folder,) = (bench.folder / "runs").iterdir()
         assert not [event for event in events(folder) if event["event"] == "dropped"]
+
+    def test_a_site_s_full_disk_costs_its_own_contribution(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+        with FullDisk("/00002/", monkeypatch) as disk:
+            disk.full = True
+            clients = summary(bench.run())["clients"]
+        assert [client["status"] for client in clients] == ["completed", "completed", "dropped", "completed"]
+        assert "No space left on device" in clients[2]["reason"]
 
     # ----- failures ---------------------------------------------------------------------------------------------------
 
