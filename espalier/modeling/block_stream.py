@@ -52,12 +52,12 @@ class Activations:
         self._calls = calls
 
     def through(self, index: int, block: nn.Module, *, keep: bool = True) -> None:
-        """Run every batch through a block; with ``keep`` its output replaces the hidden states."""
+        """Run every batch through a block; with ``keep`` its output replaces the hidden states, in their place."""
         for batch, hidden in enumerate(self.hidden):
             args, kwargs = self._calls[batch][index]
             output = block(hidden, *args, **kwargs)
             if keep:
-                self.hidden[batch] = output[0] if isinstance(output, tuple) else output
+                hidden.copy_(output[0] if isinstance(output, tuple) else output)
 
 
 class BlockStream:

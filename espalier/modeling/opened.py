@@ -1,20 +1,25 @@
-"""Open a model directory: its configuration, family, tensors, plan, tokenizer and hash; no weight is loaded yet."""
+"""Open a model directory: its configuration, family, tensors, plan, tokenizer and hash; no weight is loaded yet.
+
+transformers takes a second to import. Flower starts a process for every message, and many messages need no more than the
+plan; so it is imported where a model or a tokenizer is made.
+"""
 
 import hashlib
 import json
 import math
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from accelerate import init_empty_weights
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 from espalier.modeling.checkpoint import Checkpoint
 from espalier.modeling.families import Family, family_of
 from espalier.settings.mistakes import Mistake
 from espalier.wire.plan import BlockPlan, LinearPlan, ModelPlan
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt")
 
@@ -76,6 +81,9 @@ class OpenedModel:
         Mistake
             transformers cannot build a model from ``config.json``.
         """
+        from accelerate import init_empty_weights
+        from transformers import AutoConfig, AutoModelForCausalLM
+
         try:
             config = AutoConfig.from_pretrained(self.directory, local_files_only=True)
             with init_empty_weights(include_buffers=False):
@@ -86,8 +94,10 @@ class OpenedModel:
         return skeleton.eval()
 
     @cached_property
-    def tokenizer(self) -> PreTrainedTokenizerBase:
+    def tokenizer(self) -> "PreTrainedTokenizerBase":
         """The model's tokenizer."""
+        from transformers import AutoTokenizer
+
         try:
             return AutoTokenizer.from_pretrained(self.directory, local_files_only=True)
         except Exception as error:

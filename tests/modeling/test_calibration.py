@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from espalier.modeling.block_stream import BlockStream
 from espalier.modeling.calibration import InputSquareSums, prune_by_block
-from espalier.modeling.opened import OpenedModel
+from espalier.modeling.opened import OpenedModel, open_model
+from pruning_kernels.local import LocalPruning
 
 
 def nothing(weight: Tensor, _: Tensor) -> Tensor:
@@ -161,6 +162,23 @@ def test_blocks_come_one_at_a_time(untied: Path) -> None:
     pruning = prune_by_block(BlockStream(OpenedModel(untied), CPU), token_windows(1, 4), record)
     assert next(pruning)[0] == 0
     assert len(calls) == 7
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 16])
+def test_windows_in_batches_give_the_masks_of_one_window_at_a_time(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the trained demo model; a matrix product may differ in its last bit with the batch, so three bits may too."""
+    model = open_model("demo")
+    windows = torch.randint(0, 1000, (16, 32), generator=torch.Generator().manual_seed(0))
+    choose = LocalPruning("wanda", 0.5, "row").prune_mask
+    stream = BlockStream(model, CPU)
+
+    def masks(windows_per_batch: int) -> dict[int, dict[str, Tensor]]:
+        monkeypatch.setattr("espalier.modeling.block_stream.WINDOWS_PER_BATCH", windows_per_batch)
+        return dict(prune_by_block(stream, windows, choose))
+
+    one_by_one, batched = masks(1), masks(at_once)
+    flips = sum(int((batched[block][name] != mask).sum()) for block in one_by_one for name, mask in one_by_one[block].items())
+    assert flips <= 3 * (at_once > 1)
 
 
 def test_the_same_windows_give_the_same_masks(untied: Path) -> None:
