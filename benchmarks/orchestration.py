@@ -1,0 +1,118 @@
+"""What do Flower, Ray and processes cost beside the work itself?
+
+    python -m benchmarks.orchestration [--clients 4] [--windows 4]
+
+The same run three times, with the shipped demo model and iterative pruning (a round per block): in one process, where
+messages are function calls; simulated with ``espalier run``; and on a SuperLink with a SuperNode per client, all on this
+machine. Of each: the whole wall time, the time until the first round begins (processes, Ray, imports, enrolment), the
+first round, the later ones, and how long clients worked. The results must have equal bytes.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from tests.processes.deployment import espalier, federation
+
+ROOT = Path(__file__).parent.parent
+
+IN_ONE_PROCESS = """
+import sys, tomllib
+from pathlib import Path
+from flwr.app import Context, RecordDict
+from benchmarks.orchestration import flatten
+from client_app.app import app
+from server_app.app import run_method
+from tests.in_process import InProcessGrid
+
+config = flatten(tomllib.loads(Path(sys.argv[1]).read_text()))
+clients = config["num-clients"]
+nodes = [{"partition-id": client, "num-partitions": clients} for client in range(clients)]
+run_method(InProcessGrid(app, nodes, config), Context(1, 0, {}, RecordDict(), config))
+"""
+
+
+def flatten(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Dotted keys, as Flower hands them out."""
+    flat: dict[str, Any] = {}
+    for key, value in nested.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return flat
+
+
+def measure(folder: Path, work: Callable[[], subprocess.CompletedProcess[str]]) -> dict[str, Any]:
+    """Time a run and read from its directory what took how long."""
+    folder.mkdir(parents=True, exist_ok=True)
+    started_at, started = time.time(), time.perf_counter()
+    done = work()
+    wall = time.perf_counter() - started
+    if done.returncode:
+        raise SystemExit(done.stdout + done.stderr)
+    (run,) = (folder / "runs").iterdir()
+    events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    at = [(event, datetime.fromisoformat(event["time"]).timestamp() - started_at) for event in events]
+    first = next(when for event, when in at if event["event"] == "method")
+    rounds = [first, *(when for event, when in at if event["event"] == "checkpoint")]
+    lengths = [after - before for before, after in pairwise(rounds)]
+    summary = json.loads((run / "summary.json").read_text())
+    return {
+        "wall": wall,
+        "start-up": first,
+        "first round": lengths[0],
+        "later rounds": sum(lengths[1:]) / len(lengths[1:]),
+        "rest": wall - rounds[-1],
+        "work": sum(client["seconds"] for client in summary["clients"]),
+        "bytes": [file.read_bytes() for file in (run / "masks.safetensors", *sorted(run.glob("model/*.safetensors")))],
+    }
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clients", type=int, default=4)
+    parser.add_argument("--windows", type=int, default=4)
+    given = parser.parse_args()
+    words = [
+        "fedprllm.strategy=iterative", f"num-clients={given.clients}", f"data.windows={given.windows}",
+        "evaluation.max-windows=8", "evaluation.centralized=off", "--app", str(ROOT),
+    ]  # fmt: skip
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        found = {"simulation": measure(folder / "sim", lambda: espalier(folder / "sim", "run", *words))}
+        settings = next((folder / "sim" / "runs").iterdir()) / "settings.toml"
+        sites = [f"node-{client:05d}" for client in range(given.clients)]
+        with federation(folder / "deployed", sites) as deployed:
+            command = ("run", *words, "--superlink", deployed.control)
+            found["deployment"] = measure(folder / "deployed", lambda: espalier(folder / "deployed", *command))
+        alone = folder / "alone"
+        alone.mkdir()
+        text = "".join(
+            f'out-dir = "{alone / "runs"}"\n' if line.startswith("out-dir") else line
+            for line in settings.read_text().splitlines(keepends=True)
+        )
+        (alone / "settings.toml").write_text(text)
+        environment = {**os.environ, "ESPALIER_STATE_DIR": str(alone / "state"), "PYTHONPATH": str(ROOT)}
+        command_alone = [sys.executable, "-c", IN_ONE_PROCESS, str(alone / "settings.toml")]
+        found["one process"] = measure(
+            alone, lambda: subprocess.run(command_alone, env=environment, cwd=ROOT, capture_output=True, text=True)
+        )
+    if len({tuple(one.pop("bytes")) for one in found.values()}) != 1:
+        raise SystemExit("the results differ")
+    columns = ("wall", "start-up", "first round", "later rounds", "rest", "work")
+    print(f"{given.clients} clients, iterative, equal bytes; seconds\n")
+    print("| | " + " | ".join(columns) + " |\n|---|" + "---|" * len(columns))
+    for name, figures in found.items():
+        print(f"| {name} | " + " | ".join(f"{figures[column]:.1f}" for column in columns) + " |")
+
+
+if __name__ == "__main__":
+    main()
