@@ -24,7 +24,7 @@ from espalier.modeling.edits import Edits, dense, masked, masked_and_scaled
 from espalier.settings.mistakes import Mistake
 from espalier.storage.blobs import BlobStore
 from espalier.storage.private import PrivateState
-from espalier.wire.evaluation import OWN_TEXT_MODELS, WINDOWS_BLOB, Losses
+from espalier.wire.evaluation import OWN_LOSS_DIGITS, OWN_TEXT_MODELS, WINDOWS_BLOB, Losses
 from espalier.wire.fedprllm import (
     Decision,
     VoteReport,
@@ -155,7 +155,8 @@ def evaluate(site: Site, request: Letter) -> Letter:
     if request.scalars["own_text"]:
         windows = held_out_windows(site.settings, site.node, site.model.encode, header.rank)
         models = {"dense": dense, "local_only": alone, "federated": _federated(site, header)}
-        report.own_losses = [mean_losses(stream, {"": windows}, models[name])[""] for name in OWN_TEXT_MODELS]
+        losses = [mean_losses(stream, {"": windows}, models[name])[""] for name in OWN_TEXT_MODELS]
+        report.own_losses = [round(loss, OWN_LOSS_DIGITS) for loss in losses]
         report.own_windows = len(windows)
     report.seconds = time.monotonic() - started
     return reply_to(request, report)

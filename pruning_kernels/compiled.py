@@ -3,7 +3,10 @@
 Numba itself is imported when the first kernel is: small models do without it, and start sooner.
 """
 
+import hashlib
 from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +19,8 @@ def compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
     """Compile a kernel at its first call; a later process finds it in the cache, unless there is no place for one."""
     import numba
 
+    _keep_code_of_these_sources()
+
     def decorate(kernel: Callable[..., Any]) -> Any:
         try:
             return numba.njit(cache=True, **options)(kernel)
@@ -23,6 +28,20 @@ def compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
             return numba.njit(**options)(kernel)
 
     return decorate
+
+
+@cache
+def _keep_code_of_these_sources() -> None:
+    """Keep machine code in a directory named by a hash of all kernels' sources.
+
+    Numba alone looks at the file of a kernel, not at those of the kernels that are compiled into it.
+    """
+    import numba
+
+    here = Path(__file__).parent
+    digest = hashlib.sha256(b"".join(file.read_bytes() for file in sorted(here.glob("*.py")))).hexdigest()
+    root = Path(numba.config.CACHE_DIR) if numba.config.CACHE_DIR else here / "__pycache__"
+    numba.config.CACHE_DIR = str(root / f"kernels-{digest[:16]}")
 
 
 def instruction(rule: Callable[..., Any]) -> Any:

@@ -30,5 +30,8 @@ class LocalPruning:
         """
         if self.metric == "ria":
             return select_lowest(ria_score(weight, input_square_sum), self.sparsity, self.group)
-        factors = wanda_factors(weight, input_square_sum) if self.metric == "wanda" else torch.ones(weight.shape[1])
+        factors = torch.ones(weight.shape[1])
+        if self.metric == "wanda":
+            norms = wanda_factors(weight, input_square_sum)
+            factors = norms if self.group != "column" else factors  # a column's weights share one norm, which may be zero
         return select_lowest(weight, self.sparsity, self.group, factors.to(weight.device))

@@ -64,7 +64,7 @@ def select_lowest(scores: Tensor, sparsity: float, group: ComparisonGroup, facto
 
     Parameters
     ----------
-    scores : (out_features, in_features), float
+    scores : (out_features, in_features), float; compared as float32
     sparsity : share of each group to prune, in [0, 1); an n:m pattern says it by itself
     group : see ``ComparisonGroup``
     factors : (in_features,), float32, or None
@@ -88,8 +88,9 @@ def select_lowest(scores: Tensor, sparsity: float, group: ComparisonGroup, facto
     if scores.device.type == "cpu" and scores.numel() >= WORTH_COMPILING and quota:
         prune_mask, nan = _select_compiled(scores.to(torch.float32), quota, group, factors)
     else:
+        scores = scores.to(torch.float32)
         if factors is not None:
-            scores = scores.to(torch.float32).abs().mul_(factors)
+            scores = scores.abs().mul_(factors)
         prune_mask, nan = _select_sorted(scores, size, quota, group), bool(torch.isnan(scores).any())
     if nan:
         raise NotFiniteError("the scores contain NaN and cannot be compared; check the model's weights")

@@ -86,6 +86,8 @@ class VoteCounter:
         all_of_them = np.full(self.planes.shape[1], np.uint64(0xFFFFFFFFFFFFFFFF))
         for bit, plane in enumerate(self.planes):
             all_of_them &= plane if self.num_voters >> bit & 1 else ~plane
+        if self.num_weights % 64:
+            all_of_them[-1] &= np.uint64((1 << self.num_weights % 64) - 1)
         return all_of_them
 
     def most_voted(self, sparsity: float, group: ComparisonGroup, sizes: Sizes | None = None) -> Words:

@@ -18,11 +18,17 @@ class Seat:
     reason: str = ""
     seconds: float = 0.0
     metrics: dict[str, Any] = field(default_factory=dict)
+    silent: bool = False
+    """It did its part, but failed in the evaluation that follows; it is asked nothing more, and ``reason`` says why."""
 
     def drop(self, reason: str) -> None:
         """The client's contribution is lost; the first reason stays."""
         if self.status != "dropped":
             self.status, self.reason = "dropped", reason
+
+    def leave_out(self, reason: str) -> None:
+        """The client's contribution counts, but not its evaluation."""
+        self.silent, self.reason = True, reason
 
 
 @dataclass
@@ -34,8 +40,8 @@ class Roster:
     """Sites (or node ids) that enrolled and were turned away, with the reason."""
 
     def active(self) -> list[Seat]:
-        """Seats whose client has not been dropped, by rank."""
-        return [seat for _, seat in sorted(self.seats.items()) if seat.status == "completed"]
+        """Seats whose client still takes part, by rank."""
+        return [seat for _, seat in sorted(self.seats.items()) if seat.status == "completed" and not seat.silent]
 
     def of_site(self, site: str) -> Seat | None:
         """The seat of a site."""

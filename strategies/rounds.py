@@ -156,7 +156,7 @@ class Rounds:
             reason = "its node is not connected"
         if header.attempt >= self.settings.attempts:
             pending.remove(entry)
-            self._drop(seat, f"{header.kind}: {reason} ({header.attempt} of {self.settings.attempts} attempts)")
+            self._drop(header.kind, seat, f"{reason} ({header.attempt} of {self.settings.attempts} attempts)")
             return
         text = f"sending again to {seat.site}: {reason}"
         self.progress.note("sent_again", text, rank=seat.rank, kind=header.kind, attempt=header.attempt + 1, reason=reason)
@@ -178,16 +178,21 @@ class Rounds:
         except Exception as error:  # whatever a reply does to its reader, it costs its sender alone
             pending.remove(entry)
             reason = str(error) if isinstance(error, Mistake) else f"unexpected {type(error).__name__}"
-            self._drop(entry.seat, f"{kind}: reply refused: {reason}")
+            self._drop(kind, entry.seat, f"reply refused: {reason}")
             return None
         if letter.header.status == "failed":
             pending.remove(entry)
-            self._drop(entry.seat, f"{kind}: {letter.scalars['reason']}")
+            self._drop(kind, entry.seat, str(letter.scalars["reason"]))
             return None
         return letter
 
-    def _drop(self, seat: Seat, reason: str) -> None:
-        seat.drop(reason)
+    def _drop(self, kind: Kind, seat: Seat, why: str) -> None:
+        """A client is asked nothing more; its contribution is lost, unless it was made before."""
+        reason = f"{kind}: {why}"
+        if kind in ("deliver", "evaluate"):
+            seat.leave_out(reason)
+        else:
+            seat.drop(reason)
         self.progress.note("dropped", f"dropped      {seat.site}: {reason}", rank=seat.rank, site=seat.site, reason=reason)
 
     def require_quorum(self, number: int, what: str) -> None:

@@ -9,11 +9,12 @@ figures; at 64 clients and three seeds they take half an hour each on one core w
 """
 
 import argparse
+import re
 import sys
 from pathlib import Path
 
 from benchmarks.studies.cells import STUDIES
-from benchmarks.studies.measure import Bench, measure
+from benchmarks.studies.measure import LOCAL_CLIENTS, Bench, measure
 from benchmarks.studies.report import write_report
 from benchmarks.studies.rows import Rows
 from espalier.corpora.public_text import public_windows
@@ -23,6 +24,7 @@ from espalier.modeling.computing import set_up
 from espalier.modeling.opened import open_model
 from espalier.settings.mistakes import Mistake
 from espalier.settings.run import parse
+from espalier.storage.blobs import sha256
 
 
 def _arguments() -> argparse.Namespace:
@@ -43,6 +45,12 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def _seeds(text: str) -> list[int]:
+    if not re.fullmatch(r"\d+(,\d+)*", text):
+        raise Mistake(f"--seeds {text!r}: give whole numbers with commas between them, for instance 0,1,2")
+    return [int(seed) for seed in text.split(",")]
+
+
 def main() -> int:
     """Run a study, or what is missing of it, and write its report."""
     given = _arguments()
@@ -61,19 +69,24 @@ def main() -> int:
     name = given.study if given.ties == "magnitude" else f"{given.study}-ties-{given.ties}"
     try:
         settings = parse(common)
+        seeds = _seeds(given.seeds)
+        if not Path(given.private).is_file():
+            raise Mistake(f"--private {given.private}: is no file")
         model = open_model(settings.model)
         texts = public_windows(settings.evaluation, model.encode)
         bench = Bench(BlockStream(model, computing := set_up(settings)), texts, common)
         conditions = {
             "model": {"name": model.directory.name, "weights": model.plan.num_weights, "sha256": model.sha256},
+            "private": {"sha256": sha256(Path(given.private).read_bytes()), "bytes": Path(given.private).stat().st_size},
             "texts": {name: {"windows": len(windows), "sha256": windows_sha256(windows)} for name, windows in texts.items()},
             "window_tokens": given.window_tokens,
             "ties": given.ties,
             "threads": given.threads,
             "device": computing.device.type,
+            "local_clients": LOCAL_CLIENTS,
         }
         rows = Rows(given.out / f"{name}.csv", conditions)
-        cells = list(STUDIES[given.study]([int(seed) for seed in given.seeds.split(",")]))
+        cells = list(STUDIES[given.study](seeds))
         measure(bench, cells, rows)
     except Mistake as mistake:
         print(f"{mistake}", file=sys.stderr)

@@ -5,9 +5,11 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks.studies.cells import Cell, Setting
 from espalier.settings.mistakes import Mistake
+from espalier.storage.atomic import write_bytes, write_json
 
 COLUMNS = (
     "seed", "clients", "windows", "sparsity", "local_group", "method", "server_group", "weight_scaling", "text",
@@ -35,30 +37,52 @@ class Rows:
     Parameters
     ----------
     path : the CSV file; ``conditions`` lie beside it as JSON
-    conditions : what the rows were measured with; rows of other conditions are not mixed with them
+    conditions : what the rows were measured with, JSON values, ``texts`` by name; rows of other conditions are refused
 
     Raises
     ------
     Mistake
-        The file holds rows of other conditions.
+        The file holds rows of other conditions, lacks its conditions, or is damaged.
     """
 
-    def __init__(self, path: Path, conditions: Mapping[str, object]) -> None:
+    def __init__(self, path: Path, conditions: Mapping[str, Any]) -> None:
         self.path = path
         self.conditions = dict(conditions)
         self.rows: list[Row] = []
         beside = path.with_suffix(".json")
-        if path.exists() and beside.exists():
-            if (found := json.loads(beside.read_text())) != self.conditions:
-                differ = sorted(name for name in {*found, *conditions} if found.get(name) != conditions.get(name))
-                raise Mistake(f"{path}: was measured with other {', '.join(differ)}; move it away or give another --out")
-            with open(path, newline="") as file:
-                self.rows = [_read(record) for record in csv.DictReader(file)]
+        if path.exists() != beside.exists():
+            there, missing = (path, beside) if path.exists() else (beside, path)
+            raise Mistake(f"{there}: {missing.name} is not beside it; bring it back, or move this file away")
+        if path.exists():
+            self._require_conditions(beside)
+            self._read()
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
-            beside.write_text(json.dumps(self.conditions, indent=2) + "\n")
-            with open(path, "w", newline="") as file:
-                csv.writer(file, lineterminator="\n").writerow(COLUMNS)
+            write_bytes(path, (",".join(COLUMNS) + "\n").encode())
+            write_json(beside, self.conditions)
+
+    def _require_conditions(self, beside: Path) -> None:
+        try:
+            found = json.loads(beside.read_text())
+        except ValueError:
+            raise Mistake(f"{beside}: is damaged; move it and {self.path.name} away") from None
+        if found != self.conditions:
+            differ = sorted(name for name in {*found, *self.conditions} if found.get(name) != self.conditions.get(name))
+            raise Mistake(f"{self.path}: was measured with other {', '.join(differ)}; move it away or give another --out")
+
+    def _read(self) -> None:
+        """Read the rows; what an interruption left of a last cell is dropped, from the file too."""
+        lines = self.path.read_text().splitlines(keepends=True)
+        whole = [line for line in lines if line.endswith("\n")]
+        for number, record in enumerate(csv.DictReader(whole), start=2):
+            try:
+                self.rows.append(_read(record))
+            except (KeyError, TypeError, ValueError):
+                raise Mistake(f"{self.path}: line {number} is damaged; restore or remove it") from None
+        texts = set(self.conditions["texts"])
+        while self.rows and {row.text for row in self.rows if row.cell == self.rows[-1].cell} != texts:
+            self.rows.pop()
+        write_bytes(self.path, "".join(whole[: 1 + len(self.rows)]).encode())
 
     def __contains__(self, cell: Cell) -> bool:
         return any(row.cell == cell for row in self.rows)

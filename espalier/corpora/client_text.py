@@ -17,6 +17,9 @@ from espalier.settings.node import NodeSettings
 from espalier.settings.run import DataSettings, RunSettings
 from espalier.settings.seeds import derive_seed
 
+LEAST_PREDICTIONS = 1000
+"""Over how many predicted tokens of a client's own text a loss must be a mean, to leave the client."""
+
 
 def client_passages(data: DataSettings, node: NodeSettings, rank: int, num_clients: int, seed: int = 0) -> list[str]:
     """Passages from which the client cuts its calibration windows; held-out passages are not among them.
@@ -110,9 +113,19 @@ def held_out_windows(settings: RunSettings, node: NodeSettings, encode: Encode, 
     Raises
     ------
     Mistake
-        The source or file is wrong, or the held-out passages have too few tokens; the numbers are named, the text is not.
+        The site does not allow it, the source or file is wrong, or the held-out passages have too few tokens; the numbers
+        are named, the text is not.
     """
+    if not node.allows_own_text():
+        raise Mistake("evaluation.own-text: this site does not allow it; its owner can, with own-text=true in --node-config")
     _, held_out = _split_passages(settings.data, node, rank, settings.num_clients, settings.seed)
     chosen = settings.evaluation
     what = "evaluation.own-text: the client's held-out text"
-    return evaluation_windows("\n\n".join(held_out), encode, chosen.window_tokens, chosen.max_windows, what)
+    windows = evaluation_windows("\n\n".join(held_out), encode, chosen.window_tokens, chosen.max_windows, what)
+    predictions = len(windows) * (chosen.window_tokens - 1)
+    if predictions < LEAST_PREDICTIONS:
+        raise Mistake(
+            f"{what} gives {predictions} predictions, a mean over fewer than {LEAST_PREDICTIONS} says too much about single "
+            "words; give the client more text, or raise evaluation.max-windows or evaluation.window-tokens"
+        )
+    return windows

@@ -22,6 +22,7 @@ class NodeSettings(Table):
     data_field: str = Field("", description="field of a JSON Lines record; empty: the run's data.field")
     model_path: str = Field("", description="directory of the base model at this site; empty: the run's model")
     state_dir: str = Field("", description="where private state is kept; empty: ESPALIER_STATE_DIR or ~/.espalier")
+    own_text: bool = Field(False, description="whether the run may evaluate on this site's held-out text")
     keep_days: int = Field(30, ge=1, description="private state that was not touched for so long is removed")
     device: Literal["", "auto", "cpu", "cuda"] = Field("", description="empty: the run's device")
     threads: int = Field(0, ge=0, description="CPU threads; 0: the run's threads")
@@ -29,6 +30,10 @@ class NodeSettings(Table):
     def state_root(self) -> Path:
         """Directory of the site's private state."""
         return Path(self.state_dir or os.environ.get("ESPALIER_STATE_DIR") or "~/.espalier").expanduser()
+
+    def allows_own_text(self) -> bool:
+        """Whether a run may evaluate on the site's held-out text: if its owner says so, or the site is simulated."""
+        return self.own_text or self.partition_id >= 0
 
     def file_format(self) -> Literal["text", "jsonl"]:
         """Format of ``data_path``."""

@@ -25,7 +25,9 @@ def contract_for(request: Letter, plan: ModelPlan, settings: RunSettings) -> Con
     if header.kind == "enrol":
         return enrolment.contract(settings.method)
     if header.kind == "evaluate":
-        return evaluation.contract(settings.method, validate(evaluation.Texts, request.scalars))
+        return evaluation.contract(settings.method, validate(evaluation.Texts, request.scalars), settings.evaluation.own_text)
     if header.kind == "deliver":
+        if not settings.evaluation.own_text:
+            raise Mistake("message: a result is delivered, but evaluation.own-text is off")
         return METHODS[settings.method].delivery(header, plan, settings)
     return METHODS[settings.method].contract(header, plan, settings.job, settings.part_bytes)

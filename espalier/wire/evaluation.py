@@ -37,8 +37,14 @@ class Losses(Scalars):
 WINDOWS_BLOB = "public-windows"
 
 
-def contract(method: str, texts: Texts) -> Contract:
-    """The contract of an evaluation by a client."""
+OWN_LOSS_DIGITS = 3
+"""Decimals to which a loss on a client's own text is rounded."""
+
+
+def contract(method: str, texts: Texts, own_text: bool) -> Contract:
+    """The contract of an evaluation by a client; ``own_text`` is what the run's settings say."""
+    if texts.own_text != own_text:
+        raise Mistake("Texts: own_text is not what evaluation.own-text says")
     if not len(set(texts.names)) == len(texts.names) == len(texts.num_windows):
         raise Mistake(f"Texts: {len(set(texts.names))} different names, {len(texts.num_windows)} numbers of windows")
     windows = {
@@ -51,6 +57,8 @@ def contract(method: str, texts: Texts) -> Contract:
         if isinstance(report, Losses) and (len(report.losses), len(report.own_losses)) != (len(texts.names), own):
             found = f"{len(report.losses)} losses for {len(texts.names)} texts, {len(report.own_losses)} own for {own}"
             raise Mistake(f"Losses: {found}")
+        if isinstance(report, Losses) and any(loss != round(loss, OWN_LOSS_DIGITS) for loss in report.own_losses):
+            raise Mistake(f"Losses: own_losses have more than {OWN_LOSS_DIGITS} decimals")
 
     return Contract(
         kind="evaluate",
@@ -58,6 +66,7 @@ def contract(method: str, texts: Texts) -> Contract:
         down=Side(Texts, {WINDOWS_BLOB: windows} if windows else {}),
         up=Side(Losses, check_scalars=a_loss_per_text),
         observer="how well the client's own local result predicts public text, one number per text; with "
-        "`evaluation.own-text`, how well the dense, its own and the federated model predict its own held-out text, one "
-        "number each, and how many windows that has; and how long it took",
+        "`evaluation.own-text`, where the site allows it, how well the dense, its own and the federated model predict its own "
+        "held-out text: one number each, a mean over at least 1000 words rounded to three decimals, and how many windows that "
+        "has (who may ask for many such means, of other windows or models, can narrow down single words); and how long it took",
     )

@@ -38,7 +38,7 @@ def _contract(method: str, kind: Kind) -> Contract:
     header = Header.model_validate({**common, "kind": kind, "method": method, "part": part})
     texts = Texts(names=["text"], num_windows=[1], window_tokens=2, own_text=True)
     request = Letter(header, texts.model_dump() if kind == "evaluate" else {})
-    return contract_for(request, EXAMPLE, parse({"method": method, "part-bytes": 8192}))
+    return contract_for(request, EXAMPLE, parse({"method": method, "part-bytes": 8192, "evaluation.own-text": True}))
 
 
 def _row(contract: Contract) -> str:

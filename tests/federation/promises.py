@@ -219,6 +219,7 @@ class Promises:
     @pytest.fixture
     def bench(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
         monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "state"))
+        monkeypatch.setattr("espalier.corpora.client_text.LEAST_PREDICTIONS", 15)  # the texts of the bench are short
         return Bench(tmp_path, self.method, self.settings)
 
     # ----- contract ---------------------------------------------------------------------------------------------------
@@ -474,11 +475,11 @@ class Promises:
                 with torch.no_grad():
                     losses = [model(input_ids=window[None], labels=window[None]).loss.item() for window in windows]
                 expected[name].append(float(np.exp(np.mean(losses))))
-                assert metrics[f"perplexity/own-text/{name}"] == pytest.approx(expected[name][-1], rel=1e-4)
+                assert metrics[f"perplexity/own-text/{name}"] == pytest.approx(expected[name][-1], rel=1e-3)
         (own,) = [metric for metric in document["metrics"] if metric["dataset"] == "own-text"]
         assert own["values"]["centralized"] is None
         for name, values in expected.items():
-            assert own["values"][name] == pytest.approx(np.mean(values), rel=1e-4)
+            assert own["values"][name] == pytest.approx(np.mean(values), rel=1e-3)
 
     def test_without_own_text_no_result_is_delivered_and_no_figure_of_it_returns(self, bench: Bench) -> None:
         grid = bench.grid(evaluation__own_text=False)
@@ -495,6 +496,23 @@ class Promises:
         assert client["status"] == "dropped"
         assert client["reason"].startswith("train: evaluation.own-text: the client's held-out text has 0 tokens")
 
+    def test_a_mean_over_few_words_never_leaves(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("espalier.corpora.client_text.LEAST_PREDICTIONS", 1000)
+        with pytest.raises(RunFailed, match="gives 30 predictions, a mean over fewer than 1000 says too much"):
+            bench.run()
+
+    def test_a_site_decides_whether_it_is_evaluated_on_its_text(self, bench: Bench) -> None:
+        grid = bench.grid()
+        for client, context in enumerate(grid.contexts.values()):
+            context.node_config |= {"site": f"site-{client}", "own-text": client != 1}
+        for context in grid.contexts.values():  # no longer simulated clients
+            context.node_config["num-partitions"] = 0
+            context.node_config["partition-id"] = -1
+        clients = {client["site"]: client for client in summary(bench.run(grid))["clients"]}
+        assert clients["site-1"]["status"] == "dropped"
+        assert "this site does not allow it" in clients["site-1"]["reason"]
+        assert {clients[f"site-{client}"]["status"] for client in (0, 2, 3)} == {"completed"}
+
     def test_a_client_that_does_not_take_the_result_loses_its_figures_alone(self, bench: Bench) -> None:
         def refuse(request: Message, reply: Message) -> Message | None:
             return None if read(request.content).header.kind == "deliver" else reply
@@ -506,6 +524,7 @@ class Promises:
         given = ["perplexity/own-text/federated" in client["metrics"] for client in document["clients"]]
         assert given == [True, True, False, True]
         assert document["clients"][2]["reason"].startswith("deliver: no reply before the deadline")
+        assert document["clients"][2]["status"] == "completed"  # its votes are in the model
 
     def test_a_state_directory_of_a_finished_simulation_is_removed(self, bench: Bench) -> None:
         folder = bench.run()

@@ -275,7 +275,7 @@ class TestVariants:
     @pytest.fixture
     def bench(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
         monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "state"))
-        return Bench(tmp_path, "fedprllm", {})
+        return Bench(tmp_path, "fedprllm", {"evaluation.own-text": False})
 
     def test_local_column_comparison_makes_wanda_magnitude_and_clients_alike(self, bench: Bench) -> None:
         """Table 4: a column shares its input norm, so all clients agree, and pooling their data changes nothing."""

@@ -16,7 +16,7 @@ SQUARE_SUM = torch.tensor([9.0, 16.0, 0.25, 0.0])
     [
         ("wanda", "row", [[0, 0, 1, 1], [0, 1, 0, 1]]),
         ("wanda", "layer", [[0, 0, 1, 1], [0, 1, 0, 1]]),
-        ("wanda", "column", [[1, 0, 1, 1], [0, 1, 0, 0]]),
+        ("wanda", "column", [[1, 0, 1, 0], [0, 1, 0, 1]]),
         ("magnitude", "row", [[1, 1, 0, 0], [0, 1, 0, 1]]),
         ("magnitude", "layer", [[1, 1, 0, 0], [0, 1, 0, 1]]),
         ("magnitude", "column", [[1, 0, 1, 0], [0, 1, 0, 1]]),
@@ -43,3 +43,12 @@ def test_the_weights_are_left_as_they_were() -> None:
     weight = WEIGHT.clone()
     LocalPruning("wanda", 0.75, "layer").prune_mask(weight, SQUARE_SUM)
     assert torch.equal(weight, WEIGHT)
+
+
+def test_wanda_by_column_is_magnitude_also_where_a_channel_is_dead() -> None:
+    """A channel of zero norm would make all scores of its column tie, and clients with and without it differ."""
+    weight = torch.randn(64, 8, generator=torch.Generator().manual_seed(0))
+    norms = torch.ones(8, dtype=torch.float64)
+    norms[3] = 0
+    wanda = LocalPruning("wanda", 0.5, "column").prune_mask(weight, norms)
+    assert torch.equal(wanda, LocalPruning("magnitude", 0.5, "column").prune_mask(weight, norms))

@@ -21,6 +21,7 @@ from espalier.modeling.opened import open_model
 from espalier.settings.mistakes import Mistake
 from espalier.settings.run import parse
 
+PUBLIC: dict[str, Any] = {"texts": {"public": {"windows": 2, "sha256": "0"}}}
 CONDITIONS: dict[str, Any] = {
     "model": {"name": "tiny", "weights": 10, "sha256": "0"},
     "texts": {"wiki": {"windows": 2, "sha256": "0"}, "c4": {"windows": 2, "sha256": "0"}},
@@ -60,7 +61,7 @@ def app_figures(sites: Federation, **changes: Any) -> dict[str, Any]:
 def test_a_cell_is_what_the_app_gives(sites: Federation, tmp_path: Path) -> None:
     cells = [Cell(SETTING, "dense"), Cell(SETTING, "local-only"), Cell(SETTING, "centralized")]
     cells += [Cell(SETTING, strategy, "column", True) for strategy in ("one-shot", "iterative")]
-    rows = Rows(tmp_path / "study.csv", CONDITIONS)
+    rows = Rows(tmp_path / "study.csv", PUBLIC)
     measure(studied(sites), cells, rows)
     found = {row.cell.method: row for row in rows.rows}
     for strategy in ("one-shot", "iterative"):
@@ -75,12 +76,12 @@ def test_a_cell_is_what_the_app_gives(sites: Federation, tmp_path: Path) -> None
 
 def test_a_stopped_study_goes_on_where_it_was(sites: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cells = [Cell(SETTING, "dense"), Cell(SETTING, "centralized"), Cell(SETTING, "one-shot", "row")]
-    whole, stopped = Rows(tmp_path / "whole.csv", CONDITIONS), Rows(tmp_path / "stopped.csv", CONDITIONS)
+    whole, stopped = Rows(tmp_path / "whole.csv", PUBLIC), Rows(tmp_path / "stopped.csv", PUBLIC)
     measure(studied(sites), cells, whole)
     measure(studied(sites), cells[:2], stopped)
     calls = []
     monkeypatch.setattr(measuring, "mean_losses", lambda *given, real=measuring.mean_losses: calls.append(1) or real(*given))
-    measure(studied(sites), cells, Rows(stopped.path, CONDITIONS))
+    measure(studied(sites), cells, Rows(stopped.path, PUBLIC))
     assert len(calls) == 1
     assert stopped.path.read_text() == whole.path.read_text()
 
@@ -91,14 +92,46 @@ def test_rows_of_other_conditions_are_not_mixed(tmp_path: Path) -> None:
         Rows(tmp_path / "study.csv", {**CONDITIONS, "ties": "index", "window_tokens": 32})
 
 
-def test_rows_are_read_as_they_were_written(tmp_path: Path) -> None:
+def rows_of(tmp_path: Path) -> Rows:
+    """Two cells with a row for each of two texts."""
     rows = Rows(tmp_path / "study.csv", CONDITIONS)
-    rows.add(
-        [Row(Cell(SETTING, "iterative", "layer", True), "wiki", 12.5, 0.5, 1), Row(Cell(SETTING, "dense"), "c4", 1e9, 0, 1)]
-    )
+    for cell in (Cell(SETTING, "iterative", "layer", True), Cell(SETTING, "dense")):
+        rows.add([Row(cell, "wiki", 12.5, 0.5, 1), Row(cell, "c4", 1e9, 0, 1)])
+    return rows
+
+
+def test_rows_are_read_as_they_were_written(tmp_path: Path) -> None:
+    rows = rows_of(tmp_path)
     assert Rows(rows.path, CONDITIONS).rows == rows.rows
     assert Cell(SETTING, "dense") in rows
     assert Cell(SETTING, "centralized") not in rows
+
+
+@pytest.mark.parametrize("torn", [1, 30, 70])
+def test_what_an_interruption_left_of_a_cell_is_measured_again(torn: int, tmp_path: Path) -> None:
+    rows = rows_of(tmp_path)
+    rows.path.write_text(rows.path.read_text()[:-torn])
+    again = Rows(rows.path, CONDITIONS)
+    assert again.rows == rows.rows[:2]
+    assert Cell(SETTING, "dense") not in again
+    again.add(rows.rows[2:])
+    assert Rows(rows.path, CONDITIONS).rows == rows.rows
+
+
+def test_a_damaged_study_is_told_and_left_alone(tmp_path: Path) -> None:
+    path = rows_of(tmp_path).path
+    text = path.read_text()
+    path.write_text(text.replace("12.5", "x", 1))
+    with pytest.raises(Mistake, match=r"study.csv: line 2 is damaged"):
+        Rows(path, CONDITIONS)
+    path.write_text(text)
+    path.with_suffix(".json").write_text("{")
+    with pytest.raises(Mistake, match=r"study.json: is damaged"):
+        Rows(path, CONDITIONS)
+    path.with_suffix(".json").unlink()
+    with pytest.raises(Mistake, match=r"study.json is not beside it"):
+        Rows(path, CONDITIONS)
+    assert path.read_text() == text
 
 
 @pytest.mark.parametrize("study", sorted(STUDIES))

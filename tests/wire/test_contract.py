@@ -26,6 +26,7 @@ PLAN = ModelPlan(
 )
 """Two blocks; a matrix of 24 weights in one word, and one of 90 weights in two words with 38 bits of padding."""
 SETTINGS = RunSettings()
+OWN_TEXT = parse({"evaluation.own-text": True})
 """Half of each row is pruned: 4 x 3 = 12 of 24 weights, 3 x 15 = 45 of 90."""
 Q_MASK = sum(0b000111 << 6 * row for row in range(4))
 UP_MASK = sum((2**15 - 1) << 30 * row for row in range(3))
@@ -372,20 +373,24 @@ LOSSES = {"losses": [1.5, 2.5], "own_losses": [], "own_windows": 0, "seconds": 0
         ({"own_losses": [3.0, 3.5, 3.25], "own_windows": 7}, False, False),
         ({"own_losses": [3.0, 3.5, 3.25, 4.0]}, True, False),
         ({"own_losses": [3.0, 3.5, 3.25], "own_windows": -1}, True, False),
+        ({"own_losses": [3.0, 3.5, 3.2501], "own_windows": 7}, True, False),
     ],
 )
 def test_one_finite_loss_per_text_and_model_comes_back(changes: dict[str, Any], own_text: bool, fits: bool) -> None:
     reply = Letter(header(kind="evaluate"), LOSSES | changes)
     request = evaluation(own_text=own_text)
+    found = contract_for(request, PLAN, parse({"evaluation.own-text": own_text}))
     if fits:
-        check_reply(reply, request, contract_for(request, PLAN, SETTINGS))
+        check_reply(reply, request, found)
     else:
-        refused(reply, request)
+        with pytest.raises(Mistake) as mistake:
+            check_reply(reply, request, found)
+        assert SECRET not in str(mistake.value)
 
 
 def test_own_text_alone_needs_no_public_windows() -> None:
     request = Letter(header(kind="evaluate"), PUBLIC | {"names": [], "num_windows": [], "own_text": True})
-    found = contract_for(request, PLAN, SETTINGS)
+    found = contract_for(request, PLAN, OWN_TEXT)
     check(request, found.down)
     check_reply(
         Letter(request.header, LOSSES | {"losses": [], "own_losses": [3.0, 3.5, 3.25], "own_windows": 7}), request, found
@@ -410,7 +415,7 @@ def delivered(scaled: bool, **scalars: Any) -> Letter:
 @pytest.mark.parametrize("scaled", [False, True])
 def test_a_delivered_part_holds_masks_and_with_scaling_votes(scaled: bool) -> None:
     request = delivered(scaled)
-    found = contract_for(request, PLAN, parse({"fedprllm.weight-scaling": scaled}))
+    found = contract_for(request, PLAN, parse({"fedprllm.weight-scaling": scaled, "evaluation.own-text": True}))
     check(request, found.down)
     check_reply(Letter(request.header, {}), request, found)
     with pytest.raises(Mistake):
@@ -423,7 +428,15 @@ def test_a_delivered_part_holds_masks_and_with_scaling_votes(scaled: bool) -> No
 
 def test_a_part_of_the_result_that_does_not_exist_is_refused() -> None:
     with pytest.raises(Mistake, match="part 99 of a deliver does not exist"):
-        contract_for(Letter(header(kind="deliver", part=99), {"num_voters": [1]}), PLAN, SETTINGS)
+        contract_for(Letter(header(kind="deliver", part=99), {"num_voters": [1]}), PLAN, OWN_TEXT)
+
+
+def test_own_text_is_what_the_run_s_settings_say() -> None:
+    """Whoever writes a message cannot ask for more than the settings that the site was shown."""
+    with pytest.raises(Mistake, match=r"not what evaluation\.own-text says"):
+        contract_for(evaluation(own_text=True), PLAN, SETTINGS)
+    with pytest.raises(Mistake, match=r"evaluation\.own-text is off"):
+        contract_for(delivered(False), PLAN, SETTINGS)
 
 
 @pytest.mark.parametrize(("clients", "dtype"), [(1, "U8"), (255, "U8"), (256, "U16"), (65535, "U16"), (65536, "U32")])
