@@ -7,10 +7,9 @@ them or to hand out further parts, and hidden states between the rounds of itera
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
-from safetensors.torch import load as load_tensors
-from safetensors.torch import save as save_tensors
 
 from client_app.delivery import taken
 from client_app.parts import hand_out
@@ -36,7 +35,7 @@ from espalier.wire.fedprllm import (
 )
 from espalier.wire.masks import pack_masks, unpack_masks
 from espalier.wire.messages import Header, Letter, validate
-from espalier.wire.payload import block_key, unpack_tensors
+from espalier.wire.payload import block_key, pack_tensors, unpack_tensors
 from pruning_kernels.local import LocalPruning
 from pruning_kernels.scores import NotFiniteError
 
@@ -96,17 +95,22 @@ def _vote_on_one_block(site: Site, state: PrivateState, request: Letter) -> Vote
         kept = state.load(server_round - 1, "activations")
         if kept is None:
             raise Mistake(f"train: this client kept no hidden states of round {server_round - 1}; it cannot join later")
-        tensors = load_tensors(state.blobs(server_round - 1).get(kept["blob"]))
-        windows, before = tensors["windows"], server_round - 2
-        activations = stream.resume(windows, tensors["hidden"])
+        earlier, before = state.blobs(server_round - 1), server_round - 2
+        windows = _kept_windows(earlier, kept)
+        with earlier.opened(kept["hidden"]) as hidden:
+            activations = stream.resume(windows, hidden)
         decided = unpack_masks(site.model.plan.blocks[before], request.blobs[block_key(before)])
         with torch.no_grad(), stream.block(before, masked(lambda _: decided)(before)) as block:
             activations.through(before, block)
-    hidden = torch.cat(activations.hidden).cpu()
-    state.save(server_round, "activations", {"blob": store.put(save_tensors({"windows": windows, "hidden": hidden}))})
+    kept = {"windows": store.put(pack_tensors({"": windows.numpy()})), "hidden": store.put_pieces(activations.pieces())}
+    state.save(server_round, "activations", kept)
     with _mistakes_of_kernels():
         masks = choose_in_dense_block(stream, activations, server_round - 1, _local_pruning(site).prune_mask)
     return _report(windows, [store.put(pack_masks(masks))], started)
+
+
+def _kept_windows(store: BlobStore, kept: dict[str, Any]) -> torch.Tensor:
+    return torch.from_numpy(unpack_tensors(store.get(kept["windows"]))[""])
 
 
 def _prune_alone(site: Site, windows: torch.Tensor, store: BlobStore) -> list[str]:
@@ -190,4 +194,4 @@ def _own_masks(site: Site, header: Header) -> tuple[BlobStore, list[str]]:
     kept = state.load(header.server_round, "activations")
     if kept is None:
         raise Mistake(f"evaluate: this client kept no hidden states of round {header.server_round}; run the round again")
-    return store, _prune_alone(site, load_tensors(store.get(kept["blob"]))["windows"], store)
+    return store, _prune_alone(site, _kept_windows(store, kept), store)

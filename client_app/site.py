@@ -50,7 +50,7 @@ class Site:
     @cached_property
     def computing(self) -> Computing:
         """Device, dtype and threads, applied to this process."""
-        return set_up(self.settings, self.node)
+        return set_up(self.settings, private_folder(self.node.state_root()), self.node)
 
     @property
     def name(self) -> str:

@@ -62,7 +62,7 @@ def run_method(grid: Grid, context: Context, clock: Clock | None = None) -> Path
             "evaluation.centralized = 'on': the pooled-data baseline needs all clients' data in one place and exists in "
             "simulation only; set it to 'off' or 'auto'"
         )
-    computing = set_up(settings)
+    computing = set_up(settings, Path(settings.out_dir))
     model = open_model(settings.model)
     model.new_skeleton()
     texts = public_windows(settings.evaluation, model.encode)

@@ -74,7 +74,7 @@ def main() -> int:
             raise Mistake(f"--private {given.private}: is no file")
         model = open_model(settings.model)
         texts = public_windows(settings.evaluation, model.encode)
-        bench = Bench(BlockStream(model, computing := set_up(settings)), texts, common)
+        bench = Bench(BlockStream(model, computing := set_up(settings, Path())), texts, common)
         conditions = {
             "model": {"name": model.directory.name, "weights": model.plan.num_weights, "sha256": model.sha256},
             "private": {"sha256": sha256(Path(given.private).read_bytes()), "bytes": Path(given.private).stat().st_size},

@@ -7,17 +7,21 @@ hands the finished hidden states to the model's own final norm and head.
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor, nn
 
 from espalier.modeling.computing import Computing
 from espalier.modeling.edits import Edits, WeightEdit, dense
+from espalier.modeling.hidden_states import HiddenStates, hidden_states, memory_of
 from espalier.modeling.opened import OpenedModel
 from espalier.settings.mistakes import Mistake
 
 WINDOWS_PER_BATCH = 8
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+"""What a model passes to a block beside the hidden states: positional and named arguments."""
 
 
 class _Relay(nn.Module):
@@ -26,7 +30,7 @@ class _Relay(nn.Module):
     def __init__(self, block: nn.Module) -> None:
         super().__init__()
         self.__dict__["block"] = block  # not a submodule: the relay must not own the block's parameters
-        self.call: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
+        self.call: Call = ((), {})
         self.received: Tensor | None = None
         self.answer: Tensor | None = None
 
@@ -44,20 +48,23 @@ class _Relay(nn.Module):
 class Activations:
     """Hidden states of all windows between two blocks, in batches, and what the model passes to each block with them."""
 
-    def __init__(
-        self, input_ids: list[Tensor], hidden: list[Tensor], calls: list[list[tuple[tuple[Any, ...], dict[str, Any]]]]
-    ):
+    def __init__(self, input_ids: list[Tensor], hidden: HiddenStates, calls: list[list[Call]]):
         self.input_ids = input_ids
         self.hidden = hidden
         self._calls = calls
 
     def through(self, index: int, block: nn.Module, *, keep: bool = True) -> None:
         """Run every batch through a block; with ``keep`` its output replaces the hidden states, in their place."""
-        for batch, hidden in enumerate(self.hidden):
-            args, kwargs = self._calls[batch][index]
-            output = block(hidden, *args, **kwargs)
+        for batch, calls in enumerate(self._calls):
+            args, kwargs = calls[index]
+            output = block(self.hidden[batch], *args, **kwargs)
             if keep:
-                hidden.copy_(output[0] if isinstance(output, tuple) else output)
+                self.hidden[batch] = output[0] if isinstance(output, tuple) else output
+
+    def pieces(self) -> Iterator[memoryview]:
+        """The bytes of all hidden states, batch after batch."""
+        for batch in range(len(self.hidden)):
+            yield memory_of(self.hidden[batch].cpu())
 
 
 class BlockStream:
@@ -98,22 +105,35 @@ class BlockStream:
     def start(self, windows: Tensor) -> Activations:
         """Embed token windows, shape (windows, tokens), int64; the result stands before the first block."""
         batches = list(windows.to(self.computing.device).split(WINDOWS_PER_BATCH))
-        hidden, calls = [], []
+        hidden, calls = hidden_states(self.computing.activations_folder), list[list[Call]]()
         with self._loaded(self._decoder) as decoder:
             for batch in batches:
                 decoder(input_ids=batch, use_cache=False)
                 first = self._relays[0].received
                 assert first is not None
                 hidden.append(first)
-                calls.append([relay.call for relay in self._relays])
+                passed = [relay.call for relay in self._relays]
+                calls.append(calls[-1] if calls and _alike(calls[-1], passed) else passed)
                 for relay in self._relays:
-                    relay.received = None
+                    relay.received, relay.call = None, ((), {})
         return Activations(batches, hidden, calls)
 
-    def resume(self, windows: Tensor, hidden: Tensor) -> Activations:
-        """Activations that stand where ``hidden``, (windows, tokens, hidden size), was taken from ``Activations.hidden``."""
+    def resume(self, windows: Tensor, kept: BinaryIO) -> Activations:
+        """Activations that stand where the bytes in ``kept`` were taken from ``Activations.pieces``.
+
+        Raises
+        ------
+        Mistake
+            There are fewer or more bytes than these windows have in the computing dtype.
+        """
         activations = self.start(windows)
-        activations.hidden = list(hidden.to(self.computing.device, self.computing.dtype).split(WINDOWS_PER_BATCH))
+        for batch in range(len(activations.hidden)):
+            hidden = torch.empty_like(activations.hidden[batch], device="cpu")
+            if kept.readinto(memory_of(hidden)) != hidden.nbytes:  # type: ignore[attr-defined]
+                raise Mistake("the kept hidden states are too short; remove this client's private state and start anew")
+            activations.hidden[batch] = hidden.to(self.computing.device)
+        if kept.read(1):
+            raise Mistake("the kept hidden states are too long; remove this client's private state and start anew")
         return activations
 
     @torch.no_grad()
@@ -122,8 +142,9 @@ class BlockStream:
         last = self._relays[-1]
         with self._loaded("") as skeleton:
             try:
-                for batch, last.answer in zip(activations.input_ids, activations.hidden, strict=True):
-                    yield skeleton(input_ids=batch, use_cache=False).logits
+                for batch, input_ids in enumerate(activations.input_ids):
+                    last.answer = activations.hidden[batch]
+                    yield skeleton(input_ids=input_ids, use_cache=False).logits
             finally:
                 last.answer = None
 
@@ -161,6 +182,20 @@ class BlockStream:
             elif found.shape != tuple(wanted.shape):
                 shapes = f"is {list(found.shape)}, config.json makes it {list(wanted.shape)}"
                 raise Mistake(f"{self.model.directory}: {prefix + name} {shapes}")
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Whether two arguments are the same, tensors by value: most models pass the same to every batch."""
+    if isinstance(one, Tensor):
+        same = isinstance(other, Tensor) and one.shape == other.shape and one.dtype == other.dtype
+        return same and torch.equal(one, other)
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_alike(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(_alike, one, other))
+    return one is other or (isinstance(one, (bool, int, float, str)) and one == other)
 
 
 def drop_weights(module: nn.Module) -> None:

@@ -3,6 +3,7 @@
 import ctypes
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -16,11 +17,13 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(frozen=True)
 class Computing:
-    """Device, dtype of the forward pass, and CPU threads of this process."""
+    """Device, dtype of the forward pass, CPU threads of this process, and where hidden states are kept."""
 
     device: torch.device
     dtype: torch.dtype
     threads: int
+    activations_folder: Path | None = None
+    """Hidden states between blocks spill to this folder's disk; None: they stay in memory."""
 
 
 def return_large_blocks() -> None:
@@ -34,8 +37,10 @@ def return_large_blocks() -> None:
         ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
 
 
-def set_up(settings: RunSettings, node: NodeSettings | None = None) -> Computing:
+def set_up(settings: RunSettings, folder: Path, node: NodeSettings | None = None) -> Computing:
     """Choose device, dtype and threads, and apply the threads to this process; a node's own choice comes first.
+
+    ``folder`` is where hidden states spill to, if they shall.
 
     Raises
     ------
@@ -50,4 +55,5 @@ def set_up(settings: RunSettings, node: NodeSettings | None = None) -> Computing
     threads = (node.threads if node else 0) or settings.threads
     torch.set_num_threads(threads)
     return_large_blocks()
-    return Computing(torch.device(device), DTYPES[settings.dtype], threads)
+    on_disk = ((node.activations if node else "") or settings.activations) == "disk"
+    return Computing(torch.device(device), DTYPES[settings.dtype], threads, folder if on_disk else None)

@@ -26,6 +26,7 @@ class NodeSettings(Table):
     keep_days: int = Field(30, ge=1, description="private state that was not touched for so long is removed")
     device: Literal["", "auto", "cpu", "cuda"] = Field("", description="empty: the run's device")
     threads: int = Field(0, ge=0, description="CPU threads; 0: the run's threads")
+    activations: Literal["", "memory", "disk"] = Field("", description="where hidden states are kept; empty: as the run says")
 
     def state_root(self) -> Path:
         """Directory of the site's private state."""

@@ -17,7 +17,7 @@ METHODS: dict[str, type[Table]] = {"fedprllm": FedPrLLMSettings}
 OWN_TEXT = "own-text"
 """Name of the clients' own held-out texts among the texts that models are evaluated on."""
 
-NOT_PART_OF_THE_RESULT = ("out-dir", "resume-from", "deadline-seconds", "enrol-seconds", "attempts")
+NOT_PART_OF_THE_RESULT = ("out-dir", "resume-from", "deadline-seconds", "enrol-seconds", "attempts", "activations")
 """Settings that may differ between a run and its resumption."""
 
 
@@ -80,6 +80,7 @@ class RunSettings(Table):
     threads: int = Field(2, ge=1, description="CPU threads of every process; part of the result's bits")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where tensors are computed")
     dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="dtype of the forward pass")
+    activations: Literal["memory", "disk"] = Field("memory", description="where hidden states are kept between two blocks")
     out_dir: str = Field("runs", min_length=1, description="where run directories are made")
     resume_from: str = Field("", description="run directory to continue")
     part_bytes: int = Field(256 * 1024 * 1024, ge=1024, le=1024**3, description="largest payload of one message, bytes")

@@ -2,10 +2,13 @@
 
 import hashlib
 import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from espalier.settings.mistakes import Mistake
-from espalier.storage.atomic import write_bytes
+from espalier.storage.atomic import replacing, write_bytes
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -29,6 +32,27 @@ class BlobStore:
             write_bytes(self._path(key), data, self._mode)
         return key
 
+    def put_pieces(self, pieces: Iterable[bytes | memoryview]) -> str:
+        """Store a blob that is larger than memory, piece by piece, and return its hash."""
+        digest, unfinished = hashlib.sha256(), self.root / "unfinished"
+        with replacing(unfinished, self._mode) as file:
+            for piece in pieces:
+                digest.update(piece)
+                file.write(piece)
+        unfinished.replace(self._path(digest.hexdigest()))
+        return digest.hexdigest()
+
+    @contextmanager
+    def opened(self, key: str) -> Iterator[BinaryIO]:
+        """A blob as a file, after its bytes were checked; raises as ``get`` does."""
+        if not self._path(key).exists():
+            raise self._missing(key)
+        with open(self._path(key), "rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != key:
+                raise self._damaged(key)
+            file.seek(0)
+            yield file
+
     def get(self, key: str) -> bytes:
         """Read a blob.
 
@@ -42,10 +66,16 @@ class BlobStore:
         except FileNotFoundError:
             data = None
         if data is None:
-            raise Mistake(f"{self.root}: there is no blob {key[:12]}; send the round's first message again") from None
+            raise self._missing(key)
         if sha256(data) != key:
-            raise Mistake(f"{self._path(key)}: the bytes are damaged; remove the file and send the message again")
+            raise self._damaged(key)
         return data
+
+    def _missing(self, key: str) -> Mistake:
+        return Mistake(f"{self.root}: there is no blob {key[:12]}; send the round's first message again")
+
+    def _damaged(self, key: str) -> Mistake:
+        return Mistake(f"{self._path(key)}: the bytes are damaged; remove the file and send the message again")
 
     def _path(self, key: str) -> Path:
         return self.root / f"{key}.blob"

@@ -19,7 +19,7 @@ from espalier.settings.mistakes import Mistake
 from espalier.storage.atomic import write_json
 from espalier.storage.blobs import BlobStore
 
-VERSION = 1
+VERSION = 2
 OWNER_ONLY_DIRECTORY = 0o700
 OWNER_ONLY_FILE = 0o600
 ROUNDS_KEPT = 2

@@ -295,6 +295,9 @@ class Promises:
         assert results(second) == results(first)
         assert summary(second) == summary(first)
 
+    def test_activations_on_disk_give_the_same_bytes(self, bench: Bench) -> None:
+        assert results(bench.run(activations="disk")) == results(bench.run())
+
     def test_killed_and_resumed_equals_never_killed(self, bench: Bench) -> None:
         uninterrupted = bench.run()
         grid = bench.grid()

@@ -86,3 +86,23 @@ def test_a_full_disk_leaves_no_half_blob(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(Mistake, match="No space left"):
         BlobStore(tmp_path).put(b"x")
     assert os.listdir(tmp_path) == []
+
+
+def test_a_blob_in_pieces_is_the_blob_as_a_whole(tmp_path: Path) -> None:
+    store = BlobStore(tmp_path, 0o600)
+    key = store.put_pieces([b"ab", memoryview(b"cd"), b""])
+    assert key == sha256(b"abcd")
+    assert store.get(key) == b"abcd"
+    with store.opened(key) as file:
+        assert file.read() == b"abcd"
+    assert [path.name for path in tmp_path.iterdir()] == [f"{key}.blob"]
+
+
+def test_a_damaged_or_missing_blob_is_not_opened(tmp_path: Path) -> None:
+    store = BlobStore(tmp_path)
+    key = store.put(b"abcd")
+    (tmp_path / f"{key}.blob").write_bytes(b"abce")
+    with pytest.raises(Mistake, match="damaged"), store.opened(key):
+        pass
+    with pytest.raises(Mistake, match="there is no blob"), store.opened("0" * 64):
+        pass

@@ -1,0 +1,101 @@
+import errno
+import io
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from espalier.modeling.block_stream import BlockStream, run_through
+from espalier.modeling.calibration import prune_by_block
+from espalier.modeling.hidden_states import OnDisk, hidden_states
+from espalier.modeling.opened import OpenedModel
+from espalier.settings.mistakes import Mistake
+from pruning_kernels.local import LocalPruning
+from tests.modeling.tiny_models import CPU, llama_config, save_model, token_windows
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> OpenedModel:
+    return OpenedModel(save_model(tmp_path_factory.mktemp("model") / "llama", llama_config()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("spilled", [False, True])
+def test_a_batch_is_what_was_last_put_in_its_place(tmp_path: Path, dtype: torch.dtype, spilled: bool) -> None:
+    kept = hidden_states(tmp_path if spilled else None)
+    batches = [torch.arange(windows * 6).view(windows, 2, 3).to(dtype) + 0.5 for windows in (4, 4, 1)]
+    for batch in batches:
+        kept.append(batch.clone())
+    kept[1] = batches[1] * 2
+    expected = [batches[0], batches[1] * 2, batches[2]]
+    assert len(kept) == 3
+    for index, batch in enumerate(expected):
+        assert kept[index].dtype == dtype
+        assert torch.equal(kept[index], batch)
+
+
+def test_the_file_has_no_name(tmp_path: Path) -> None:
+    kept = OnDisk(tmp_path)
+    kept.append(torch.ones(2, 2, 2))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_value_that_is_not_contiguous_is_kept_as_it_is_seen(tmp_path: Path) -> None:
+    batch = torch.arange(24.0).view(2, 3, 4).transpose(1, 2)
+    kept = OnDisk(tmp_path)
+    kept.append(batch)
+    assert torch.equal(kept[0], batch)
+
+
+def test_a_full_disk_names_the_folder_and_the_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    kept = OnDisk(tmp_path)
+    monkeypatch.setattr(os, "pwrite", refuse)
+    with pytest.raises(Mistake, match=f"{tmp_path}: No space left on device; free the disk or set activations"):
+        kept.append(torch.ones(1, 2, 2))
+
+
+def test_a_write_that_is_cut_short_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda handle, data, place: whole(handle, data[:5], place))
+    kept = OnDisk(tmp_path)
+    kept.append(torch.arange(12.0).view(1, 3, 4))
+    assert torch.equal(kept[0], torch.arange(12.0).view(1, 3, 4))
+
+
+def test_masks_and_logits_do_not_depend_on_where_activations_are(model: OpenedModel, tmp_path: Path) -> None:
+    windows = token_windows(11, 8)
+    choose = LocalPruning("wanda", 0.5, "row").prune_mask
+    found = []
+    for computing in (CPU, replace(CPU, activations_folder=tmp_path)):
+        stream = BlockStream(model, computing)
+        masks = [mask for _, masks in prune_by_block(stream, windows, choose) for mask in masks.values()]
+        found.append([*masks, *stream.logits(run_through(stream, windows))])
+    for memory, disk in zip(*found, strict=True):
+        assert torch.equal(memory, disk)
+
+
+@pytest.mark.parametrize("spilled", [False, True])
+def test_activations_go_on_where_they_were_kept(model: OpenedModel, tmp_path: Path, spilled: bool) -> None:
+    stream = BlockStream(model, replace(CPU, activations_folder=tmp_path if spilled else None))
+    windows = token_windows(11, 8)
+    activations = stream.start(windows)
+    with stream.block(0) as block, torch.no_grad():
+        activations.through(0, block)
+    kept = b"".join(activations.pieces())
+    assert len(kept) == 4 * 11 * 8 * 32  # float32, windows, tokens, hidden size
+    resumed = stream.resume(windows, io.BytesIO(kept))
+    assert b"".join(resumed.pieces()) == kept
+    for wrong, word in ((kept[:-1], "short"), (kept + b"0", "long")):
+        with pytest.raises(Mistake, match=word):
+            stream.resume(windows, io.BytesIO(wrong))
+
+
+def test_what_the_model_passes_with_every_batch_is_held_once(model: OpenedModel) -> None:
+    activations = BlockStream(model, CPU).start(token_windows(20, 8))  # batches of 8, 8 and 4 windows
+    first, second, _ = activations._calls
+    assert first is second
