@@ -1,6 +1,6 @@
 """How much memory does one client need to prune a model that does not fit? And where does its time go?
 
-    python benchmarks/larger_than_memory.py [--model DIRECTORY] [--windows 8] [--tokens 256] [--activations disk]
+    python -m benchmarks.larger_than_memory [--model DIRECTORY] [--windows 8] [--tokens 256] [--activations disk]
 
 Without ``--model`` a LLaMA of 1.1 billion random weights is made first (bf16, sharded, 2.2 GB in a temporary directory).
 The client's local job runs in a fresh process, which reads with ``pread`` and maps no file. Its peak memory is compared with
@@ -17,45 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
-from transformers import LlamaConfig
 
-HIDDEN, FEED_FORWARD, BLOCKS, HEADS, KV_HEADS, VOCABULARY = 2048, 5632, 22, 32, 4, 32000
+from benchmarks.random_llama import SHAPES, VOCABULARY, save_model
 
-
-def save_model(folder: Path) -> None:
-    """A LLaMA of 1.1 billion random weights, a shard per block."""
-    config = LlamaConfig(
-        hidden_size=HIDDEN, intermediate_size=FEED_FORWARD, num_hidden_layers=BLOCKS, num_attention_heads=HEADS,
-        num_key_value_heads=KV_HEADS, vocab_size=VOCABULARY, max_position_embeddings=2048, tie_word_embeddings=False,
-    )  # fmt: skip
-    config.architectures = ["LlamaForCausalLM"]
-    config.save_pretrained(folder)
-    index: dict[str, str] = {}
-
-    def save(tensors: dict[str, tuple[int, ...]], shard: str) -> None:
-        made = {name: (torch.randn(shape) * 0.02 if len(shape) > 1 else torch.ones(shape)) for name, shape in tensors.items()}
-        save_file({name: tensor.to(torch.bfloat16) for name, tensor in made.items()}, folder / shard)
-        index.update(dict.fromkeys(tensors, shard))
-
-    key_value = HIDDEN * KV_HEADS // HEADS
-    for block in range(BLOCKS):
-        prefix = f"model.layers.{block}"
-        shapes: dict[str, tuple[int, ...]] = {
-            f"{prefix}.self_attn.q_proj.weight": (HIDDEN, HIDDEN),
-            f"{prefix}.self_attn.k_proj.weight": (key_value, HIDDEN),
-            f"{prefix}.self_attn.v_proj.weight": (key_value, HIDDEN),
-            f"{prefix}.self_attn.o_proj.weight": (HIDDEN, HIDDEN),
-            f"{prefix}.mlp.gate_proj.weight": (FEED_FORWARD, HIDDEN),
-            f"{prefix}.mlp.up_proj.weight": (FEED_FORWARD, HIDDEN),
-            f"{prefix}.mlp.down_proj.weight": (HIDDEN, FEED_FORWARD),
-            f"{prefix}.input_layernorm.weight": (HIDDEN,),
-            f"{prefix}.post_attention_layernorm.weight": (HIDDEN,),
-        }
-        save(shapes, f"model-{block:05d}.safetensors")
-    save({"model.embed_tokens.weight": (VOCABULARY, HIDDEN), "model.norm.weight": (HIDDEN,)}, "model-embeddings.safetensors")
-    save({"lm_head.weight": (VOCABULARY, HIDDEN)}, "model-head.safetensors")
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
+HIDDEN = SHAPES["1.1b"].hidden
 
 
 class Stopwatch:
@@ -181,11 +146,11 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         if not given.model:
-            save_model(Path(folder))
+            save_model(Path(folder), SHAPES["1.1b"])
             given.model = folder
         given.folder = given.folder or folder
         options = [f"--{name}={value}" for name, value in vars(given).items() if name != "measure"]
-        command = [sys.executable, __file__, *options, "--measure"]
+        command = [sys.executable, "-m", "benchmarks.larger_than_memory", *options, "--measure"]
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     report(json.loads(done.stdout.splitlines()[-1]))
 
