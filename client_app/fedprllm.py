@@ -20,6 +20,7 @@ from espalier.evaluation.perplexity import mean_losses
 from espalier.modeling.block_stream import BlockStream
 from espalier.modeling.calibration import choose_in_dense_block, prune_by_block
 from espalier.modeling.edits import Edits, dense, masked, masked_and_scaled
+from espalier.modeling.input_statistics import watch_for
 from espalier.settings.mistakes import Mistake
 from espalier.storage.blobs import BlobStore
 from espalier.storage.private import PrivateState
@@ -105,7 +106,8 @@ def _vote_on_one_block(site: Site, state: PrivateState, request: Letter) -> Vote
     kept = {"windows": store.put(pack_tensors({"": windows.numpy()})), "hidden": store.put_pieces(activations.pieces())}
     state.save(server_round, "activations", kept)
     with _mistakes_of_kernels():
-        masks = choose_in_dense_block(stream, activations, server_round - 1, _local_pruning(site).prune_mask)
+        pruning = _local_pruning(site)
+        masks = choose_in_dense_block(stream, activations, server_round - 1, pruning.prune_mask, watch_for(pruning))
     return _report(windows, [store.put(pack_masks(masks))], started)
 
 
@@ -117,7 +119,8 @@ def _prune_alone(site: Site, windows: torch.Tensor, store: BlobStore) -> list[st
     """Prune all blocks with this client's windows alone; returns the hash of each block's masks in the store."""
     stream = BlockStream(site.model, site.computing)
     with _mistakes_of_kernels():
-        pruned = prune_by_block(stream, windows, _local_pruning(site).prune_mask)
+        pruning = _local_pruning(site)
+        pruned = prune_by_block(stream, windows, pruning.prune_mask, watch_for(pruning))
         return [store.put(pack_masks(masks)) for _, masks in pruned]
 
 

@@ -3,8 +3,7 @@
 from client_app.site import Site, reply_to
 from espalier.settings.mistakes import Mistake
 from espalier.wire.contracts import contract_for
-from espalier.wire.messages import Letter, NoScalars, validate
-from espalier.wire.parts import PartRequest
+from espalier.wire.messages import Letter, NoScalars
 
 
 def hand_out(site: Site, request: Letter) -> Letter:
@@ -15,7 +14,7 @@ def hand_out(site: Site, request: Letter) -> Letter:
     Mistake
         The number of hashes does not fit the part, or a blob is not there.
     """
-    hashes = validate(PartRequest, request.scalars).blob_sha256
+    hashes = request.scalars["blob_sha256"]
     keys = sorted(contract_for(request, site.model.plan, site.settings).up.blobs)
     if len(hashes) != len(keys):
         raise Mistake(f"fetch: part {request.header.part} has {len(keys)} blobs, {len(hashes)} were asked for")

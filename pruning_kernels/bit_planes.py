@@ -38,7 +38,7 @@ Keys = NDArray[np.uint32]
 
 
 @instruction
-def _popcount(typing: Any, word: Any) -> Any:
+def popcount(typing: Any, word: Any) -> Any:
     """Number of set bits of a uint64."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -169,7 +169,7 @@ def _count_common(tied: Words, plane: Words, parts: NDArray[np.int64]) -> NDArra
     for part in prange(len(counts)):
         found = 0
         for word in range(parts[part], parts[part + 1]):
-            found += int(_popcount(tied[word] & plane[word]))
+            found += int(popcount(tied[word] & plane[word]))
         counts[part] = found
     return counts
 
@@ -189,7 +189,7 @@ def _descend(tied: Words, plane: Words, take: bool, pruned: Words, below: Words,
             if take:
                 pruned[word] |= both
             tied[word] = rest
-            found += int(_popcount(rest & below[word]))
+            found += int(popcount(rest & below[word]))
         counts[part] = found
     return counts
 
@@ -260,9 +260,9 @@ def _prune_first(tied: Words, pruned: Words, quota: int) -> None:
     """Prune the first ``quota`` of the tied weights."""
     for word in range(len(tied)):
         rest = tied[word]
-        if quota >= _popcount(rest):
+        if quota >= popcount(rest):
             pruned[word] |= rest
-            quota -= int(_popcount(rest))
+            quota -= int(popcount(rest))
             continue
         while quota > 0:
             lowest = rest & (~rest + ONE)
@@ -303,7 +303,7 @@ def _prune_rows(planes: NDArray[np.uint64], parts: Places, columns: int, quota: 
             for plane in range(len(planes) - 1, -1, -1):
                 above = 0
                 for word in range(words):
-                    above += int(_popcount(tied[word] & planes[plane, first + word]))
+                    above += int(popcount(tied[word] & planes[plane, first + word]))
                 take = above <= missing
                 if take:
                     missing -= above

@@ -15,6 +15,7 @@ from torch import Tensor
 from espalier.corpora.client_text import client_windows
 from espalier.modeling.block_stream import Activations, BlockStream
 from espalier.modeling.calibration import choose_in_dense_block, prune_by_block
+from espalier.modeling.input_statistics import watch_for
 from espalier.modeling.edits import Edits, masked
 from espalier.settings.node import NodeSettings
 from espalier.settings.run import RunSettings
@@ -44,7 +45,8 @@ class Clients:
         self.plan = stream.model.plan
         self.store = BlobStore(scratch)
         job = settings.fedprllm
-        self.choose = LocalPruning(job.local_metric, job.sparsity, job.local_group).prune_mask
+        pruning = LocalPruning(job.local_metric, job.sparsity, job.local_group)
+        self.choose, self.watch = pruning.prune_mask, watch_for(pruning)
         self._decided: dict[tuple[str, str], VoteResult] = {}
 
     @cached_property
@@ -97,7 +99,7 @@ class Clients:
         for block in self.plan.blocks:
             votes = []
             for activations in everybody:
-                masks = choose_in_dense_block(self.stream, activations, block.index, self.choose)
+                masks = choose_in_dense_block(self.stream, activations, block.index, self.choose, self.watch)
                 votes.append({name: pack(mask.numpy().astype(np.bool_)) for name, mask in masks.items()})
             result.decide(block, _counted(block, votes))
             with self.stream.block(block.index, masked(result.prune_masks)(block.index)) as pruned:
@@ -105,7 +107,8 @@ class Clients:
                     activations.through(block.index, pruned)
 
     def _prune(self, windows: Tensor) -> list[str]:
-        return [self.store.put(pack_masks(masks)) for _, masks in prune_by_block(self.stream, windows, self.choose)]
+        pruned = prune_by_block(self.stream, windows, self.choose, self.watch)
+        return [self.store.put(pack_masks(masks)) for _, masks in pruned]
 
     def _masked(self, hashes: list[str]) -> Edits:
         return masked(lambda index: unpack_masks(self.plan.blocks[index], self.store.get(hashes[index])))

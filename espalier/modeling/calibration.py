@@ -1,69 +1,41 @@
 """One party prunes a model with its calibration windows, block by block (the procedure of Wanda, Sun et al. 2023, section 3).
 
-Per block: one pass of all windows through the dense block gathers the input norms of its linears; then all its linears
+Per block: one pass of all windows through the block gathers statistics of its linears' inputs; then all its linears
 are pruned; then the windows pass through the pruned block, so that the next block sees what it would see in the pruned
 model.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from espalier.modeling.block_stream import Activations, BlockStream, apply_prune_masks
+from espalier.modeling.checkpoint import TORCH_DTYPES
+from espalier.modeling.edits import Edits, dense
+from espalier.modeling.input_statistics import InputSquareSums, Watch, watch_for
+from espalier.wire.kept import PrunedMatrix
+from pruning_kernels.local import InputStatistics, LocalPruning
+from pruning_kernels.sparsegpt import Factor
 
-ChoosePruneMask = Callable[[Tensor, Tensor], Tensor]
-"""(weight, input_square_sum) -> prune mask; see ``pruning_kernels.local``."""
-
-
-class InputSquareSums:
-    """Sum over tokens of each linear's squared input, per input channel, float64.
-
-    Squares are float32, sums are float64, so the result depends on how windows are batched by no more than the forward
-    pass itself does.
-    """
-
-    def __init__(self, linears: dict[str, nn.Linear]) -> None:
-        self.sums: dict[str, Tensor] = {
-            name: torch.zeros(linear.in_features, dtype=torch.float64, device=linear.weight.device)
-            for name, linear in linears.items()
-        }
-        self._linears = linears
-        self._last_input: Tensor | None = None
-        self._last_sum: Tensor | None = None
-
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Add up the inputs of every forward pass within the block."""
-        hooks = [linear.register_forward_pre_hook(self._hook(name)) for name, linear in self._linears.items()]
-        try:
-            yield
-        finally:
-            self._last_input = self._last_sum = None
-            for hook in hooks:
-                hook.remove()
-
-    def _hook(self, name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
-        def add(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            if inputs[0] is not self._last_input or self._last_sum is None:  # query, key and value share their input
-                self._last_input = inputs[0]
-                squares = inputs[0].flatten(0, -2).to(torch.float32).square()  # OPT flattens windows and tokens itself
-                self._last_sum = squares.sum(dim=0, dtype=torch.float64)
-            self.sums[name] += self._last_sum
-
-        return add
+ChoosePruneMask = Callable[[Tensor, Any], Tensor]
+"""(weight, what was watched of its input) -> prune mask; see ``pruning_kernels.local``."""
 
 
 @torch.no_grad()
-def prune_by_block(stream: BlockStream, windows: Tensor, choose: ChoosePruneMask) -> Iterator[tuple[int, dict[str, Tensor]]]:
-    """Prune every block for one party.
+def prune_by_block(
+    stream: BlockStream, windows: Tensor, choose: ChoosePruneMask, watch: Watch = InputSquareSums
+) -> Iterator[tuple[int, dict[str, Tensor]]]:
+    """Prune every block for one party; the kept weights stay as they are.
 
     Parameters
     ----------
     stream : the dense model
     windows : (windows, tokens), int64, the party's calibration windows
     choose : decides the prune mask of one matrix
+    watch : what it wants to know of the matrix's inputs
 
     Yields
     ------
@@ -72,26 +44,85 @@ def prune_by_block(stream: BlockStream, windows: Tensor, choose: ChoosePruneMask
     activations = stream.start(windows)
     for block_plan in stream.model.plan.blocks:
         with stream.block(block_plan.index) as block:
-            masks = _choose_in_block(stream, activations, block_plan.index, block, choose)
+            masks = _choose_in_block(stream, activations, block_plan.index, block, choose, watch)
             apply_prune_masks(stream.linears(block_plan.index, block), masks)
             activations.through(block_plan.index, block)
         yield block_plan.index, masks
 
 
+@dataclass(frozen=True)
+class PrunedLayer:
+    """One block after one party pruned it and, with SparseGPT, adjusted what it kept."""
+
+    index: int
+    matrices: dict[str, PrunedMatrix]
+    """By canonical linear name."""
+    damping: float
+    """The largest damping that a matrix needed; 0 without SparseGPT."""
+
+
+@torch.no_grad()
+def prune_layers(
+    stream: BlockStream, windows: Tensor, pruning: LocalPruning, layers: Collection[int], edits: Edits = dense
+) -> Iterator[PrunedLayer]:
+    """Prune some blocks for one party, in order (FedSpaLLM equation 9); the walk ends after the last of them.
+
+    Parameters
+    ----------
+    stream : the dense model
+    windows : (windows, tokens), int64, the party's calibration windows
+    pruning : of one matrix
+    layers : indices of the blocks that are pruned; the others are passed as they are
+    edits : what makes the dense model the one that is pruned
+    """
+    activations = stream.start(windows)
+    for index in range(max(layers) + 1):
+        with stream.block(index, edits(index)) as block:
+            pruned = _prune_block(stream, activations, index, block, pruning) if index in layers else None
+            if index < max(layers):
+                activations.through(index, block)
+        if pruned is not None:
+            yield pruned
+
+
 @torch.no_grad()
 def choose_in_dense_block(
-    stream: BlockStream, activations: Activations, index: int, choose: ChoosePruneMask
+    stream: BlockStream, activations: Activations, index: int, choose: ChoosePruneMask, watch: Watch = InputSquareSums
 ) -> dict[str, Tensor]:
     """Prune masks of one block for one party, whose activations stand before it and stay there."""
     with stream.block(index) as block:
-        return _choose_in_block(stream, activations, index, block, choose)
+        return _choose_in_block(stream, activations, index, block, choose, watch)
 
 
 def _choose_in_block(
-    stream: BlockStream, activations: Activations, index: int, block: nn.Module, choose: ChoosePruneMask
+    stream: BlockStream, activations: Activations, index: int, block: nn.Module, choose: ChoosePruneMask, watch: Watch
 ) -> dict[str, Tensor]:
     linears = stream.linears(index, block)
-    norms = InputSquareSums(linears)
-    with norms.watching():
+    inputs = _watched(activations, index, block, linears, watch)
+    return {name: choose(linear.weight, inputs[name]) for name, linear in linears.items()}
+
+
+def _prune_block(
+    stream: BlockStream, activations: Activations, index: int, block: nn.Module, pruning: LocalPruning
+) -> PrunedLayer:
+    """Prune a loaded block; it then has the weights that are sent, rounded to the dtype of the model's files."""
+    linears = stream.linears(index, block)
+    inputs = _watched(activations, index, block, linears, watch_for(pruning))
+    dtypes = {linear.name: TORCH_DTYPES[linear.dtype] for linear in stream.model.plan.blocks[index].linears}
+    matrices = {}
+    for name, linear in linears.items():
+        prune_mask, weight = pruning.prune(linear.weight, inputs[name])
+        linear.weight.copy_(weight.to(dtypes[name]))
+        matrices[name] = PrunedMatrix.of(weight, prune_mask, dtypes[name])
+    dampings = [factor.damping for factor in inputs.values() if isinstance(factor, Factor)]
+    return PrunedLayer(index, matrices, max(dampings, default=0.0))
+
+
+def _watched(
+    activations: Activations, index: int, block: nn.Module, linears: dict[str, nn.Linear], watch: Watch
+) -> Mapping[str, InputStatistics]:
+    """What one pass of all windows tells of the inputs of a block's linears."""
+    watched = watch(linears)
+    with watched.watching():
         activations.through(index, block, keep=False)
-    return {name: choose(linear.weight, norms.sums[name]) for name, linear in linears.items()}
+    return watched.found()

@@ -16,6 +16,9 @@ Edits = Callable[[int], Mapping[str, WeightEdit]]
 PruneMasks = Callable[[int], dict[str, Tensor]]
 """Block index -> prune masks by canonical linear name: bool, shaped like the weights; a missing one prunes nothing."""
 
+Weights = Callable[[int], Mapping[str, Tensor]]
+"""Block index -> whole weights by canonical linear name; a linear that is not named stays as it is."""
+
 KeptShares = Callable[[int], dict[str, Tensor]]
 """Block index -> factor of each weight by canonical linear name: float32 in [0, 1], shaped like the weights."""
 
@@ -45,6 +48,23 @@ def masked_and_scaled(prune_masks: PruneMasks, shares: KeptShares) -> Edits:
         return {name: _Masking(mask, factors[name]) for name, mask in prune_masks(index).items()}
 
     return edits
+
+
+def replaced(weights: Weights) -> Edits:
+    """Put other weights in the place of the dense ones, in their dtype."""
+
+    def edits(index: int) -> dict[str, WeightEdit]:
+        return {name: _Replacement(weight) for name, weight in weights(index).items()}
+
+    return edits
+
+
+class _Replacement:
+    def __init__(self, weight: Tensor) -> None:
+        self._weight = weight
+
+    def __call__(self, weight: Tensor) -> Tensor:
+        return self._weight.to(weight.dtype)
 
 
 class _Masking:

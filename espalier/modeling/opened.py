@@ -70,7 +70,7 @@ class OpenedModel:
             stored = self.checkpoint.tensors.get(parameter)
             if stored is None or len(stored.shape) != 2:
                 raise Mistake(f"{self.directory}: tensor {parameter} is missing or not a matrix; copy the model again")
-            linears.append(LinearPlan(name, parameter, (stored.shape[0], stored.shape[1])))
+            linears.append(LinearPlan(name, parameter, (stored.shape[0], stored.shape[1]), stored.dtype))
         return linears
 
     def new_skeleton(self) -> Any:

@@ -1,10 +1,10 @@
 """Settings of FedPrLLM: federated mask voting."""
 
-import re
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
+from espalier.settings.pattern import Pattern
 from espalier.settings.table import Table
 
 Group = Literal["layer", "row", "column"]
@@ -17,20 +17,14 @@ class FedPrLLMSettings(Table):
         "one-shot", description="all blocks in one round, or a block per round with the decision sent back"
     )
     sparsity: float = Field(0.5, gt=0, lt=1, description="share of each comparison group that is pruned")
-    pattern: str = Field("", description="n:m keeps n of every m weights of a row, in place of sparsity and groups")
-    local_metric: Literal["wanda", "magnitude", "ria"] = Field("wanda", description="score by which a client ranks weights")
+    pattern: Pattern = Field("", description="n:m keeps n of every m weights of a row, in place of sparsity and groups")
+    local_metric: Literal["wanda", "magnitude", "ria", "sparsegpt"] = Field(
+        "wanda", description="score by which a client ranks weights"
+    )
     local_comparison_group: Group = Field("row", description="weights that compete in a client's mask")
     comparison_group: Group = Field("layer", description="weights that compete for the summed votes")
     ties: Literal["magnitude", "index", "random"] = Field("magnitude", description="which of equally voted weights goes first")
     weight_scaling: bool = Field(False, description="shrink kept weights by the share of clients that would prune them")
-
-    @field_validator("pattern")
-    @classmethod
-    def _keeps_n_of_m(cls, pattern: str) -> str:
-        match = re.fullmatch(r"([1-9][0-9]*):([1-9][0-9]*)", pattern)
-        if pattern and (match is None or int(match[1]) >= int(match[2])):
-            raise ValueError("is no n:m pattern that keeps n of m weights, for instance 2:4")
-        return pattern
 
     @property
     def local_group(self) -> str:

@@ -23,6 +23,7 @@ class NodeSettings(Table):
     model_path: str = Field("", description="directory of the base model at this site; empty: the run's model")
     state_dir: str = Field("", description="where private state is kept; empty: ESPALIER_STATE_DIR or ~/.espalier")
     own_text: bool = Field(False, description="whether the run may evaluate on this site's held-out text")
+    capability: float = Field(1.0, ge=0, description="how much this site can compute, beside others; 0: measure it")
     keep_days: int = Field(30, ge=1, description="private state that was not touched for so long is removed")
     device: Literal["", "auto", "cpu", "cuda"] = Field("", description="empty: the run's device")
     threads: int = Field(0, ge=0, description="CPU threads; 0: the run's threads")

@@ -8,10 +8,11 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError, field_validator
 
 from espalier.settings.fedprllm import FedPrLLMSettings
+from espalier.settings.fedspallm import FedSpaLLMSettings
 from espalier.settings.mistakes import Mistake
 from espalier.settings.table import Table, mistake_lines
 
-METHODS: dict[str, type[Table]] = {"fedprllm": FedPrLLMSettings}
+METHODS: dict[str, type[Table]] = {"fedprllm": FedPrLLMSettings, "fedspallm": FedSpaLLMSettings}
 """The settings table of each method; only the chosen method's table is validated."""
 
 OWN_TEXT = "own-text"
@@ -93,6 +94,7 @@ class RunSettings(Table):
     data: DataSettings = DataSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
     fedprllm: FedPrLLMSettings = FedPrLLMSettings()
+    fedspallm: FedSpaLLMSettings = FedSpaLLMSettings()
 
     @property
     def job(self) -> Any:

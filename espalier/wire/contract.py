@@ -10,11 +10,9 @@ themselves; each contract's ``observer`` sentence says that.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from numpy.typing import NDArray
-
 from espalier.settings.mistakes import Mistake
 from espalier.wire.messages import Failure, Header, Letter, Scalars, validate
-from espalier.wire.payload import TensorSpec, tensor_specs, unpack_tensors
+from espalier.wire.payload import TensorSpec, tensor_specs
 
 BlockSpecs = Mapping[str, Mapping[str, TensorSpec]]
 """Tensors by blob key and tensor name."""
@@ -30,8 +28,8 @@ class Side:
     scalars: type[Scalars]
     blobs: BlockSpecs = field(default_factory=dict)
     """Exactly these blobs and tensors, all of them."""
-    check_values: Callable[[str, Mapping[str, NDArray]], None] | None = None
-    """Raises Mistake if the values of a blob's tensors are out of range; gets the blob's key and its tensors."""
+    check_values: Callable[[str, bytes], None] | None = None
+    """Raises Mistake if the values of a blob's tensors are out of range; gets the blob's key and the blob."""
     check_scalars: Callable[[Scalars], None] | None = None
     """Raises Mistake if the scalars do not fit each other or the request."""
 
@@ -106,7 +104,7 @@ def _check_blob(key: str, blob: bytes, side: Side) -> None:
                 f"{key} {name}: is {found[name].dtype} {list(found[name].shape)}, must be {spec.dtype} {list(spec.shape)}"
             )
     if side.check_values is not None:
-        side.check_values(key, unpack_tensors(blob))
+        side.check_values(key, blob)
 
 
 FAILED = Side(Failure)

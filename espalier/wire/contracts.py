@@ -1,14 +1,16 @@
 """Find the contract of a message: a function of its header, the model plan and the run's settings."""
 
+from types import ModuleType
+
 from espalier.settings.mistakes import Mistake
 from espalier.settings.run import RunSettings
-from espalier.wire import enrolment, evaluation, fedprllm
+from espalier.wire import enrolment, evaluation, fedprllm, fedspallm
 from espalier.wire.contract import Contract
 from espalier.wire.messages import Letter, validate
 from espalier.wire.plan import ModelPlan
 
-METHODS = {"fedprllm": fedprllm}
-"""The module that holds each method's contracts."""
+METHODS: dict[str, ModuleType] = {"fedprllm": fedprllm, "fedspallm": fedspallm}
+"""The module that holds each method's contracts: ``contract`` of train and fetch, and ``delivery``."""
 
 
 def contract_for(request: Letter, plan: ModelPlan, settings: RunSettings) -> Contract:
@@ -27,7 +29,7 @@ def contract_for(request: Letter, plan: ModelPlan, settings: RunSettings) -> Con
     if header.kind == "evaluate":
         return evaluation.contract(settings.method, validate(evaluation.Texts, request.scalars), settings.evaluation.own_text)
     if header.kind == "deliver":
-        if not settings.evaluation.own_text:
-            raise Mistake("message: a result is delivered, but evaluation.own-text is off")
-        return METHODS[settings.method].delivery(header, plan, settings)
-    return METHODS[settings.method].contract(header, plan, settings.job, settings.part_bytes)
+        delivery: Contract = METHODS[settings.method].delivery(request, plan, settings)
+        return delivery
+    contract: Contract = METHODS[settings.method].contract(request, plan, settings)
+    return contract

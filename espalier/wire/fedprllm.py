@@ -14,13 +14,12 @@ from espalier.settings.fedprllm import FedPrLLMSettings
 from espalier.settings.mistakes import Mistake
 from espalier.settings.run import RunSettings
 from espalier.wire.contract import Contract, Side
-from espalier.wire.masks import mask_name
-from espalier.wire.messages import Header, NoScalars, Scalars
+from espalier.wire.masks import mask_name, require_exact_sparsity
+from espalier.wire.messages import Letter, NoScalars, Scalars
 from espalier.wire.parts import PartRequest, Sha256
-from espalier.wire.payload import TensorSpec, block_key
+from espalier.wire.payload import TensorSpec, block_key, unpack_tensors
 from espalier.wire.plan import BlockPlan, ModelPlan, cut_into_parts
-from pruning_kernels.bitmask import Words, count, count_rows, has_clean_padding, num_words, unpack
-from pruning_kernels.selection import pruned_by_group, pruned_in_matrix, pruned_per_group
+from pruning_kernels.bitmask import num_words
 
 
 class VoteReport(Scalars):
@@ -91,8 +90,11 @@ def decided_parts(plan: ModelPlan, settings: RunSettings) -> list[range]:
     return cut_into_parts([sum(spec.num_bytes for spec in block) for block in specs], settings.part_bytes)
 
 
-def delivery(header: Header, plan: ModelPlan, settings: RunSettings) -> Contract:
+def delivery(request: Letter, plan: ModelPlan, settings: RunSettings) -> Contract:
     """The contract of a ``deliver`` message: a part of the federated result on its way to a client."""
+    header = request.header
+    if not settings.evaluation.own_text:
+        raise Mistake("message: a result is delivered, but evaluation.own-text is off")
     parts = decided_parts(plan, settings)
     if header.part >= len(parts):
         raise Mistake(f"message: part {header.part} of a deliver does not exist, the result has {len(parts)}")
@@ -119,32 +121,22 @@ class ExactSparsity:
     plan: ModelPlan
     settings: FedPrLLMSettings
 
-    def __call__(self, key: str, tensors: Mapping[str, NDArray]) -> None:
+    def __call__(self, key: str, blob: bytes) -> None:
         """Raise Mistake if the masks of a block prune too many or too few weights, or have bits beyond their weights."""
         block = next(block for block in self.plan.blocks if block_key(block.index) == key)
-        group = self.settings.local_group
+        masks = unpack_tensors(blob)
         for linear in block.linears:
-            words = tensors[mask_name(linear.name)]
-            expected = pruned_in_matrix(linear.shape, self.settings.sparsity, group)
-            if not has_clean_padding(words, linear.num_weights):
-                raise Mistake(f"{key} {linear.name}: bits are set beyond the last weight")
-            if (pruned := count(words)) != expected:
-                raise Mistake(f"{key} {linear.name}: prunes {pruned} weights, the settings ask for {expected}")
-            per_group = pruned_per_group(linear.shape, self.settings.sparsity, group)
-            if group != "layer" and (_counts(words, linear.shape, group) != per_group).any():
-                raise Mistake(f"{key} {linear.name}: a {group} does not prune exactly {per_group} weights")
+            words = masks[mask_name(linear.name)]
+            require_exact_sparsity(key, linear, words, self.settings.sparsity, self.settings.local_group)
 
 
-def _counts(words: Words, shape: tuple[int, int], group: str) -> NDArray[np.int64]:
-    return count_rows(words, shape) if group == "row" else pruned_by_group(unpack(words, shape), group)
-
-
-def contract(header: Header, plan: ModelPlan, settings: FedPrLLMSettings, part_bytes: int) -> Contract:
+def contract(request: Letter, plan: ModelPlan, run: RunSettings) -> Contract:
     """The contract of a ``train`` message (part 0) or of a ``fetch`` of a later part.
 
     In iterative pruning ``train`` brings the decided masks of the block before, so that the client goes on with what the
     server pruned (step 7).
     """
+    header, settings, part_bytes = request.header, run.fedprllm, run.part_bytes
     fetched = header.kind == "fetch"
     parts = block_parts(plan, settings, header.server_round, part_bytes)
     if header.part >= len(parts) or (header.part > 0 and not fetched):

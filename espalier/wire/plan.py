@@ -13,6 +13,8 @@ class LinearPlan:
     """Name of the weight tensor in the model's files."""
     shape: tuple[int, int]
     """(out_features, in_features)"""
+    dtype: str = "F32"
+    """Dtype of the weights in the model's files, by safetensors' name."""
 
     @property
     def num_weights(self) -> int:

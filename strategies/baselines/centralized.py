@@ -9,6 +9,7 @@ from espalier.corpora.client_text import client_windows
 from espalier.modeling.block_stream import BlockStream
 from espalier.modeling.calibration import prune_by_block
 from espalier.modeling.edits import PruneMasks
+from espalier.modeling.input_statistics import watch_for
 from espalier.settings.node import NodeSettings
 from espalier.storage.blobs import BlobStore
 from espalier.wire.masks import pack_masks, unpack_masks
@@ -31,7 +32,7 @@ def centralized_masks(run: Run, stream: BlockStream, store: BlobStore) -> PruneM
     pooled = LocalPruning(job.local_metric, job.sparsity, job.local_group)
     run.progress.begin("centralized", len(run.model.plan.blocks))
     hashes = []
-    for index, masks in prune_by_block(stream, windows, pooled.prune_mask):
+    for index, masks in prune_by_block(stream, windows, pooled.prune_mask, watch_for(pooled)):
         hashes.append(store.put(pack_masks(masks)))
         run.progress.step("centralized", f"block {index}, {len(windows)} windows", block=index)
     return lambda index: unpack_masks(run.model.plan.blocks[index], store.get(hashes[index]))

@@ -9,7 +9,8 @@ from tiny_models import CPU, token_windows, whole_model
 from torch import Tensor, nn
 
 from espalier.modeling.block_stream import BlockStream
-from espalier.modeling.calibration import InputSquareSums, prune_by_block
+from espalier.modeling.calibration import prune_by_block
+from espalier.modeling.input_statistics import InputSquareSums
 from espalier.modeling.opened import OpenedModel, open_model
 from pruning_kernels.local import LocalPruning
 

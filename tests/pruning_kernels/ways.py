@@ -2,7 +2,7 @@
 
 import pytest
 
-from pruning_kernels import selection, votes
+from pruning_kernels import kept_mean, selection, votes
 
 WAYS = {"plain": 1 << 62, "compiled": 0}
 
@@ -11,6 +11,6 @@ WAYS = {"plain": 1 << 62, "compiled": 0}
 def way(request: pytest.FixtureRequest) -> str:
     """Which of them every test of the module takes."""
     with pytest.MonkeyPatch.context() as monkeypatch:
-        for module in (selection, votes):
+        for module in (kept_mean, selection, votes):
             monkeypatch.setattr(module, "WORTH_COMPILING", WAYS[request.param])
         yield request.param

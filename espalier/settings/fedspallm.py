@@ -1,0 +1,80 @@
+"""Settings of FedSpaLLM: federated pruning with l0 aggregation, mask expansion and layer sampling."""
+
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from espalier.settings.pattern import Pattern
+from espalier.settings.table import Table
+
+
+class FedSpaLLMSettings(Table):
+    """Table ``[fedspallm]`` (paper's terms: FedSpaLLM section 4). A layer is a decoder block."""
+
+    sparsity: float = Field(0.5, gt=0, lt=1, description="share of each matrix that is pruned in the end")
+    pattern: Pattern = Field("", description="n:m keeps n of every m weights of a row, in place of sparsity and groups")
+    local_method: Literal["sparsegpt", "wanda", "ria", "magnitude"] = Field(
+        "sparsegpt", description="how a client prunes; sparsegpt alone changes the kept weights"
+    )
+    local_comparison_group: Literal["layer", "row"] = Field(
+        "layer", description="weights that compete at a client; sparsegpt compares the rows of 128 columns at a time"
+    )
+    comparison_group: Literal["layer", "row"] = Field("layer", description="weights that compete in the mask expansion")
+    damping: float = Field(0.01, gt=0, le=1, description="sparsegpt: share of the Hessian's mean diagonal that is added to it")
+    aggregation: Literal["l0", "mean"] = Field(
+        "l0", description="mean over the clients that kept a weight, or over all of them (FedAvg of pruned weights)"
+    )
+    client_weights: Literal["equal", "samples"] = Field("equal", description="weight of a client in the mean")
+    mask_expansion: bool = Field(True, description="prune the most pruned weights until the sparsity is reached")
+    ties: Literal["magnitude", "index", "random"] = Field(
+        "magnitude", description="which of the weights that equally many clients pruned goes first"
+    )
+    rounds: int = Field(1, ge=1, description="rounds of pruning")
+    schedule: Literal["constant", "linear", "cubic"] = Field("constant", description="how the sparsity rises over the rounds")
+    sampled_layers: float = Field(
+        1.0, gt=0, le=1, description="share of the layers that the most capable client prunes in a round"
+    )
+    capabilities: str = Field(
+        "", description="comma-separated capability of each rank, in place of what the nodes state; the last one repeats"
+    )
+    coverage: Literal["every-round", "over-rounds"] = Field(
+        "every-round", description="if the samples cannot cover all layers: refuse, or add rounds until they have"
+    )
+
+    @field_validator("capabilities")
+    @classmethod
+    def _are_positive_numbers(cls, value: str) -> str:
+        try:
+            numbers = [float(part) for part in value.split(",")] if value.strip() else []
+        except ValueError:
+            raise ValueError("is no comma-separated list of numbers, for instance 1,2,4") from None
+        if not all(0 < number < float("inf") for number in numbers):
+            raise ValueError("capabilities must be greater than 0")
+        return value
+
+    @property
+    def local_group(self) -> str:
+        """Groups of which a client prunes an exact share: the pattern, or ``local-comparison-group``."""
+        return self.pattern or ("layer" if self.local_method == "sparsegpt" else self.local_comparison_group)
+
+    @property
+    def server_group(self) -> str:
+        """Weights that compete in the mask expansion: the pattern, or ``comparison-group``."""
+        return self.pattern or self.comparison_group
+
+    def capability_of(self, rank: int) -> float | None:
+        """The capability that the settings give a rank; None if its node says it."""
+        numbers = [float(part) for part in self.capabilities.split(",") if part.strip()]
+        return numbers[min(rank, len(numbers) - 1)] if numbers else None
+
+    def sparsity_of(self, server_round: int) -> float:
+        """Share of each matrix that a round prunes: ``sparsity`` from the last planned round on.
+
+        ``linear`` rises by equal steps, ``cubic`` as Zhu & Gupta (2017, eq. 1): fast at first, when much is redundant.
+        """
+        share = min(1.0, server_round / self.rounds)
+        if self.schedule == "linear":
+            return self.sparsity * share
+        if self.schedule == "cubic":
+            return self.sparsity * (1 - (1 - share) ** 3)
+        return self.sparsity

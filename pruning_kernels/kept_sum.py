@@ -1,0 +1,39 @@
+"""Adding the kept weights of a pruned matrix to a dense sum, in numba: the mask says where each of them belongs."""
+
+import numpy as np
+from numba import prange
+
+from pruning_kernels.bit_planes import popcount
+from pruning_kernels.compiled import compiled
+
+TILE = 4096
+"""Words that a thread goes through at a time."""
+ONE = np.uint64(1)
+
+
+@compiled(parallel=True, nogil=True)
+def add_kept(total: np.ndarray, weights: np.ndarray, prune_mask: np.ndarray, kept: np.ndarray, scale: np.float32) -> None:
+    """Add ``kept * scale`` to ``total`` and ``scale`` to ``weights`` at the weights that are kept.
+
+    ``total`` and ``weights``: (size,) float32; ``prune_mask``: packed words; ``kept``: float32, in order. Every element is
+    touched by one thread, so the result does not depend on their number.
+    """
+    size, words = len(total), len(prune_mask)
+    tiles = (words + TILE - 1) // TILE
+    starts = np.zeros(tiles + 1, np.int64)
+    for tile in prange(tiles):
+        pruned = np.int64(0)
+        for word in range(tile * TILE, min(words, (tile + 1) * TILE)):
+            pruned += np.int64(popcount(prune_mask[word]))
+        starts[tile + 1] = min(size, (tile + 1) * TILE * 64) - tile * TILE * 64 - pruned
+    for tile in range(tiles):
+        starts[tile + 1] += starts[tile]
+    for tile in prange(tiles):
+        place = starts[tile]
+        for word in range(tile * TILE, min(words, (tile + 1) * TILE)):
+            pruned_here, first = prune_mask[word], word * 64
+            for bit in range(min(64, size - first)):
+                if not (pruned_here >> np.uint64(bit)) & ONE:
+                    total[first + bit] += kept[place] * scale
+                    weights[first + bit] += scale
+                    place += 1

@@ -1,0 +1,70 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from strategies.layer_sampling import TooFewPlacesError, layers_per_client, sample_layers
+
+
+def test_places_by_hand() -> None:
+    """Twelve layers, half of them for the most capable: 6, and in proportion 3 and 1.5, which rounds to 2."""
+    assert layers_per_client(12, 0.5, {0: 1.0, 1: 2.0, 2: 4.0}) == {0: 2, 1: 3, 2: 6}
+
+
+def test_everybody_prunes_at_least_one_layer() -> None:
+    assert layers_per_client(4, 0.25, {0: 0.001, 1: 5.0}) == {0: 1, 1: 1}
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 12), st.lists(st.integers(1, 12), min_size=1, max_size=6), st.integers(0, 2**32 - 1))
+def test_every_layer_is_covered_or_the_numbers_are_told(num_layers: int, sizes: list[int], seed: int) -> None:
+    places = {rank: min(size, num_layers) for rank, size in enumerate(sizes)}
+    generator = np.random.default_rng(seed)
+    if sum(places.values()) < num_layers:
+        with pytest.raises(
+            TooFewPlacesError, match=f"prune {sum(places.values())} layers in a round, the model has {num_layers}"
+        ):
+            sample_layers(range(num_layers), places, generator)
+        return
+    drawn = sample_layers(range(num_layers), places, generator)
+    assert {layer for layers in drawn.values() for layer in layers} == set(range(num_layers))
+    for rank, layers in drawn.items():
+        assert len(layers) == places[rank]
+        assert layers == sorted(set(layers))
+
+
+def test_without_cover_the_first_layers_come_first() -> None:
+    drawn = sample_layers([7, 3, 5, 1], {0: 1, 1: 2}, np.random.default_rng(0), cover=False)
+    assert sorted(layer for layers in drawn.values() for layer in layers) == [3, 5, 7]
+
+
+def test_equal_clients_have_each_layer_equally_often() -> None:
+    """k / L = 3 / 6 for clients 0 and 1, 1 / 6 for client 2; 6000 draws, five standard deviations."""
+    draws, layers, places = 6000, 6, {0: 3, 1: 3, 2: 1}
+    seen = np.zeros((3, layers))
+    generator = np.random.default_rng(5)
+    for _ in range(draws):
+        for rank, chosen in sample_layers(range(layers), places, generator).items():
+            seen[rank, chosen] += 1
+    for rank, size in places.items():
+        p = size / layers
+        assert np.abs(seen[rank] / draws - p).max() < 5 * np.sqrt(p * (1 - p) / draws)
+
+
+def test_a_mean_that_is_weighted_by_inclusion_is_unbiased_and_the_l0_mean_is_not() -> None:
+    """Theorem 4.2 for one layer with one weight per client (1, 2 and 6; they differ, so sampling matters).
+
+    Three layers, clients with two, one and one places. The mean of all clients is 3. Weighting each sampled client by one
+    over its inclusion probability (Horvitz & Thompson 1952) has that expectation. The l0 mean, over those who were
+    sampled, has not: a client of more places counts more.
+    """
+    values, places, draws = {0: 1.0, 1: 2.0, 2: 6.0}, {0: 2, 1: 1, 2: 1}, 20000
+    generator = np.random.default_rng(3)
+    weighted, l0 = [], []
+    for _ in range(draws):
+        drawn = sample_layers(range(3), places, generator)
+        sampled = [rank for rank, layers in drawn.items() if 0 in layers]
+        weighted.append(sum(values[rank] * 3 / places[rank] for rank in sampled) / 3)
+        l0.append(sum(values[rank] for rank in sampled) / len(sampled))
+    assert np.mean(weighted) == pytest.approx(3.0, abs=5 * np.std(weighted) / np.sqrt(draws))
+    assert abs(np.mean(l0) - 3.0) > 10 * np.std(l0) / np.sqrt(draws)
