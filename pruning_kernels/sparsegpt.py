@@ -194,10 +194,13 @@ def _solve_compiled(block: _Block, pattern: tuple[int, int] | None, errors: Tens
     """The same by the kernel of ``sparsegpt_columns``."""
     from pruning_kernels import sparsegpt_columns
 
-    n, m = (0, 0) if pattern is None else pattern
+    width = block.weight.shape[1]
+    n, m = pattern or (width, width)
+    strips = torch.zeros(width, -(-width // sparsegpt_columns.STRIP) * sparsegpt_columns.STRIP)
+    strips[:, :width] = block.upper
     sparsegpt_columns.solve_rows(
         block.weight.numpy(),
-        block.upper.numpy(),
+        strips.numpy(),
         block.reciprocals.numpy(),
         m,
         m - n,

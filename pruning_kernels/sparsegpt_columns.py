@@ -9,22 +9,31 @@ from numpy.typing import NDArray
 
 from pruning_kernels.compiled import compiled
 
-LANES = 16
-"""Updates start at a multiple of this many columns, which is faster than at any column; U is zero before its diagonal."""
+STRIP = 128
+"""Columns that are updated together, in a loop of fixed length and so without a branch; U is zero before its diagonal."""
 
 Matrix = NDArray[np.float32]
 
 
 @compiled(inline="always")
-def _choose(line: Matrix, reciprocals: Matrix, first: int, size: int, quota: int, pruned: NDArray[np.bool_]) -> None:
-    """Prune ``quota`` of the ``size`` weights from ``first`` on: those before which fewer than ``quota`` go."""
-    for place in range(first, first + size):
+def _choose(line: Matrix, reciprocals: Matrix, first: int, end: int, quota: int, pruned: NDArray[np.bool_]) -> None:
+    """Of the weights from ``first`` to ``end`` prune ``quota``: those before which fewer than ``quota`` go."""
+    for place in range(first, end):
         score = abs(line[place]) * reciprocals[place]
         before = 0
-        for other in range(first, first + size):
+        for other in range(first, end):
             rival = abs(line[other]) * reciprocals[other]
             before += rival < score or (rival == score and other < place)
         pruned[place] = before < quota
+
+
+@compiled(inline="always")
+def _subtract(line: Matrix, upper: Matrix, lacking: np.float32, column: int) -> None:
+    """Take ``lacking`` times row ``column`` of U from a line, by strips, from the one in which the column lies."""
+    for start in range(column - column % STRIP, len(line), STRIP):
+        strip, update = line[start : start + STRIP], upper[column, start : start + STRIP]
+        for place in range(STRIP):
+            strip[place] -= lacking * update[place]
 
 
 @compiled(parallel=True, fastmath={"contract"})
@@ -38,35 +47,39 @@ def solve_rows(
     prune_mask: NDArray[np.bool_],
     errors: Matrix,
 ) -> None:
-    """Prune and update the weights of one block of columns, and fill ``errors``; all but ``upper`` are (rows, width).
+    """Prune and update the weights of one block of columns, and fill ``errors``.
 
     Parameters
     ----------
-    weight : float32, replaced by the updated weights
-    upper, reciprocals : (width, width) and (width,), float32: the block's part of U, and 1 / U_jj
-    size, quota : of each ``size`` consecutive weights of a row ``quota`` are pruned; with size 0, ``prune_mask`` says which
+    weight : (rows, width), float32, replaced by the updated weights
+    upper : (width, strips), float32: the block's part of U, with zeros on its right up to a multiple of ``STRIP``
+    reciprocals : (width,), float32: 1 / U_jj
+    size, quota : of each ``size`` consecutive weights of a row ``quota`` are pruned; if that is 0, ``prune_mask`` says which
     threads : into how many parts the rows are cut
-    prune_mask : bool, read or filled
-    errors : float32: weights when they were pruned, divided by U_jj; 0 where they were not
+    prune_mask : (rows, width), bool, read or filled
+    errors : (rows, width), float32: weights when they were pruned, divided by U_jj; 0 where they were not
     """
     rows, width = weight.shape
     for thread in prange(threads):
-        line, error = np.empty(width, np.float32), np.empty(width, np.float32)
-        pruned = np.empty(width, np.bool_)
+        line, error = np.zeros(upper.shape[1], np.float32), np.empty(width, np.float32)
+        pruned, places = np.empty(width, np.bool_), np.empty(width, np.int64)
         for row in range(rows * thread // threads, rows * (thread + 1) // threads):
-            line[:] = weight[row]
+            line[:width] = weight[row]
             pruned[:] = prune_mask[row]
-            for column in range(width):
-                if size and column % size == 0:
-                    _choose(line, reciprocals, column, size, quota, pruned)
-                error[column] = 0
-                if pruned[column]:
-                    lacking = line[column] * reciprocals[column]
-                    error[column] = lacking
-                    for right in range(column - column % LANES, width):
-                        line[right] -= lacking * upper[column, right]
+            error[:] = 0
+            for first in range(0, width, size):
+                end = min(first + size, width)
+                if quota:
+                    _choose(line, reciprocals, first, end, quota, pruned)
+                found = 0
+                for column in range(first, end):
+                    places[found] = column
+                    found += pruned[column]
+                for place in range(found):
+                    column = places[place]
+                    error[column] = line[column] * reciprocals[column]
+                    _subtract(line, upper, error[column], column)
                     line[column] = 0
-            weight[row] = line
+            weight[row] = line[:width]
             errors[row] = error
-            if size:
-                prune_mask[row] = pruned
+            prune_mask[row] = pruned
