@@ -1,4 +1,4 @@
-"""How one party prunes one matrix: score, then select (FedPrLLM section 3.2, step 1), and with SparseGPT adjust what is kept."""
+"""How one party prunes one matrix: score, then select (FedPrLLM section 3.2, step 1); SparseGPT adjusts what it keeps."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -83,14 +83,19 @@ def select_lowest(scores: Tensor, sparsity: float, group: ComparisonGroup, facto
     ValueError
         See ``group_size``.
     """
-    shape = (scores.shape[0], scores.shape[1])
-    size, quota = group_size(shape, group), pruned_per_group(shape, sparsity, group)
-    if scores.device.type == "cpu" and scores.numel() >= WORTH_COMPILING and quota:
+    quota = pruned_per_group((scores.shape[0], scores.shape[1]), sparsity, group)
+    return select_number(scores, quota, group, factors, scores.device.type == "cpu" and scores.numel() >= WORTH_COMPILING)
+
+
+def select_number(scores: Tensor, quota: int, group: ComparisonGroup, factors: Tensor | None, compiled: bool) -> Tensor:
+    """Prune the ``quota`` lowest scores of each comparison group, by compiled kernels or by a sort: see ``select_lowest``."""
+    if compiled and quota:
         prune_mask, nan = _select_compiled(scores.to(torch.float32), quota, group, factors)
     else:
         scores = scores.to(torch.float32)
         if factors is not None:
             scores = scores.abs().mul_(factors)
+        size = group_size((scores.shape[0], scores.shape[1]), group)
         prune_mask, nan = _select_sorted(scores, size, quota, group), bool(torch.isnan(scores).any())
     if nan:
         raise NotFiniteError("the scores contain NaN and cannot be compared; check the model's weights")

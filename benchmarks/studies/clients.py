@@ -15,8 +15,8 @@ from torch import Tensor
 from espalier.corpora.client_text import client_windows
 from espalier.modeling.block_stream import Activations, BlockStream
 from espalier.modeling.calibration import choose_in_dense_block, prune_by_block
-from espalier.modeling.input_statistics import watch_for
 from espalier.modeling.edits import Edits, masked
+from espalier.modeling.input_statistics import watch_for
 from espalier.settings.node import NodeSettings
 from espalier.settings.run import RunSettings
 from espalier.storage.blobs import BlobStore

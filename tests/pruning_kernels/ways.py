@@ -1,8 +1,8 @@
-"""Run a test on both ways to the same bits: plain NumPy or torch, and the compiled kernels of large matrices."""
+"""Run a test on both ways to the same result: plain NumPy or torch, and the compiled kernels of large matrices."""
 
 import pytest
 
-from pruning_kernels import kept_mean, selection, votes
+from pruning_kernels import kept_mean, selection, sparsegpt, votes
 
 WAYS = {"plain": 1 << 62, "compiled": 0}
 
@@ -11,6 +11,6 @@ WAYS = {"plain": 1 << 62, "compiled": 0}
 def way(request: pytest.FixtureRequest) -> str:
     """Which of them every test of the module takes."""
     with pytest.MonkeyPatch.context() as monkeypatch:
-        for module in (kept_mean, selection, votes):
+        for module in (kept_mean, selection, sparsegpt, votes):
             monkeypatch.setattr(module, "WORTH_COMPILING", WAYS[request.param])
         yield request.param

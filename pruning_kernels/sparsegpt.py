@@ -1,0 +1,281 @@
+"""SparseGPT: prune the weights that cost least, and let the weights to their right make up for them.
+
+Frantar & Alistarh 2023, https://arxiv.org/abs/2301.00774, algorithm 1. Columns are decided from left to right. H is the
+damped gram of a layer's inputs, and U the upper Cholesky factor of its inverse, ``H^-1 = U^T U``. Row j of U, divided by U_jj,
+is the first row of the inverse of what is left of H when the columns before j are decided, ``(H_j:,j:)^-1``, divided by the
+root of its first entry: all that the optimal brain surgeon needs to know about column j.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pruning_kernels.compiled import WORTH_COMPILING, use_threads_of_torch
+from pruning_kernels.scores import NotFiniteError
+from pruning_kernels.selection import select_number
+
+PAPER_DAMPING = 0.01
+LEAF = 256
+"""Channels of a diagonal block of H that is factorised at once."""
+
+
+@dataclass(frozen=True, eq=False)
+class Factor:
+    """What SparseGPT knows of a layer's inputs; layers that share their inputs share it."""
+
+    upper: Tensor
+    """(in_features, in_features), float32: U, zero below its diagonal, ``U^T U`` the inverse of the damped gram."""
+    damping: float
+    """Share of the mean diagonal that was added to the diagonal."""
+    dead: Tensor
+    """(in_features,), bool: channels that were zero for every token."""
+
+
+def factorise(gram: Tensor, damping: float = PAPER_DAMPING) -> Factor:
+    """Cholesky factor of the inverse of a damped gram matrix (SparseGPT section 3.4).
+
+    Parameters
+    ----------
+    gram : (in_features, in_features), float32, sum over calibration tokens of x x^T, times any positive number
+        It is left as it is. Beside it, this function holds one matrix of that size, the result, and a quarter of one.
+    damping : share of the mean diagonal of the channels that are not dead, in [0, 1], to add to the diagonal
+        Where the damped gram has no Cholesky factor, ten times as much is added, up to 1; the result says how much.
+
+    Returns
+    -------
+    Factor
+        The published code takes three steps: the factor of H, the inverse of H, the factor of the inverse. Here H = R R^T
+        with R upper triangular, so that U is R^-1: the same matrix, as a Cholesky factor is unique, with nothing rounded in
+        between and a third of the work. A dead channel's diagonal is set to 1; that code counts it in the mean, and so its
+        damping depends on the scale of the inputs.
+
+    Raises
+    ------
+    NotFiniteError
+        The gram contains NaN or infinity.
+    ValueError
+        The gram is not square, the damping is out of range, or the gram has no factor with the highest damping either.
+    """
+    if gram.ndim != 2 or gram.shape[0] != gram.shape[1]:
+        raise ValueError(f"the gram of the inputs has to be a square matrix, got {tuple(gram.shape)}")
+    if not 0 <= damping <= 1:
+        raise ValueError(f"damping has to lie between 0 and 1, got {damping}")
+    _require_finite(gram, "the calibration activations contain NaN or infinity; use dtype float32 or check the model")
+    diagonal = gram.diagonal().to(torch.float32)
+    dead = diagonal == 0
+    mean = diagonal.sum() / (~dead).sum().clamp(min=1)
+    while True:
+        upper = gram.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+        upper.diagonal().add_(damping * mean).masked_fill_(dead, 1)
+        if _inverse_root(upper) and bool(torch.isfinite(upper.diagonal()).all()):
+            return Factor(upper, damping, dead)
+        if damping == 1:
+            raise ValueError("the gram of the inputs has no Cholesky factor, with damping 1.0 either: it is no sum of x x^T")
+        damping = min(10 * damping, 1.0) if damping else PAPER_DAMPING
+
+
+def prune(
+    weight: Tensor,
+    factor: Factor,
+    sparsity: float,
+    pattern: tuple[int, int] | None = None,
+    block_size: int = 128,
+) -> tuple[Tensor, Tensor]:
+    """Prune a matrix and update the weights that stay (SparseGPT, algorithm 1).
+
+    Parameters
+    ----------
+    weight : (out_features, in_features), any float dtype, on the device of ``factor``; left as it is
+    factor : of the gram of the layer's inputs
+    sparsity : share of the weights to prune, in [0, 1); a pattern says it by itself
+    pattern : (n, m), keep n of each m consecutive weights of a row; or None
+    block_size : columns whose weights compete with each other, in all rows
+
+    Returns
+    -------
+    prune_mask : Tensor
+        bool, shaped like ``weight``, True where the weight is pruned. The scores are ``W_ij^2 / U_jj^2`` of weights that
+        earlier blocks have updated; they are compared as ``|W_ij| * (1 / U_jj)``, in float32. After each block, of the
+        weights so far, exactly ``int(number * sparsity)`` are pruned; among equal scores the lower row-major index within the
+        block goes first. (The published code prunes all scores up to a threshold, one more in each block.) In a pattern, m
+        weights are compared when their column is reached, so updates within the block count as well.
+    weight : Tensor
+        float32, the updated weights; exactly 0 where pruned. Weights of dead channels are 0 whether pruned or not.
+
+    Raises
+    ------
+    ValueError
+        The shapes do not fit, the sparsity is out of range, or m divides not both the columns and the block size.
+    NotFiniteError
+        A weight is NaN or infinite, or became so.
+
+    Notes
+    -----
+    Beside the result this holds one matrix of its size in float32. Large matrices on a CPU take the compiled way. It differs
+    from the plain one in the last bits of the weights, by the order of rounding; each is deterministic for a number of
+    threads, which torch's matrix product alone depends on.
+    """
+    _require_fit(weight, factor, sparsity, pattern, block_size)
+    updated = weight.detach().to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+    _require_finite(updated, "the weights contain NaN or infinity; check the model")
+    updated.masked_fill_(factor.dead, 0)
+    compiled = weight.device.type == "cpu" and weight.numel() >= WORTH_COMPILING
+    errors, prune_mask = torch.empty_like(updated), torch.zeros_like(updated, dtype=torch.bool)
+    rows, columns = weight.shape
+    for number, start in enumerate(range(0, columns, block_size), 1):
+        end = min(start + block_size, columns)
+        block = _Block(factor.upper[start:end, start:end].contiguous(), updated[:, start:end], prune_mask[:, start:end])
+        if pattern is None:
+            quota = int(rows * end * sparsity) - int(rows * start * sparsity)
+            block.prune_mask.copy_(select_number(block.weight, quota, "layer", block.reciprocals, compiled))
+        (_solve_compiled if compiled else _solve_plain)(block, pattern, errors[:, start:end])
+        _propagate(updated, errors, factor.upper, end, (number & -number) * block_size)
+    _require_finite(updated, "the updated weights contain NaN or infinity; raise the damping or check the model")
+    return prune_mask, updated
+
+
+def sparsegpt_score(weight: Tensor, factor: Factor) -> Tensor:
+    """SparseGPT's score ``W_ij^2 / (H^-1)_jj`` without updates (as in Wanda, Sun et al. 2023, table 1).
+
+    Parameters
+    ----------
+    weight : (out_features, in_features), any float dtype, on the device of ``factor``
+    factor : of the gram of the layer's inputs; ``(H^-1)_jj`` is the squared norm of column j of U
+
+    Returns
+    -------
+    Tensor
+        float32, same shape as ``weight``; 0 in dead channels.
+
+    Raises
+    ------
+    ValueError
+        The shapes do not fit.
+    """
+    _require_shape(weight, factor)
+    norms = torch.linalg.vector_norm(factor.upper, dim=0)
+    return weight.to(torch.float32).div(norms).square_().masked_fill_(factor.dead, 0)
+
+
+@dataclass(frozen=True, eq=False)
+class _Block:
+    """Columns that are decided together; ``weight`` and ``prune_mask`` are views into the matrices."""
+
+    upper: Tensor
+    weight: Tensor
+    prune_mask: Tensor
+
+    @property
+    def reciprocals(self) -> Tensor:
+        """1 / U_jj."""
+        return self.upper.diagonal().reciprocal()
+
+
+def _solve_plain(block: _Block, pattern: tuple[int, int] | None, errors: Tensor) -> None:
+    """Set pruned weights to 0 column by column, update those to their right within the block, and fill ``errors``.
+
+    ``errors``, (rows, width), is what a column lacks, divided by U_jj: the part of it that later blocks have to make up for.
+    """
+    weight, upper, reciprocals = block.weight, block.upper, block.reciprocals
+    for column in range(weight.shape[1]):
+        if pattern is not None and column % pattern[1] == 0:
+            group = slice(column, column + pattern[1])
+            quota = pattern[1] - pattern[0]
+            block.prune_mask[:, group] = select_number(weight[:, group], quota, "row", reciprocals[group], compiled=False)
+        pruned = block.prune_mask[:, column]
+        error = (weight[:, column] * reciprocals[column]).mul_(pruned)
+        errors[:, column] = error
+        weight[:, column + 1 :].addr_(error, upper[column, column + 1 :], alpha=-1)
+        weight[:, column].masked_fill_(pruned, 0)
+
+
+def _solve_compiled(block: _Block, pattern: tuple[int, int] | None, errors: Tensor) -> None:
+    """The same by the kernel of ``sparsegpt_columns``."""
+    from pruning_kernels import sparsegpt_columns
+
+    width = block.weight.shape[1]
+    n, m = pattern or (width, width)
+    strips = torch.zeros(width, -(-width // sparsegpt_columns.STRIP) * sparsegpt_columns.STRIP)
+    strips[:, :width] = block.upper
+    sparsegpt_columns.solve_rows(
+        block.weight.numpy(),
+        strips.numpy(),
+        block.reciprocals.numpy(),
+        m,
+        m - n,
+        use_threads_of_torch(),
+        block.prune_mask.numpy(),
+        errors.numpy(),
+    )
+
+
+def _propagate(updated: Tensor, errors: Tensor, upper: Tensor, end: int, width: int) -> None:
+    """Bring the errors of the ``width`` columns before ``end`` to the ``width`` columns from there on.
+
+    The published code brings each block's errors to all columns on the right, which reads and writes all of them for every
+    block. Let ``width`` be the blocks' size times the largest power of two that divides the number of blocks so far. Then,
+    too, each block has all errors before it when its turn comes, each pair of blocks meets once, and few and large matrix
+    products do it.
+    """
+    right = slice(end, min(end + width, updated.shape[1]))
+    updated[:, right].addmm_(errors[:, end - width : end], upper[end - width : end, right], alpha=-1)
+
+
+def _inverse_root(square: Tensor) -> bool:
+    """Overwrite positive definite H = R R^T, R upper triangular, by R^-1; False if H is not positive definite.
+
+    By halves, for which matrix products do nearly all of the work: ``H = [[A, B], [B^T, C]]`` has ``R_22 R_22^T = C``,
+    ``R_12 = B R_22^-T`` and ``R_11 R_11^T = A - R_12 R_12^T``.
+    """
+    half = square.shape[0] // 2
+    if square.shape[0] <= LEAF:
+        return _inverse_root_of_leaf(square)
+    a, b, c = square[:half, :half], square[:half, half:], square[half:, half:]
+    if not _inverse_root(c):
+        return False
+    root = b @ c.T
+    a.addmm_(root, root.T, alpha=-1)
+    if not _inverse_root(a):
+        return False
+    torch.mm(root, c, out=b)
+    torch.neg(torch.mm(a, b, out=root), out=b)
+    square[half:, :half].zero_()
+    return True
+
+
+def _inverse_root_of_leaf(square: Tensor) -> bool:
+    """The same by LAPACK, which knows lower factors: of H with its rows and columns in reverse order."""
+    lower, failed = torch.linalg.cholesky_ex(square.flip(0, 1))
+    if bool(failed):
+        return False
+    identity = torch.eye(square.shape[0], device=square.device)
+    square.copy_(torch.linalg.solve_triangular(lower, identity, upper=False).flip(0, 1))
+    return True
+
+
+def _require_fit(weight: Tensor, factor: Factor, sparsity: float, pattern: tuple[int, int] | None, block_size: int) -> None:
+    """Refuse arguments of ``prune`` that do not fit each other."""
+    _require_shape(weight, factor)
+    if not 0 <= sparsity < 1:
+        raise ValueError(f"sparsity has to be at least 0 and below 1, got {sparsity}")
+    if block_size < 1:
+        raise ValueError(f"block_size has to be at least 1, got {block_size}")
+    if pattern is None:
+        return
+    n, m = pattern
+    if not 0 < n < m:
+        raise ValueError(f"pattern {n}:{m} has to keep at least one and fewer than all weights")
+    if weight.shape[1] % m or block_size % m:
+        raise ValueError(f"pattern {n}:{m} does not divide rows of {weight.shape[1]} weights in blocks of {block_size}")
+
+
+def _require_shape(weight: Tensor, factor: Factor) -> None:
+    if weight.ndim != 2 or weight.shape[1] != factor.upper.shape[0]:
+        raise ValueError(f"weight {tuple(weight.shape)} does not fit the factor of {factor.upper.shape[0]} input channels")
+
+
+def _require_finite(numbers: Tensor, text: str) -> None:
+    """Raise ``NotFiniteError`` with this text for NaN and infinity, without another matrix in memory."""
+    if numbers.numel() and not bool(torch.isfinite(torch.stack(torch.aminmax(numbers))).all()):
+        raise NotFiniteError(text)

@@ -1,0 +1,339 @@
+"""SparseGPT against the optimal brain surgeon, in float64 and with an explicit inverse of what is left of H at each column."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from torch import Tensor
+from ways import way  # noqa: F401
+
+from pruning_kernels import sparsegpt
+from pruning_kernels.scores import NotFiniteError, magnitude_score
+from pruning_kernels.selection import select_lowest
+from pruning_kernels.sparsegpt import Factor, factorise, prune, sparsegpt_score
+
+TOLERANCE = 1e-4
+"""Of updated weights, as a share of the largest: float32 against float64."""
+
+
+def inputs_of(tokens: int, channels: int, seed: int = 0) -> Tensor:
+    """Correlated inputs: white noise, mixed."""
+    generator = torch.Generator().manual_seed(seed)
+    mixing = torch.eye(channels) + torch.randn(channels, channels, generator=generator) / math.sqrt(channels)
+    return torch.randn(tokens, channels, generator=generator) @ mixing
+
+
+def weight_of(rows: int, columns: int, seed: int = 1) -> Tensor:
+    return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed))
+
+
+def damped(gram: Tensor, damping: float = 0.01) -> NDArray[np.float64]:
+    """H in float64, of a gram without dead channels."""
+    found = gram.double().numpy()
+    return found + damping * np.diagonal(found).mean() * np.eye(len(found))
+
+
+def lowest(scores: NDArray[np.float64], quota: int) -> NDArray[np.bool_]:
+    """The ``quota`` lowest of all scores, of equal ones the first."""
+    chosen = np.zeros(scores.size, bool)
+    chosen[sorted(range(scores.size), key=lambda place: (scores.flat[place], place))[:quota]] = True
+    return chosen.reshape(scores.shape)
+
+
+def brain_surgeon(
+    weight: Tensor, hessian: NDArray[np.float64], sparsity: float, pattern: tuple[int, int] | None, block_size: int
+) -> tuple[NDArray[np.bool_], NDArray[np.float64], float]:
+    """The slow answer, and how far apart relatively the last pruned and the first kept score of a group came at least.
+
+    Removing weight p from those of columns j on, of which ``inverse`` is that of H, costs ``w_p^2 / inverse_pp``, up to a
+    factor, and changes the others by ``-w_p / inverse_pp * inverse_p`` (SparseGPT, eq. 1 and 3).
+    """
+    found = weight.double().numpy().copy()
+    (rows, columns), pruned = found.shape, np.zeros(found.shape, bool)
+    inverses = [np.linalg.inv(hessian[j:, j:]) for j in range(columns)]
+    costs = np.array([inverse[0, 0] for inverse in inverses])
+    gap = math.inf
+    for j in range(columns):
+        size = block_size if pattern is None else pattern[1]
+        if j % size == 0:
+            group = slice(j, min(j + size, columns))
+            scores = found[:, group] ** 2 / costs[group]
+            if pattern is None:
+                parts = [(scores, pruned[:, group], int(rows * group.stop * sparsity) - int(rows * j * sparsity))]
+            else:
+                parts = [(scores[row], pruned[row, group], pattern[1] - pattern[0]) for row in range(rows)]
+            for part, chosen, quota in parts:
+                chosen[...] = lowest(part, quota)
+                if 0 < quota < part.size:
+                    gap = min(gap, part[~chosen].min() / part[chosen].max() - 1)
+        for row in np.flatnonzero(pruned[:, j]):
+            found[row, j:] -= found[row, j] / inverses[j][0, 0] * inverses[j][0]
+            found[row, j] = 0
+    return pruned, found, gap
+
+
+def output_error(weight: Tensor, updated: Tensor, inputs: Tensor) -> float:
+    """Squared difference of a layer's outputs."""
+    return float(((weight - updated).double() @ inputs.double().T).square().sum())
+
+
+def test_factor_on_paper() -> None:
+    """[[2, 1], [1, 2]] has the inverse [[2, -1], [-1, 2]] / 3, and U = [[sqrt(2/3), -1/sqrt(6)], [0, sqrt(1/2)]]."""
+    factor = factorise(torch.tensor([[2.0, 1.0], [1.0, 2.0]]), damping=0.0)
+    assert factor.upper.tolist() == [
+        pytest.approx([math.sqrt(2 / 3), -1 / math.sqrt(6)]),
+        pytest.approx([0.0, math.sqrt(1 / 2)]),
+    ]
+    assert (factor.damping, factor.dead.tolist()) == (0.0, [False, False])
+
+
+def test_damping_on_paper() -> None:
+    """The mean diagonal is 2; half of it is added: H = diag(2, 4), and U = diag(sqrt(1/2), 1/2)."""
+    factor = factorise(torch.diag(torch.tensor([1.0, 3.0])), damping=0.5)
+    assert factor.upper.tolist() == [pytest.approx([math.sqrt(1 / 2), 0.0]), pytest.approx([0.0, 0.5])]
+
+
+def test_pruning_on_paper() -> None:
+    """H = [[2, 1], [1, 2]], one of two weights goes.
+
+    The first of [1, 3] costs 1 / (2/3) = 1.5 against 9 / (1/2) = 18. Without it, 2 + 2 d + 2 d^2 is least for d = -1/2, where d
+    is what the second was less what it becomes: 3.5. The first of [3, 1] costs 13.5 against 2; the second goes, and what is on
+    its left stays.
+    """
+    factor = factorise(torch.tensor([[2.0, 1.0], [1.0, 2.0]]), damping=0.0)
+    for weight, pruned, updated in (([1.0, 3.0], [True, False], [0.0, 3.5]), ([3.0, 1.0], [False, True], [3.0, 0.0])):
+        for pattern in (None, (1, 2)):
+            prune_mask, found = prune(torch.tensor([weight]), factor, 0.5, pattern)
+            assert prune_mask.tolist() == [pruned]
+            assert found.tolist() == [pytest.approx(updated)]
+
+
+def test_score_on_paper() -> None:
+    """The diagonal of the inverse is 2/3 in both channels."""
+    factor = factorise(torch.tensor([[2.0, 1.0], [1.0, 2.0]]), damping=0.0)
+    scores = sparsegpt_score(torch.tensor([[1.0, -3.0]], dtype=torch.bfloat16), factor)
+    assert scores.dtype == torch.float32
+    assert scores.tolist() == [pytest.approx([1.5, 13.5])]
+
+
+@pytest.mark.parametrize("channels", [1, 5, 64, 300, 777])
+def test_the_factor_is_that_of_the_inverse(channels: int) -> None:
+    """Against the three steps of the published code in float64, below and above the size that is halved."""
+    gram = inputs_of(2 * channels + 1, channels).T @ inputs_of(2 * channels + 1, channels)
+    given = gram.clone()
+    factor = factorise(gram)
+    expected = np.linalg.cholesky(np.linalg.inv(damped(gram))).T
+    assert factor.upper.numpy() == pytest.approx(expected, rel=1e-3, abs=1e-4 * np.abs(expected).max())
+    assert torch.equal(factor.upper, factor.upper.triu())
+    assert torch.equal(gram, given)
+    assert factor.damping == 0.01
+
+
+@pytest.mark.parametrize("sparsity", [0.3, 0.5, 0.7])
+@pytest.mark.parametrize(("rows", "columns", "block_size"), [(6, 40, 128), (9, 50, 16), (5, 150, 128), (4, 96, 8), (3, 21, 1)])
+def test_equals_the_brain_surgeon(rows: int, columns: int, block_size: int, sparsity: float) -> None:
+    inputs = inputs_of(3 * columns, columns)
+    weight, gram = weight_of(rows, columns), inputs.T @ inputs
+    pruned, expected, gap = brain_surgeon(weight, damped(gram), sparsity, None, block_size)
+    assert gap > 1e-5, "scores so close that rounding decides: choose another seed"
+    prune_mask, updated = prune(weight, factorise(gram), sparsity, block_size=block_size)
+    assert np.array_equal(prune_mask.numpy(), pruned)
+    assert updated.numpy() == pytest.approx(expected, abs=TOLERANCE * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("pattern", [(2, 4), (4, 8), (1, 2), (3, 5)])
+@pytest.mark.parametrize("blocks", [1, 2, 7])
+def test_patterns_equal_the_brain_surgeon(pattern: tuple[int, int], blocks: int) -> None:
+    inputs = inputs_of(300, 80)
+    weight, gram = weight_of(6, 80), inputs.T @ inputs
+    pruned, expected, gap = brain_surgeon(weight, damped(gram), 0.0, pattern, 128)
+    assert gap > 1e-5, "scores so close that rounding decides: choose another seed"
+    prune_mask, updated = prune(weight, factorise(gram), 0.0, pattern, block_size=blocks * pattern[1])
+    assert np.array_equal(prune_mask.numpy(), pruned)
+    assert updated.numpy() == pytest.approx(expected, abs=TOLERANCE * np.abs(expected).max())
+    n, m = pattern
+    assert (prune_mask.reshape(-1, m).sum(dim=1) == m - n).all()
+
+
+def test_both_ways_agree_on_a_matrix_of_several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = inputs_of(1200, 900)
+    weight, factor = weight_of(70, 900), factorise(inputs.T @ inputs)
+    for pattern in (None, (2, 4)):
+        found = []
+        for worth in (0, 1 << 62):
+            monkeypatch.setattr(sparsegpt, "WORTH_COMPILING", worth)
+            found.append(prune(weight, factor, 0.6, pattern, block_size=100 if pattern else 130))
+        (mask, updated), (plain_mask, plain) = found
+        assert torch.equal(mask, plain_mask)
+        assert updated.numpy() == pytest.approx(plain.numpy(), abs=1e-5 * float(plain.abs().max()))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 7), st.integers(1, 40), st.floats(0, 0.999), st.integers(1, 17))
+def test_exact_sparsity(rows: int, columns: int, sparsity: float, block_size: int) -> None:
+    """After every block, and so after the last; all scores are equal, and nothing is updated."""
+    prune_mask, updated = prune(torch.ones(rows, columns), factorise(torch.eye(columns)), sparsity, block_size=block_size)
+    for end in [*range(block_size, columns, block_size), columns]:
+        assert int(prune_mask[:, :end].sum()) == int(rows * end * sparsity)
+    assert torch.equal(updated == 0, prune_mask)
+    assert torch.equal(updated, (~prune_mask).float())
+
+
+def test_ties_go_to_the_lower_index_within_a_block() -> None:
+    """Blocks of 2 x 2 lose int(4 * 0.75) = 3 weights: the upper row, and the first of the lower one."""
+    prune_mask, _ = prune(torch.ones(2, 4), factorise(torch.eye(4)), 0.75, block_size=2)
+    assert prune_mask.tolist() == [[True, True, True, True], [True, False, True, False]]
+
+
+@pytest.mark.parametrize("pattern", [None, (2, 4)])
+def test_dead_channels_go_first_and_change_nothing(pattern: tuple[int, int] | None) -> None:
+    """Their weights are zero afterwards, and the others are those of a layer without these channels' weights."""
+    inputs = inputs_of(200, 40)
+    inputs[:, [3, 17, 18]] = 0
+    factor = factorise(inputs.T @ inputs)
+    assert factor.dead.nonzero().flatten().tolist() == [3, 17, 18]
+    weight = 10 * weight_of(8, 40)
+    prune_mask, updated = prune(weight, factor, 0.5, pattern, block_size=20)
+    assert prune_mask[:, factor.dead].all()
+    assert (updated[:, factor.dead] == 0).all()
+    assert (sparsegpt_score(weight, factor)[:, factor.dead] == 0).all()
+    other = prune(weight * ~factor.dead, factor, 0.5, pattern, block_size=20)
+    assert torch.equal(updated, other[1])
+
+
+def test_dead_channels_that_stay_are_zero() -> None:
+    inputs = inputs_of(200, 8)
+    inputs[:, 2] = 0
+    prune_mask, updated = prune(torch.ones(2, 8), factorise(inputs.T @ inputs), 0.0)
+    assert not prune_mask.any()
+    assert updated.tolist() == [[1.0, 1.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0]] * 2
+
+
+def test_a_layer_without_inputs_can_be_pruned() -> None:
+    prune_mask, updated = prune(torch.ones(2, 3), factorise(torch.zeros(3, 3)), 0.5)
+    assert (int(prune_mask.sum()), int(updated.count_nonzero())) == (3, 0)
+
+
+def test_damping_is_raised_for_a_singular_gram_and_reported() -> None:
+    """Two equal channels: [[1, 1], [1, 1]] has no factor; with the paper's damping it has."""
+    assert factorise(torch.ones(2, 2), damping=0.0).damping == 0.01
+
+
+def test_damping_is_raised_tenfold_until_it_suffices() -> None:
+    """Eigenvalues 1 + 1.04 and 1 - 1.04 = -0.04 (as rounding may leave behind): damping has to exceed 0.04."""
+    factor = factorise(torch.tensor([[1.0, 1.04], [1.04, 1.0]]), damping=0.003)
+    assert factor.damping == pytest.approx(0.3)
+    assert factor.upper[1, 1] == pytest.approx(1 / math.sqrt(1.3))
+
+
+def test_what_is_no_gram_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"damping 1\.0"):
+        factorise(torch.tensor([[1.0, 5.0], [5.0, 1.0]]))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("place", [(0, 0), (0, 2), (2, 1)])
+def test_grams_that_are_not_finite_are_refused(bad: float, place: tuple[int, int]) -> None:
+    gram = torch.eye(3)
+    gram[place] = bad
+    with pytest.raises(NotFiniteError, match="activations"):
+        factorise(gram)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_weights_that_are_not_finite_are_refused(bad: float) -> None:
+    with pytest.raises(NotFiniteError, match="weights"):
+        prune(torch.tensor([[1.0, bad]]), factorise(torch.eye(2)), 0.5)
+
+
+@pytest.mark.parametrize("damping", [-0.1, 1.1, math.nan])
+def test_damping_out_of_range_is_refused(damping: float) -> None:
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        factorise(torch.eye(2), damping)
+
+
+@pytest.mark.parametrize(
+    ("shape", "sparsity", "pattern", "block_size", "text"),
+    [
+        ((2, 7), 0.5, None, 128, "does not fit"),
+        ((2, 8), 1.0, None, 128, "below 1"),
+        ((2, 8), -0.1, None, 128, "below 1"),
+        ((2, 8), 0.5, None, 0, "block_size"),
+        ((2, 8), 0.5, (1, 3), 9, "does not divide"),
+        ((2, 8), 0.5, (2, 4), 6, "does not divide"),
+        ((2, 8), 0.5, (4, 4), 8, "fewer than all"),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    shape: tuple[int, int], sparsity: float, pattern: tuple[int, int] | None, block_size: int, text: str
+) -> None:
+    with pytest.raises(ValueError, match=text):
+        prune(torch.ones(shape), factorise(torch.eye(8)), sparsity, pattern, block_size)
+
+
+def test_a_gram_has_to_be_square() -> None:
+    with pytest.raises(ValueError, match="square"):
+        factorise(torch.ones(2, 3))
+
+
+@pytest.mark.parametrize("scale", [4.0**-20, 1 / 128, 3.0, 4.0**20])
+def test_the_scale_of_the_gram_does_not_matter(scale: float) -> None:
+    """Sums and means over tokens prune alike, dead channels or not; powers of four change no bit."""
+    inputs = inputs_of(300, 60)
+    inputs[:, 7] = 0
+    weight, gram = weight_of(9, 60), inputs.T @ inputs
+    prune_mask, updated = prune(weight, factorise(gram), 0.5)
+    scaled_mask, scaled = prune(weight, factorise(gram * scale), 0.5)
+    assert torch.equal(prune_mask, scaled_mask)
+    assert scaled.numpy() == pytest.approx(updated.numpy(), rel=0 if scale in (4.0**-20, 4.0**20) else 1e-3, abs=1e-5)
+
+
+@pytest.mark.parametrize("pattern", [None, (2, 4)])
+def test_updates_lower_the_error_of_the_outputs(pattern: tuple[int, int] | None) -> None:
+    """Below that of the same mask without updates, which is below that of magnitude."""
+    inputs = inputs_of(400, 160)
+    weight = weight_of(30, 160)
+    prune_mask, updated = prune(weight, factorise(inputs.T @ inputs), 0.5, pattern, block_size=32)
+    by_magnitude = select_lowest(magnitude_score(weight), 0.5, "2:4" if pattern else "layer")
+    assert (updated[prune_mask] == 0).all()
+    assert updated.dtype == torch.float32
+    found = output_error(weight, updated, inputs)
+    assert found < 0.8 * output_error(weight, weight * ~prune_mask, inputs)
+    assert found < 0.8 * output_error(weight, weight * ~by_magnitude, inputs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_weights_of_any_dtype_are_left_as_they_are(dtype: torch.dtype) -> None:
+    inputs = inputs_of(100, 24)
+    factor = factorise(inputs.T @ inputs)
+    weight = weight_of(24, 5).to(dtype).T
+    given = weight.clone()
+    prune_mask, updated = prune(weight, factor, 0.5)
+    expected_mask, expected = prune(given.float().contiguous(), factor, 0.5)
+    assert torch.equal(weight, given)
+    assert torch.equal(prune_mask, expected_mask)
+    assert torch.equal(updated, expected)
+
+
+def test_repeated_runs_have_the_same_bits() -> None:
+    inputs = inputs_of(700, 600)
+    weight = weight_of(40, 600)
+    results = [prune(weight, factorise(inputs.T @ inputs), 0.5, block_size=64) for _ in range(2)]
+    assert torch.equal(results[0][0], results[1][0])
+    assert torch.equal(results[0][1], results[1][1])
+
+
+def test_a_factor_holds_for_every_layer_with_these_inputs() -> None:
+    """A row's weights do not depend on the other rows, where each row has its own groups."""
+    inputs = inputs_of(200, 32)
+    factor: Factor = factorise(inputs.T @ inputs)
+    weight = weight_of(6, 32)
+    prune_mask, updated = prune(weight, factor, 0.0, (2, 4))
+    for half in (slice(0, 3), slice(3, 6)):
+        alone_mask, alone = prune(weight[half], factor, 0.0, (2, 4))
+        assert torch.equal(alone_mask, prune_mask[half])
+        assert alone.numpy() == pytest.approx(updated[half].numpy(), abs=1e-5)
