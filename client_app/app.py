@@ -10,8 +10,8 @@ import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from client_app import fedprllm
-from client_app.delivery import take
+from client_app import fedprllm, fedspallm
+from client_app.capability import measured_capability
 from client_app.egress import egress
 from client_app.site import Site, reply_to
 from espalier.settings.mistakes import Mistake
@@ -22,8 +22,8 @@ from espalier.wire.contracts import contract_for
 from espalier.wire.enrolment import Enrolment
 from espalier.wire.messages import Letter, failure, read, write
 
-JOBS: dict[str, ModuleType] = {"fedprllm": fedprllm}
-"""The local job of each method: a module with ``train``, ``evaluate`` and ``fetch``."""
+JOBS: dict[str, ModuleType] = {"fedprllm": fedprllm, "fedspallm": fedspallm}
+"""The local job of each method: a module with ``train``, ``fetch``, ``deliver`` and ``evaluate``."""
 
 SECONDS_PER_DAY = 86_400
 
@@ -39,7 +39,7 @@ def enrol(message: Message, context: Context) -> Message:
 @app.query("deliver")
 def deliver(message: Message, context: Context) -> Message:
     """Keep a part of the federated result."""
-    return _answer(message, context, take)
+    return _answer(message, context, lambda site, request: JOBS[request.header.method].deliver(site, request))
 
 
 @app.train()
@@ -65,6 +65,8 @@ def _enrol(site: Site, request: Letter) -> Letter:
         site=site.name,
         code_sha256=code_sha256(),
         model_sha256=site.model.sha256,
+        capability=site.node.capability or measured_capability(site.computing),
+        measured=site.node.capability == 0,
         device="cuda" if site.computing.device.type == "cuda" else "cpu",
         threads=site.computing.threads,
         python=platform.python_version(),

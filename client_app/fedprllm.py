@@ -5,26 +5,24 @@ them or to hand out further parts, and hidden states between the rounds of itera
 """
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from client_app.delivery import taken
+from client_app.delivery import take, taken
+from client_app.evaluation import answer, require_own_text
+from client_app.kernel_mistakes import mistakes_of_kernels
 from client_app.parts import hand_out
 from client_app.site import Site, reply_to
-from espalier.corpora.client_text import client_windows, held_out_windows
+from espalier.corpora.client_text import client_windows
 from espalier.corpora.windows import windows_sha256
-from espalier.evaluation.perplexity import mean_losses
 from espalier.modeling.block_stream import BlockStream
 from espalier.modeling.calibration import choose_in_dense_block, prune_by_block
-from espalier.modeling.edits import Edits, dense, masked, masked_and_scaled
+from espalier.modeling.edits import Edits, masked, masked_and_scaled
 from espalier.modeling.input_statistics import watch_for
 from espalier.settings.mistakes import Mistake
 from espalier.storage.blobs import BlobStore
 from espalier.storage.private import PrivateState
-from espalier.wire.evaluation import OWN_LOSS_DIGITS, OWN_TEXT_MODELS, WINDOWS_BLOB, Losses
 from espalier.wire.fedprllm import (
     Decision,
     VoteReport,
@@ -38,9 +36,9 @@ from espalier.wire.masks import pack_masks, unpack_masks
 from espalier.wire.messages import Header, Letter, validate
 from espalier.wire.payload import block_key, pack_tensors, unpack_tensors
 from pruning_kernels.local import LocalPruning
-from pruning_kernels.scores import NotFiniteError
 
 fetch = hand_out
+deliver = take
 
 
 def train(site: Site, request: Letter) -> Letter:
@@ -52,7 +50,7 @@ def train(site: Site, request: Letter) -> Letter:
         if saved is not None and saved.pop("settings") == site.settings.digest():
             report = validate(VoteReport, saved)
         else:
-            _require_own_text(site, header)
+            require_own_text(site, header)
             report = (
                 _vote_on_all_blocks(site, state, header)
                 if job.strategy == "one-shot"
@@ -65,12 +63,6 @@ def train(site: Site, request: Letter) -> Letter:
     hashes = dict(zip(blocks, report.blob_sha256, strict=True))
     first_part = block_parts(site.model.plan, job, header.server_round, site.settings.part_bytes)[0]
     return reply_to(request, report, {block_key(index): store.get(hashes[index]) for index in first_part})
-
-
-def _require_own_text(site: Site, header: Header) -> None:
-    """If it will be evaluated on, find out before the work whether there is enough of it."""
-    if site.settings.evaluation.own_text and header.server_round == 1:
-        held_out_windows(site.settings, site.node, site.model.encode, header.rank)
 
 
 def _vote_on_all_blocks(site: Site, state: PrivateState, header: Header) -> VoteReport:
@@ -105,7 +97,7 @@ def _vote_on_one_block(site: Site, state: PrivateState, request: Letter) -> Vote
             activations.through(before, block)
     kept = {"windows": store.put(pack_tensors({"": windows.numpy()})), "hidden": store.put_pieces(activations.pieces())}
     state.save(server_round, "activations", kept)
-    with _mistakes_of_kernels():
+    with mistakes_of_kernels():
         pruning = _local_pruning(site)
         masks = choose_in_dense_block(stream, activations, server_round - 1, pruning.prune_mask, watch_for(pruning))
     return _report(windows, [store.put(pack_masks(masks))], started)
@@ -118,7 +110,7 @@ def _kept_windows(store: BlobStore, kept: dict[str, Any]) -> torch.Tensor:
 def _prune_alone(site: Site, windows: torch.Tensor, store: BlobStore) -> list[str]:
     """Prune all blocks with this client's windows alone; returns the hash of each block's masks in the store."""
     stream = BlockStream(site.model, site.computing)
-    with _mistakes_of_kernels():
+    with mistakes_of_kernels():
         pruning = _local_pruning(site)
         pruned = prune_by_block(stream, windows, pruning.prune_mask, watch_for(pruning))
         return [store.put(pack_masks(masks)) for _, masks in pruned]
@@ -127,14 +119,6 @@ def _prune_alone(site: Site, windows: torch.Tensor, store: BlobStore) -> list[st
 def _local_pruning(site: Site) -> LocalPruning:
     job = site.settings.fedprllm
     return LocalPruning(job.local_metric, job.sparsity, job.local_group)
-
-
-@contextmanager
-def _mistakes_of_kernels() -> Iterator[None]:
-    try:
-        yield
-    except NotFiniteError as error:
-        raise Mistake(str(error)) from error
 
 
 def _report(windows: torch.Tensor, hashes: list[str], started: float) -> VoteReport:
@@ -148,25 +132,9 @@ def _report(windows: torch.Tensor, hashes: list[str], started: float) -> VoteRep
 
 def evaluate(site: Site, request: Letter) -> Letter:
     """Loss of this client's own pruned model on the public text that the server sent along, and of all on its own text."""
-    started = time.monotonic()
-    stream, header = BlockStream(site.model, site.computing), request.header
-    store, hashes = _own_masks(site, header)
+    store, hashes = _own_masks(site, request.header)
     alone = masked(lambda index: unpack_masks(site.model.plan.blocks[index], store.get(hashes[index])))
-    texts = {}
-    if WINDOWS_BLOB in request.blobs:
-        arrays = unpack_tensors(request.blobs[WINDOWS_BLOB])
-        texts = {name: torch.from_numpy(arrays[name]).to(torch.int64) for name in request.scalars["names"]}
-    report = Losses(losses=[], own_losses=[], own_windows=0, seconds=0.0)
-    if texts:
-        report.losses = list(mean_losses(stream, texts, alone).values())
-    if request.scalars["own_text"]:
-        windows = held_out_windows(site.settings, site.node, site.model.encode, header.rank)
-        models = {"dense": dense, "local_only": alone, "federated": _federated(site, header)}
-        losses = [mean_losses(stream, {"": windows}, models[name])[""] for name in OWN_TEXT_MODELS]
-        report.own_losses = [round(loss, OWN_LOSS_DIGITS) for loss in losses]
-        report.own_windows = len(windows)
-    report.seconds = time.monotonic() - started
-    return reply_to(request, report)
+    return answer(site, request, alone, lambda: _federated(site, request.header))
 
 
 def _federated(site: Site, header: Header) -> Edits:

@@ -20,6 +20,10 @@ LEAF = 256
 """Channels of a diagonal block of H that is factorised at once."""
 
 
+class NoFactorError(ValueError):
+    """A gram has no Cholesky factor, however much it is damped."""
+
+
 @dataclass(frozen=True, eq=False)
 class Factor:
     """What SparseGPT knows of a layer's inputs; layers that share their inputs share it."""
@@ -38,7 +42,7 @@ def factorise(gram: Tensor, damping: float = PAPER_DAMPING) -> Factor:
     Parameters
     ----------
     gram : (in_features, in_features), float32, sum over calibration tokens of x x^T, times any positive number
-        It is left as it is. Beside it, this function holds one matrix of that size, the result, and a quarter of one.
+        It is left as it is. Beside it, this function holds one float32 matrix of that size, the result, and a third of one.
     damping : share of the mean diagonal of the channels that are not dead, in [0, 1], to add to the diagonal
         Where the damped gram has no Cholesky factor, ten times as much is added, up to 1; the result says how much.
 
@@ -46,16 +50,18 @@ def factorise(gram: Tensor, damping: float = PAPER_DAMPING) -> Factor:
     -------
     Factor
         The published code takes three steps: the factor of H, the inverse of H, the factor of the inverse. Here H = R R^T
-        with R upper triangular, so that U is R^-1: the same matrix, as a Cholesky factor is unique, with nothing rounded in
-        between and a third of the work. A dead channel's diagonal is set to 1; that code counts it in the mean, and so its
-        damping depends on the scale of the inputs.
+        with R upper triangular, so that U is R^-1: the same matrix, since a Cholesky factor is unique, and made by matrix
+        products. A dead channel's diagonal is set to 1; that code counts it in the mean, and so its damping depends on the
+        scale of the inputs.
 
     Raises
     ------
     NotFiniteError
         The gram contains NaN or infinity.
+    NoFactorError
+        The gram has no factor with the highest damping either.
     ValueError
-        The gram is not square, the damping is out of range, or the gram has no factor with the highest damping either.
+        The gram is not square, or the damping is out of range.
     """
     if gram.ndim != 2 or gram.shape[0] != gram.shape[1]:
         raise ValueError(f"the gram of the inputs has to be a square matrix, got {tuple(gram.shape)}")
@@ -65,13 +71,13 @@ def factorise(gram: Tensor, damping: float = PAPER_DAMPING) -> Factor:
     diagonal = gram.diagonal().to(torch.float32)
     dead = diagonal == 0
     mean = diagonal.sum() / (~dead).sum().clamp(min=1)
+    upper = torch.empty(gram.shape, dtype=torch.float32, device=gram.device)
     while True:
-        upper = gram.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
-        upper.diagonal().add_(damping * mean).masked_fill_(dead, 1)
+        upper.copy_(gram).diagonal().add_(damping * mean).masked_fill_(dead, 1)
         if _inverse_root(upper) and bool(torch.isfinite(upper.diagonal()).all()):
             return Factor(upper, damping, dead)
         if damping == 1:
-            raise ValueError("the gram of the inputs has no Cholesky factor, with damping 1.0 either: it is no sum of x x^T")
+            raise NoFactorError("the gram of the inputs has no Cholesky factor, with damping 1.0 either: it is no sum of x x^T")
         damping = min(10 * damping, 1.0) if damping else PAPER_DAMPING
 
 
@@ -119,7 +125,7 @@ def prune(
     _require_fit(weight, factor, sparsity, pattern, block_size)
     updated = weight.detach().to(torch.float32, copy=True, memory_format=torch.contiguous_format)
     _require_finite(updated, "the weights contain NaN or infinity; check the model")
-    updated.masked_fill_(factor.dead, 0)
+    updated[:, factor.dead] = 0
     compiled = weight.device.type == "cpu" and weight.numel() >= WORTH_COMPILING
     errors, prune_mask = torch.empty_like(updated), torch.zeros_like(updated, dtype=torch.bool)
     rows, columns = weight.shape

@@ -13,7 +13,7 @@ from espalier.corpora.public_text import public_windows
 from espalier.evaluation.perplexity import mean_losses, perplexity
 from espalier.modeling.block_stream import BlockStream
 from espalier.modeling.computing import Computing, set_up
-from espalier.modeling.edits import Edits, dense, masked
+from espalier.modeling.edits import Edits, dense
 from espalier.modeling.export import check_export, export_edited
 from espalier.modeling.opened import open_model
 from espalier.settings.mistakes import FLOWER_REPORTS_IT_TOO, Mistake
@@ -24,13 +24,15 @@ from espalier.wire.evaluation import OWN_TEXT_MODELS
 from server_app.results import Summary, save_masks
 from server_app.run_directory import open_run_directory
 from server_app.table import show
-from strategies.baselines.centralized import centralized_masks
+from strategies.baselines.centralized import centralized
 from strategies.clock import Clock
 from strategies.fedprllm import FedPrLLM
+from strategies.fedspallm import FedSpaLLM
 from strategies.rounds import RunFailed
 from strategies.run import Run
 
-STRATEGIES = {"fedprllm": FedPrLLM}
+AnyStrategy = FedPrLLM | FedSpaLLM
+STRATEGIES: dict[str, type[AnyStrategy]] = {"fedprllm": FedPrLLM, "fedspallm": FedSpaLLM}
 
 app = ServerApp()
 
@@ -123,14 +125,19 @@ def _work(
 
 
 def _measure(
-    run: Run, stream: BlockStream, strategy: FedPrLLM, texts: dict[str, torch.Tensor], summary: Summary, simulation: bool
+    run: Run,
+    stream: BlockStream,
+    strategy: FedPrLLM | FedSpaLLM,
+    texts: dict[str, torch.Tensor],
+    summary: Summary,
+    simulation: bool,
 ) -> None:
     """Losses of the dense, the federated and, in simulation, the centralized model."""
     wanted = run.settings.evaluation.centralized
     edits: dict[str, Edits] = {"dense": dense, "federated": strategy.result.edits}
     scratch = run.folder.path / "centralized"
     if simulation and wanted != "off":
-        edits["centralized"] = masked(centralized_masks(run, stream, BlobStore(scratch)))
+        edits["centralized"] = centralized(run, stream, BlobStore(scratch))
     run.progress.begin("evaluating", len(edits))
     for column, made in edits.items():
         losses = mean_losses(stream, texts, made)

@@ -10,21 +10,20 @@ open and its code breaks at random without a seed, go to the smaller magnitude b
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from espalier.settings.mistakes import Mistake
-from espalier.wire.evaluation import WINDOWS_BLOB, Texts
 from espalier.wire.fedprllm import Decision, block_parts, blocks_of_round, decided_parts, votes_key
 from espalier.wire.masks import mask_name
-from espalier.wire.messages import Letter, NoScalars, read
+from espalier.wire.messages import Letter, NoScalars
 from espalier.wire.parts import PartRequest
-from espalier.wire.payload import block_key, pack_tensors
+from espalier.wire.payload import block_key
 from pruning_kernels.selection import group_size
 from pruning_kernels.votes import VoteCounter
+from strategies.evaluation import ClientEvaluation
 from strategies.inbox import Inbox
 from strategies.rounds import Rounds
 from strategies.run import Run, live
@@ -45,7 +44,7 @@ class FedPrLLM(Strategy):
     def __init__(self, run: Run, public_text: Mapping[str, torch.Tensor] | None = None) -> None:
         self.run = run
         self.settings = run.settings.fedprllm
-        self.public_text = public_text or {}
+        self.evaluation = ClientEvaluation(run, public_text or {})
         self._require_pattern_fits()
         self.num_rounds = 1 if self.settings.strategy == "one-shot" else len(run.model.plan.blocks)
         self.result = VoteResult(run.settings, run.model, run.checkpoint.blobs)
@@ -62,7 +61,7 @@ class FedPrLLM(Strategy):
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
         """Run on a grid; of Flower's arguments only ``grid`` is used, the others are part of the run's settings."""
-        return live(self, grid, self.num_rounds)
+        return live(self, grid)
 
     def summary(self) -> None:
         """Show what will be done."""
@@ -147,6 +146,10 @@ class FedPrLLM(Strategy):
 
     # ----- evaluation by the clients ----------------------------------------------------------------------------------
 
+    def prepare(self, server_round: int) -> Iterable[list[Message]]:
+        """Clients need nothing before a round; iterative pruning sends the decision along with it."""
+        return []
+
     def deliver(self, server_round: int) -> Iterator[list[Message]]:
         """Bring the result to the clients, part by part, so that they can evaluate it on their own text."""
         if not self.run.settings.evaluation.own_text:
@@ -161,31 +164,8 @@ class FedPrLLM(Strategy):
 
     def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
         """Ask every client how well its own pruned model predicts public text, which is sent along, and its own text."""
-        chosen = self.run.settings.evaluation
-        if not (self.public_text or chosen.own_text):
-            return []
-        windows = {name: windows.numpy().astype(np.int32) for name, windows in self.public_text.items()}
-        texts = Texts(
-            names=list(windows),
-            num_windows=[len(array) for array in windows.values()],
-            window_tokens=chosen.window_tokens,
-            own_text=chosen.own_text,
-        )
-        blobs = {WINDOWS_BLOB: pack_tensors(windows)} if windows else {}
-        return [self.rounds.request("evaluate", seat, server_round, texts, blobs) for seat in self.rounds.roster.active()]
+        return self.evaluation.requests(self.rounds, server_round)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord:
         """Losses of each client's own result per public text, and of ``OWN_TEXT_MODELS`` on its own text."""
-        asked = self.public_text or self.run.settings.evaluation.own_text
-        self.run.progress.begin("local only", len(self.rounds.roster.active()) if asked else 0)
-        losses: dict[str, list[float]] = {}
-        for reply in replies:
-            letter = read(reply.content)
-            seat = self.rounds.roster.seats[letter.header.rank]
-            seat.seconds += letter.scalars["seconds"]
-            losses[f"loss/{seat.rank}"] = list(letter.scalars["losses"])
-            losses[f"own-loss/{seat.rank}"] = list(letter.scalars["own_losses"])
-            if letter.scalars["own_losses"]:
-                seat.metrics["own_windows"] = letter.scalars["own_windows"]
-            self.run.progress.step("local_only", f"local result of {seat.site}", rank=seat.rank)
-        return MetricRecord({name: losses[name] for name in sorted(losses) if losses[name]})
+        return self.evaluation.collect(self.rounds, replies)

@@ -6,10 +6,11 @@ was first.
 """
 
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 from flwr.app import Message
 from numpy.typing import NDArray
 
@@ -20,6 +21,7 @@ from espalier.wire.payload import locate
 STRETCH_BYTES = 8 * 1024 * 1024
 """Bytes of all clients' masks that are read together."""
 LEAST_WORDS = 4096
+INBOX_DTYPES = {"U64": torch.uint64, "F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64}
 
 
 class Inbox:
@@ -47,14 +49,27 @@ class Inbox:
         """Ranks of which every part has arrived, ascending."""
         return sorted(rank for rank, parts in self._arrived.items() if len(parts) == self._expected[rank])
 
-    def words(self, key: str, tensor: str) -> Iterator[tuple[int, NDArray[np.uint64]]]:
+    def tensor(self, rank: int, key: str, tensor: str) -> torch.Tensor:
+        """One tensor of one client."""
+        file = self.root / f"{rank:05d}" / key
+        offset, spec = locate(file)[tensor]
+        data = bytearray(spec.num_bytes)
+        with open(file, "rb", buffering=0) as opened:
+            opened.seek(offset)
+            opened.readinto(data)
+        dtype = INBOX_DTYPES[spec.dtype]
+        return torch.frombuffer(data, dtype=dtype).view(spec.shape) if data else torch.empty(spec.shape, dtype=dtype)
+
+    def words(self, key: str, tensor: str, ranks: Sequence[int] | None = None) -> Iterator[tuple[int, NDArray[np.uint64]]]:
         """A flat U64 tensor of all complete clients, stretch by stretch, with a bounded number of bytes in memory.
+
+        ``ranks`` names some of the clients.
 
         Yields
         ------
         (first word, (clients, words) uint64), clients in order of rank; the array is reused for the next stretch
         """
-        files = [self.root / f"{rank:05d}" / key for rank in self.complete_ranks()]
+        files = [self.root / f"{rank:05d}" / key for rank in (self.complete_ranks() if ranks is None else ranks)]
         places = [locate(file)[tensor] for file in files]
         total = places[0][1].num_bytes // 8
         at_once = max(LEAST_WORDS, STRETCH_BYTES // 8 // len(files))

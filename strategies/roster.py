@@ -16,6 +16,8 @@ class Seat:
     """Flower's id of the node that the site last answered from; 0 if it has not been seen in this process."""
     status: Status = "completed"
     reason: str = ""
+    capability: float = 1.0
+    """How much the site can compute, beside others."""
     seconds: float = 0.0
     metrics: dict[str, Any] = field(default_factory=dict)
     silent: bool = False
@@ -54,7 +56,7 @@ class Roster:
     def state(self) -> list[dict[str, Any]]:
         """What a checkpoint keeps of each client; no times, so that equal runs have equal checkpoints."""
         return [
-            {"rank": rank, "status": seat.status, "reason": seat.reason, "metrics": seat.metrics}
+            {"rank": rank, "status": seat.status, "reason": seat.reason, "capability": seat.capability, "metrics": seat.metrics}
             for rank, seat in sorted(self.seats.items())
         ]
 
@@ -63,3 +65,4 @@ class Roster:
         for entry in state:
             seat = self.seats[entry["rank"]]
             seat.status, seat.reason, seat.metrics = entry["status"], entry["reason"], entry["metrics"]
+            seat.capability = entry["capability"]

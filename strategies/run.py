@@ -49,6 +49,13 @@ class Method(Protocol):
     run: Run
     rounds: Rounds
 
+    @property
+    def num_rounds(self) -> int:
+        """Rounds of the run; it may grow while the run goes on, when something is left to do."""
+
+    def prepare(self, server_round: int) -> Iterable[Iterable[Message]]:
+        """Requests that bring the clients what they need for a round, one part of it after the other."""
+
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
         """Requests of a round."""
 
@@ -77,7 +84,7 @@ class Method(Protocol):
         """Take over what ``state`` returned."""
 
 
-def live(method: Method, grid: Grid, num_rounds: int) -> Result:
+def live(method: Method, grid: Grid) -> Result:
     """Run a strategy on a grid, from its last checkpoint if there is one.
 
     Raises
@@ -101,7 +108,8 @@ def live(method: Method, grid: Grid, num_rounds: int) -> Result:
         run.progress.note("resumed", f"resumed      after round {saved['round']}", round=saved["round"])
 
     result, nothing, config = Result(), ArrayRecord(), ConfigRecord()
-    for server_round in range(method.rounds.finished + 1, num_rounds + 1):
+    while (server_round := method.rounds.finished + 1) <= method.num_rounds:
+        _exchange_all(method, method.prepare(server_round))
         replies = method.rounds.exchange(method.configure_train(server_round, nothing, config, grid), method.next_part)
         _, metrics = method.aggregate_train(server_round, replies)
         if metrics is not None:
@@ -112,11 +120,17 @@ def live(method: Method, grid: Grid, num_rounds: int) -> Result:
         method.rounds.finished = server_round
         run.progress.note("checkpoint", f"checkpoint   after round {server_round}", round=server_round)
 
-    for requests in method.deliver(num_rounds):
+    last = method.rounds.finished
+    _exchange_all(method, method.deliver(last))
+    replies = method.rounds.exchange(method.configure_evaluate(last, nothing, config, grid))
+    metrics = method.aggregate_evaluate(last, replies)
+    if metrics is not None:
+        result.evaluate_metrics_clientapp[last] = metrics
+    return result
+
+
+def _exchange_all(method: Method, parts: Iterable[Iterable[Message]]) -> None:
+    """Exchange messages whose replies say no more than that they arrived."""
+    for requests in parts:
         for _ in method.rounds.exchange(requests):
             pass
-    replies = method.rounds.exchange(method.configure_evaluate(num_rounds, nothing, config, grid))
-    metrics = method.aggregate_evaluate(num_rounds, replies)
-    if metrics is not None:
-        result.evaluate_metrics_clientapp[num_rounds] = metrics
-    return result

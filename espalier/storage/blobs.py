@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -52,6 +52,12 @@ class BlobStore:
                 raise self._damaged(key)
             file.seek(0)
             yield file
+
+    def keep_only(self, keys: Collection[str]) -> None:
+        """Remove all other blobs."""
+        for path in self.root.glob("*.blob"):
+            if path.stem not in keys:
+                path.unlink()
 
     def get(self, key: str) -> bytes:
         """Read a blob.

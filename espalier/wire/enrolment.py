@@ -16,6 +16,10 @@ class Enrolment(Scalars):
     model_sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     device: Literal["cpu", "cuda"]
     threads: int = Field(ge=1)
+    capability: float = Field(gt=0)
+    """How much the site can compute, as it states or measured it."""
+    measured: bool
+    """Whether the capability was measured; stated and measured ones cannot be compared."""
     python: str = Field(max_length=32)
     torch: str = Field(max_length=64)
 
@@ -27,5 +31,5 @@ def contract(method: str) -> Contract:
         method=method,
         down=Side(NoScalars),
         up=Side(Enrolment),
-        observer="the site's name, hashes of its program and base model, its device, thread count, Python and torch version",
+        observer="the site's name, hashes of its program and base model, its device, threads and capability, and versions",
     )

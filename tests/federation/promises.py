@@ -72,8 +72,8 @@ def spoiled(spoil: Callable[[Message], Message]) -> Callable[[Message, Message],
     return lambda request, reply: spoil(reply) if read(request.content).header.kind == "train" else reply
 
 
-def _with_blob(change: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]) -> Callable[[Message], Message]:
-    from safetensors.numpy import load, save
+def _with_blob(change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> Callable[[Message], Message]:
+    from safetensors.torch import load, save
 
     def spoil(reply: Message) -> Message:
         key = next(iter(reply.content["blobs"]))
@@ -84,22 +84,22 @@ def _with_blob(change: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]])
     return spoil
 
 
-def _shape(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {name: np.append(value, value[:1]) for name, value in tensors.items()}
+def _shape(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: value.repeat(2) for name, value in tensors.items()}
 
 
-def _name(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _name(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {f"{name}x": value for name, value in tensors.items()}
 
 
-def _dtype(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {name: value.view(np.int64) if value.dtype == np.uint64 else value.view(np.uint8) for name, value in tensors.items()}
+def _dtype(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return {name: value.view(integers[value.element_size()]) for name, value in tensors.items()}
 
 
-def _bits(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {
-        name: np.full_like(value, -1 if value.dtype.kind == "i" else np.iinfo(np.uint64).max) for name, value in tensors.items()
-    }
+def _bits(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Every bit is set: every weight is pruned, or is NaN."""
+    return {name: torch.full_like(value.view(torch.uint8), 255).view(value.dtype) for name, value in tensors.items()}
 
 
 def _text(reply: Message) -> Message:
@@ -488,7 +488,8 @@ class Promises:
         grid = bench.grid(evaluation__own_text=False)
         folder = bench.run(grid, evaluation__own_text=False)
         replies = [read(reply.content) for _, reply in grid.received]
-        assert "deliver" not in {reply.header.kind for reply in replies}
+        kinds = [reply.header.kind for reply in replies]
+        assert "deliver" not in kinds[len(kinds) - kinds[::-1].index("train") :]  # between rounds a method may need it
         assert all(reply.scalars["own_losses"] == [] for reply in replies if reply.header.kind == "evaluate")
         assert [metric["dataset"] for metric in summary(folder)["metrics"]] == ["public"]
 

@@ -1,0 +1,47 @@
+"""Evaluation at a client, the same for every method: losses leave it, text and logits do not."""
+
+import time
+from collections.abc import Callable
+
+import torch
+
+from client_app.site import Site, reply_to
+from espalier.corpora.client_text import held_out_windows
+from espalier.evaluation.perplexity import mean_losses
+from espalier.modeling.block_stream import BlockStream
+from espalier.modeling.edits import Edits, dense
+from espalier.wire.evaluation import OWN_LOSS_DIGITS, OWN_TEXT_MODELS, WINDOWS_BLOB, Losses
+from espalier.wire.messages import Header, Letter
+from espalier.wire.payload import unpack_tensors
+
+
+def require_own_text(site: Site, header: Header) -> None:
+    """If it will be evaluated on, find out before the work whether there is enough of it."""
+    if site.settings.evaluation.own_text and header.server_round == 1:
+        held_out_windows(site.settings, site.node, site.model.encode, header.rank)
+
+
+def answer(site: Site, request: Letter, alone: Edits, federated: Callable[[], Edits]) -> Letter:
+    """Loss of a client's own result on the public text that was sent along, and of all models on its own held-out text.
+
+    Parameters
+    ----------
+    alone : what the client would make of the model by itself
+    federated : makes the federated result; asked for only if it is to be evaluated
+    """
+    started = time.monotonic()
+    stream, texts = BlockStream(site.model, site.computing), {}
+    if WINDOWS_BLOB in request.blobs:
+        arrays = unpack_tensors(request.blobs[WINDOWS_BLOB])
+        texts = {name: torch.from_numpy(arrays[name]).to(torch.int64) for name in request.scalars["names"]}
+    report = Losses(losses=[], own_losses=[], own_windows=0, seconds=0.0)
+    if texts:
+        report.losses = list(mean_losses(stream, texts, alone).values())
+    if request.scalars["own_text"]:
+        windows = held_out_windows(site.settings, site.node, site.model.encode, request.header.rank)
+        models = {"dense": dense, "local_only": alone, "federated": federated()}
+        losses = [mean_losses(stream, {"": windows}, models[name])[""] for name in OWN_TEXT_MODELS]
+        report.own_losses = [round(loss, OWN_LOSS_DIGITS) for loss in losses]
+        report.own_windows = len(windows)
+    report.seconds = time.monotonic() - started
+    return reply_to(request, report)

@@ -1,0 +1,58 @@
+"""Evaluation by the clients, the same for every method: of their own result on public text, and of models on their own text."""
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+import torch
+from flwr.app import Message, MetricRecord
+
+from espalier.wire.evaluation import WINDOWS_BLOB, Texts
+from espalier.wire.messages import read
+from espalier.wire.payload import pack_tensors
+from strategies.rounds import Rounds
+from strategies.run import Run
+
+
+class ClientEvaluation:
+    """Asks clients for losses and collects them.
+
+    Parameters
+    ----------
+    run : its ``evaluation`` settings say on what
+    public_text : name -> windows (windows, tokens), int64, on which clients evaluate their own result; may be empty
+    """
+
+    def __init__(self, run: Run, public_text: Mapping[str, torch.Tensor]) -> None:
+        self.run = run
+        self.public_text = public_text
+        self.asked = bool(public_text) or run.settings.evaluation.own_text
+
+    def requests(self, rounds: Rounds, server_round: int) -> list[Message]:
+        """One request per client; the public text is sent along."""
+        if not self.asked:
+            return []
+        chosen = self.run.settings.evaluation
+        windows = {name: windows.numpy().astype(np.int32) for name, windows in self.public_text.items()}
+        texts = Texts(
+            names=list(windows),
+            num_windows=[len(array) for array in windows.values()],
+            window_tokens=chosen.window_tokens,
+            own_text=chosen.own_text,
+        )
+        blobs = {WINDOWS_BLOB: pack_tensors(windows)} if windows else {}
+        return [rounds.request("evaluate", seat, server_round, texts, blobs) for seat in rounds.roster.active()]
+
+    def collect(self, rounds: Rounds, replies: Iterable[Message]) -> MetricRecord:
+        """Losses of each client's own result per public text, and of ``OWN_TEXT_MODELS`` on its own text."""
+        self.run.progress.begin("local only", len(rounds.roster.active()) if self.asked else 0)
+        losses: dict[str, list[float]] = {}
+        for reply in replies:
+            letter = read(reply.content)
+            seat = rounds.roster.seats[letter.header.rank]
+            seat.seconds += letter.scalars["seconds"]
+            losses[f"loss/{seat.rank}"] = list(letter.scalars["losses"])
+            losses[f"own-loss/{seat.rank}"] = list(letter.scalars["own_losses"])
+            if letter.scalars["own_losses"]:
+                seat.metrics["own_windows"] = letter.scalars["own_windows"]
+            self.run.progress.step("local_only", f"local result of {seat.site}", rank=seat.rank)
+        return MetricRecord({name: losses[name] for name in sorted(losses) if losses[name]})

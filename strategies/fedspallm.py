@@ -1,0 +1,245 @@
+"""FedSpaLLM (papers: "FedSpaLLM: Federated Pruning of Large Language Models").
+
+In every round each client prunes the layers that were sampled for it (equation 8, algorithm 1) and sends their masks and kept
+weights. The server takes, for each weight, the mean over the clients that kept it (equation 5), and prunes the weights that
+most clients pruned until the sparsity is reached (equations 6 and 7). A layer is a decoder block. Layers that a round did
+not reach, because the samples are too few or their clients died, are pruned in further rounds.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+
+from espalier.settings.mistakes import Mistake
+from espalier.settings.seeds import derive_seed
+from espalier.wire.fedspallm import Sample, SamplePart, Update, sample_parts
+from espalier.wire.kept import kept_name
+from espalier.wire.masks import mask_name
+from espalier.wire.messages import Letter
+from espalier.wire.payload import block_key
+from espalier.wire.plan import BlockPlan, LinearPlan, cut_into_parts
+from pruning_kernels.kept_mean import KeptMean
+from pruning_kernels.selection import group_size
+from pruning_kernels.votes import VoteCounter
+from strategies.evaluation import ClientEvaluation
+from strategies.inbox import Inbox
+from strategies.kept_result import KeptResult
+from strategies.layer_sampling import TooFewPlacesError, layers_per_client, sample_layers
+from strategies.rounds import Rounds
+from strategies.run import Run, live
+
+COLUMNS_PER_BLOCK = 128
+"""Columns that SparseGPT decides together; an n:m pattern must divide them."""
+
+
+class FedSpaLLM(Strategy):
+    """l0 aggregation with mask expansion and layer sampling.
+
+    Parameters
+    ----------
+    run : settings, dense model and run folder
+    public_text : name -> windows (windows, tokens), int64, on which clients evaluate their own result; may be empty
+    """
+
+    rounds: Rounds
+
+    def __init__(self, run: Run, public_text: Mapping[str, torch.Tensor] | None = None) -> None:
+        self.run = run
+        self.settings = run.settings.fedspallm
+        self.plan = run.model.plan
+        self.evaluation = ClientEvaluation(run, public_text or {})
+        self._require_pattern_fits()
+        self.result = KeptResult(run.settings, run.model, run.checkpoint.blobs)
+        self.held: dict[int, list[int]] = {}
+        """Version of every layer that each rank holds."""
+        self._samples: dict[int, list[int]] = {}
+        self._reply_hashes: dict[int, list[str]] = {}
+
+    @property
+    def num_rounds(self) -> int:
+        """The rounds of the settings, and one more as long as a layer is not pruned to the sparsity."""
+        finished = self.rounds.finished
+        more = finished >= self.settings.rounds and self.result.unfinished()
+        return max(self.settings.rounds, finished + 1 if more else finished)
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord | None = None,
+        num_rounds: int = 1,
+        timeout: float = 0.0,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> Result:
+        """Run on a grid; of Flower's arguments only ``grid`` is used, the others are part of the run's settings."""
+        return live(self, grid)
+
+    def summary(self) -> None:
+        """Show what will be done."""
+        job = self.settings
+        amount = f"pattern {job.pattern}" if job.pattern else f"{job.sparsity:.0%} sparsity"
+        expansion = "mask expansion" if job.mask_expansion else "no mask expansion"
+        text = f"{job.local_method}, {job.aggregation} mean, {expansion}, {job.sampled_layers:.0%} of the layers sampled"
+        self.run.progress.note("method", f"fedspallm    {amount}, {text}")
+
+    def state(self) -> dict[str, Any]:
+        """The global model, and what each client holds of it."""
+        return {"layers": self.result.state(), "held": {str(rank): versions for rank, versions in sorted(self.held.items())}}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take over what ``state`` returned."""
+        self.result.restore(state["layers"])
+        self.held = {int(rank): versions for rank, versions in state["held"].items()}
+
+    # ----- what clients hold ------------------------------------------------------------------------------------------
+
+    def prepare(self, server_round: int) -> Iterator[list[Message]]:
+        """Bring each client the layers whose version there is stale; before the first round there are none."""
+        stale = {
+            seat.rank: [index for index, version in enumerate(self.result.versions) if version != self._held(seat.rank)[index]]
+            for seat in self.rounds.roster.active()
+        }
+        parts = {rank: self._cut(blocks) for rank, blocks in stale.items() if blocks}
+        for part in range(max(map(len, parts.values()), default=0)):
+            seats = [seat for seat in self.rounds.roster.active() if part < len(parts.get(seat.rank, []))]
+            yield [self._update(seat.rank, server_round, parts[seat.rank][part], part) for seat in seats]
+        for rank in parts:
+            self.held[rank] = list(self.result.versions)
+
+    def deliver(self, server_round: int) -> Iterator[list[Message]]:
+        """Bring the result to the clients, so that they can evaluate it on their own text."""
+        return self.prepare(server_round + 1) if self.run.settings.evaluation.own_text else iter([])
+
+    def _held(self, rank: int) -> list[int]:
+        return self.held.get(rank, [0] * len(self.plan.blocks))
+
+    def _cut(self, blocks: list[int]) -> list[list[int]]:
+        sizes = [len(self.result.blob(index)) for index in blocks]
+        return [[blocks[place] for place in part] for part in cut_into_parts(sizes, self.run.settings.part_bytes)]
+
+    def _update(self, rank: int, server_round: int, blocks: list[int], part: int) -> Message:
+        update = Update(
+            blocks=blocks,
+            versions=[self.result.versions[index] for index in blocks],
+            num_kept=[number for index in blocks for number in self.result.num_kept[index]],
+        )
+        blobs = {block_key(index): self.result.blob(index) for index in blocks}
+        return self.rounds.request("deliver", self.rounds.roster.seats[rank], server_round, update, blobs, part)
+
+    # ----- the round --------------------------------------------------------------------------------------------------
+
+    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+        """Sample layers for every client, and ask it to prune them (algorithm 1, lines 3 to 7)."""
+        self._samples = self._draw(server_round)
+        requests = []
+        for rank, blocks in self._samples.items():
+            sample = Sample(blocks=blocks, versions=self.result.versions)
+            requests.append(self.rounds.request("train", self.rounds.roster.seats[rank], server_round, sample))
+        return requests
+
+    def _draw(self, server_round: int) -> dict[int, list[int]]:
+        """The layers of each client in a round: of all, those that were pruned longest ago first if not all can be covered."""
+        generator = np.random.default_rng(derive_seed(self.run.settings.seed, "layers", server_round=server_round))
+        seats = self.rounds.roster.active()
+        stated = {seat.rank: self.settings.capability_of(seat.rank) or seat.capability for seat in seats}
+        places = layers_per_client(len(self.plan.blocks), self.settings.sampled_layers, stated)
+        layers = list(range(len(self.plan.blocks))) if server_round <= self.settings.rounds else self.result.unfinished()
+        order = generator.permutation(len(layers))
+        by_age = sorted((layers[place] for place in order), key=lambda index: self.result.versions[index])
+        refuse = self.settings.coverage == "every-round" and server_round == 1
+        try:
+            return sample_layers(by_age, places, generator, cover=refuse)
+        except TooFewPlacesError as error:
+            numbers = ", ".join(f"{self.rounds.roster.seats[rank].site} {number}" for rank, number in places.items())
+            raise Mistake(
+                f"fedspallm.sampled-layers = {self.settings.sampled_layers}: {error} ({numbers}); raise it, or set "
+                "fedspallm.coverage to 'over-rounds'"
+            ) from None
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[None, MetricRecord]:
+        """Fold the sampled layers, one after the other (lines 15 to 18)."""
+        self.run.progress.begin("layers", len(self.rounds.roster.active()))
+        inbox = Inbox(self.run.folder.inbox)
+        for letter in inbox.receive(replies):
+            self._note_arrival(letter)
+        complete = inbox.complete_ranks()
+        self.rounds.require_quorum(len(complete), "sent their layers")
+        sampled = sorted({index for rank in complete for index in self._samples[rank]})
+        self.run.progress.begin("folding", len(sampled))
+        for index in sampled:
+            ranks = [rank for rank in complete if index in self._samples[rank]]
+            block = self.plan.blocks[index]
+            self.result.decide(block, server_round, self._folded(inbox, block, ranks))
+            self.run.progress.step("folded", f"layer {index} of {len(ranks)} clients", block=index, ranks=ranks)
+        inbox.clear()
+        return None, MetricRecord({"num-clients": len(complete), "num-layers": len(sampled)})
+
+    def _folded(self, inbox: Inbox, block: BlockPlan, ranks: list[int]) -> Iterator[tuple[LinearPlan, KeptMean, VoteCounter]]:
+        """Sum and votes of each matrix of a layer, over the clients that sampled it, in order of rank."""
+        key = block_key(block.index)
+        for linear in block.linears:
+            mean, votes = KeptMean(linear.shape), VoteCounter(linear.shape, len(ranks))
+            for rank in ranks:
+                weight = self._weight(rank)
+                kept = inbox.tensor(rank, key, kept_name(linear.name)).to(torch.float32).numpy()
+                mean.add(inbox.tensor(rank, key, mask_name(linear.name)).numpy(), kept, weight)
+            for first, masks in inbox.words(key, mask_name(linear.name), ranks):
+                votes.count(masks, first)
+            yield linear, mean, votes
+
+    def _weight(self, rank: int) -> float:
+        samples = self.rounds.roster.seats[rank].metrics["calibration_windows"]
+        return float(samples) if self.settings.client_weights == "samples" else 1.0
+
+    def next_part(self, letter: Letter) -> Message | None:
+        """Ask for the part of a client's layers that follows the one which has arrived."""
+        header = letter.header
+        if header.kind == "train":
+            self._reply_hashes[header.rank] = letter.scalars["blob_sha256"]
+        blocks = self._samples[header.rank]
+        parts, following = sample_parts(self.plan, self.run.settings, header.server_round, blocks), header.part + 1
+        if following == len(parts):
+            return None
+        hashes = [self._reply_hashes[header.rank][blocks.index(index)] for index in parts[following]]
+        seat = self.rounds.roster.seats[header.rank]
+        part = SamplePart(blocks=blocks, blob_sha256=hashes)
+        return self.rounds.request("fetch", seat, header.server_round, part, part=following)
+
+    def _note_arrival(self, letter: Letter) -> None:
+        seat = self.rounds.roster.seats[letter.header.rank]
+        if letter.header.kind == "train":
+            seat.seconds += letter.scalars["seconds"]
+            names = ("calibration_tokens", "calibration_windows", "calibration_sha256", "damping")
+            seat.metrics = {name: letter.scalars[name] for name in names} | {"layers": self._samples[seat.rank]}
+        if letter.header.part + 1 == letter.header.num_parts:
+            number = len(self._samples[seat.rank])
+            self.run.progress.step("layers", f"{number} layers of {seat.site}, {seat.seconds:.1f} s of work", rank=seat.rank)
+
+    def _require_pattern_fits(self) -> None:
+        """Refuse an n:m pattern that does not divide the rows of a matrix, before anything is sent."""
+        for linear in (linear for block in self.plan.blocks for linear in block.linears):
+            try:
+                size = group_size(linear.shape, self.settings.server_group)
+            except ValueError as error:
+                raise Mistake(f"fedspallm.pattern = '{self.settings.pattern}': {linear.parameter}: {error}") from None
+            if self.settings.pattern and self.settings.local_method == "sparsegpt" and COLUMNS_PER_BLOCK % size:
+                raise Mistake(
+                    f"fedspallm.pattern = '{self.settings.pattern}': sparsegpt decides {COLUMNS_PER_BLOCK} columns at a time, "
+                    f"which {size} does not divide; choose another pattern or local-method"
+                )
+
+    # ----- evaluation by the clients ----------------------------------------------------------------------------------
+
+    def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+        """Ask every client how well its own pruned model predicts public text, which is sent along, and its own text."""
+        return self.evaluation.requests(self.rounds, server_round)
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord:
+        """Losses of each client's own result per public text, and of ``OWN_TEXT_MODELS`` on its own text."""
+        return self.evaluation.collect(self.rounds, replies)

@@ -1,0 +1,132 @@
+"""The global model of FedSpaLLM: of every layer that was pruned, its mask and kept weights, and in which round that was.
+
+Everything lies in the checkpoint's blobs, layer by layer; here are their hashes and what is reported of them.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from espalier.modeling.checkpoint import TORCH_DTYPES
+from espalier.modeling.edits import WeightEdit, replaced
+from espalier.modeling.opened import OpenedModel
+from espalier.settings.run import RunSettings
+from espalier.settings.seeds import derive_seed
+from espalier.storage.blobs import BlobStore
+from espalier.wire.fedspallm import num_kept
+from espalier.wire.kept import PrunedMatrix, pack_kept, unpack_kept
+from espalier.wire.plan import BlockPlan, LinearPlan
+from pruning_kernels.bitmask import Words, count, unpack
+from pruning_kernels.kept_mean import KeptMean
+from pruning_kernels.votes import Sizes, VoteCounter, magnitudes
+
+STATE = ("versions", "blobs", "num_kept", "unanimous")
+"""Attributes that a checkpoint keeps."""
+
+
+class KeptResult:
+    """The layers of a run as the last rounds left them.
+
+    Parameters
+    ----------
+    settings : of the run
+    model : the dense model
+    store : where pruned layers are kept, for a run the checkpoint's blobs
+    """
+
+    def __init__(self, settings: RunSettings, model: OpenedModel, store: BlobStore) -> None:
+        self.settings = settings.fedspallm
+        self.model = model
+        self.seed = settings.seed
+        self.store = store
+        self.versions = [0] * len(model.plan.blocks)
+        """The round in which each layer was last pruned; 0: it is dense."""
+        self.blobs = [""] * len(model.plan.blocks)
+        """Hash of each pruned layer in the store."""
+        self.num_kept: list[list[int]] = [[] for _ in model.plan.blocks]
+        """Weights that each matrix of a pruned layer keeps."""
+        self.unanimous = [0] * len(model.plan.blocks)
+        """Weights of each layer that every client which sampled it pruned: the l0 mean's zeros before the expansion."""
+
+    def state(self) -> dict[str, Any]:
+        """Hashes and numbers of all layers."""
+        return {name: getattr(self, name) for name in STATE}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take over what ``state`` returned."""
+        for name in STATE:
+            setattr(self, name, state[name])
+
+    def unfinished(self) -> list[int]:
+        """Layers that were not yet pruned to the run's sparsity."""
+        reached = [version > 0 and self.settings.sparsity_of(version) == self.settings.sparsity for version in self.versions]
+        return [index for index, done in enumerate(reached) if not done]
+
+    def decide(self, block: BlockPlan, server_round: int, folded: Iterator[tuple[LinearPlan, KeptMean, VoteCounter]]) -> None:
+        """Make one layer of the global model from what was folded of each of its matrices (equations 5 to 7)."""
+        matrices, unanimous = {}, 0
+        for linear, mean, votes in folded:
+            weight = mean.mean(self.settings.aggregation)
+            pruned_by_all = votes.unanimous()
+            unanimous += count(pruned_by_all)
+            words = pruned_by_all
+            if self.settings.mask_expansion:
+                words = self._expanded(block, linear, server_round, weight, votes)
+            prune_mask = torch.from_numpy(unpack(words, linear.shape))
+            matrices[linear.name] = PrunedMatrix.of(torch.from_numpy(weight), prune_mask, TORCH_DTYPES[linear.dtype])
+        self.blobs[block.index] = self.store.put(pack_kept(matrices))
+        self.versions[block.index] = server_round
+        self.num_kept[block.index] = [matrices[linear.name].kept.numel() for linear in block.linears]
+        self.unanimous[block.index] = unanimous
+
+    def _expanded(
+        self, block: BlockPlan, linear: LinearPlan, server_round: int, weight: np.ndarray, votes: VoteCounter
+    ) -> Words:
+        """The most pruned weights up to the round's sparsity, those that every client pruned first (equation 7).
+
+        The number is ``int(s * d)``, as everywhere in this program; the paper rounds up, which is one weight per matrix.
+        """
+        sizes: Sizes | None = None
+        if self.settings.ties == "magnitude":
+            sizes = magnitudes(torch.from_numpy(weight))
+        elif self.settings.ties == "random":
+            seed = derive_seed(self.seed, f"ties/{linear.name}", server_round=server_round, block=block.index)
+            sizes = np.random.default_rng(seed).integers(0, 1 << 31, linear.shape, dtype=np.uint32)
+        return votes.most_voted(self.settings.sparsity_of(server_round), self.settings.server_group, sizes)
+
+    def blob(self, index: int) -> bytes:
+        """One pruned layer as it travels."""
+        return self.store.get(self.blobs[index])
+
+    def matrices(self, index: int) -> dict[str, PrunedMatrix]:
+        """One layer by canonical linear name; empty if it is dense."""
+        return unpack_kept(self.model.plan.blocks[index], self.blob(index)) if self.versions[index] else {}
+
+    def prune_masks(self, index: int) -> dict[str, Tensor]:
+        """The prune masks of one layer: bool, by canonical linear name."""
+        block, matrices = self.model.plan.blocks[index], self.matrices(index)
+        return {
+            linear.name: matrices[linear.name].prune_mask if matrices else torch.zeros(linear.shape, dtype=torch.bool)
+            for linear in block.linears
+        }
+
+    def edits(self, index: int) -> Mapping[str, WeightEdit]:
+        """What the method does to one layer's dense weights."""
+        return replaced(lambda index: {name: matrix.weight() for name, matrix in self.matrices(index).items()})(index)
+
+    def zeros_beyond_masks(self) -> int:
+        """No weight is zero but by its mask."""
+        return 0
+
+    def local_sparsity(self) -> float:
+        """Share of the weights that a client which samples every layer prunes in the last round."""
+        last = max(self.versions)
+        kept = sum(sum(num_kept(block, self.settings, last).values()) for block in self.model.plan.blocks)
+        return 1 - kept / self.model.plan.num_weights
+
+    def report(self) -> dict[str, Any]:
+        """What the summary says of this method alone."""
+        return {"layer_versions": self.versions, "sparsity_before_expansion": sum(self.unanimous) / self.model.plan.num_weights}
