@@ -83,7 +83,9 @@ def _count_one_by_one(masks: Tensor, planes: Tensor) -> None:
     for mask in masks:
         carry = mask
         for plane in planes:
-            carry, _ = plane & carry, plane.bitwise_xor_(carry)
+            both = plane & carry
+            plane.bitwise_xor_(carry)
+            carry = both
 
 
 def _select_in_lines(missed: Tensor, levels: int, quota: int, tie_keys: Tensor | None) -> Tensor:
@@ -100,7 +102,7 @@ def _select_in_lines(missed: Tensor, levels: int, quota: int, tie_keys: Tensor |
 
     places = torch.nonzero(tied.reshape(-1))[:, 0]  # row-major: by line, then by index
     line = places // size
-    if tie_keys is not None:
+    if tie_keys is not None:  # sorted within their lines, so that ``line`` stays as it is
         places = places[torch.sort(line << 32 | tie_keys.reshape(-1)[places], stable=True).indices]
     ties = tied.sum(dim=1)
     first_of_line = ties.cumsum(0) - ties
