@@ -169,7 +169,10 @@ def test_blocks_come_one_at_a_time(untied: Path, computing: Computing) -> None:
 def test_windows_in_batches_give_the_masks_of_one_window_at_a_time(
     computing: Computing, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On the trained demo model; a matrix product may differ in its last bit with the batch, so three bits may too."""
+    """On the trained demo model; a matrix product may differ in its last bit with the batch, so three bits may too.
+
+    A CUDA device takes another product for another batch, so there it may be one bit in ten thousand.
+    """
     model = open_model("demo")
     windows = torch.randint(0, 1000, (16, 32), generator=torch.Generator().manual_seed(0))
     choose = LocalPruning("wanda", 0.5, "row").prune_mask
@@ -181,7 +184,8 @@ def test_windows_in_batches_give_the_masks_of_one_window_at_a_time(
 
     one_by_one, batched = masks(1), masks(at_once)
     flips = sum(int((batched[block][name] != mask).sum()) for block in one_by_one for name, mask in one_by_one[block].items())
-    assert flips <= 3 * (at_once > 1)
+    most = 3 if computing.device.type == "cpu" else model.plan.num_weights // 10_000
+    assert flips <= most * (at_once > 1)
 
 
 def test_the_same_windows_give_the_same_masks(untied: Path, computing: Computing) -> None:
