@@ -1,10 +1,13 @@
 """How close are the kernels to the memory's speed, and how far from a plain implementation? Prints a Markdown table.
 
-    python benchmarks/kernels.py [--rows 4096] [--columns 11008] [--voters 64] [--threads 2]
+    python benchmarks/kernels.py [--rows 4096] [--columns 11008] [--voters 64] [--threads 2] [--device cuda]
 
 Everything is measured in one run, on one matrix, best of several repetitions after the kernels were compiled; each result
 is compared bit by bit with the plain one, and a difference ends the run. Plain is what the papers' code does: a stable
 ``torch.sort`` and a scatter for a client's mask; ``int32 += bool`` and a ``torch.sort`` for the votes.
+
+With ``--device cuda`` the device's kernels are measured instead, against copying their input on the device, which takes twice
+as long as reading it would; each result is compared bit by bit with the CPU's.
 """
 
 import argparse
@@ -61,9 +64,7 @@ def row(what: str, ours: float, plain: float, name: str) -> None:
 
 def measure_votes(shape: tuple[int, int], voters: int, generator: np.random.Generator) -> None:
     """Count votes, and select by them, against reading them and against the plain way."""
-    # votes that agree as clients' do: each weight has a probability of its own
-    probability = torch.from_numpy(generator.beta(0.3, 0.3, shape).astype(np.float32))
-    masks = np.stack([pack(torch.bernoulli(probability).bool().numpy()) for _ in range(voters)])
+    masks = voted_masks(shape, voters, generator)
     weight = torch.from_numpy(generator.standard_normal(shape, dtype=np.float32)).to(torch.bfloat16)
     sizes = magnitudes(weight)
     flat = masks.reshape(-1)
@@ -115,6 +116,64 @@ def measure_masks(shape: tuple[int, int], generator: np.random.Generator) -> Non
         row(f"{metric} mask by {group}", ours, plain, "stable sort, scatter")
 
 
+def voted_masks(shape: tuple[int, int], voters: int, generator: np.random.Generator) -> np.ndarray:
+    """Packed masks that agree as clients' do: each weight has a probability of its own."""
+    probability = torch.from_numpy(generator.beta(0.3, 0.3, shape).astype(np.float32))
+    return np.stack([pack(torch.bernoulli(probability).bool().numpy()) for _ in range(voters)])
+
+
+def device_seconds(work: Callable[[], Any], times: int = 5) -> tuple[float, Any]:
+    """``seconds`` of work on the CUDA device, waiting included."""
+
+    def finished() -> Any:
+        result = work()
+        torch.cuda.synchronize()
+        return result
+
+    finished()  # compiles
+    return seconds(finished, times)
+
+
+def measure_votes_on_device(shape: tuple[int, int], voters: int, generator: np.random.Generator) -> None:
+    """Count masks that are on the device already, and count and select with all that goes to it and comes back."""
+    from pruning_kernels.vote_planes_cuda import count_votes
+
+    masks = voted_masks(shape, voters, generator)
+    sizes = magnitudes(torch.from_numpy(generator.standard_normal(shape, dtype=np.float32)).to(torch.bfloat16))
+    host, ours = VoteCounter(shape, voters), VoteCounter(shape, voters, torch.device("cuda"))
+    host.count(masks)
+    on_device = torch.from_numpy(masks.view(np.int64)).cuda()
+    planes = torch.empty((voters.bit_length(), masks.shape[1]), dtype=torch.int64, device="cuda")
+    copying, _ = device_seconds(on_device.clone)
+    counting, _ = device_seconds(partial(count_votes, on_device, planes))
+    row(f"count {voters} masks of {shape[0]} x {shape[1]}", counting, copying, "copy them")
+
+    moving, _ = device_seconds(lambda: torch.from_numpy(masks.view(np.int64)).cuda())
+    for group in ("layer", "row", "column", "2:4"):
+
+        def count_and_select(group: str = group) -> np.ndarray:
+            ours.count(masks)
+            return ours.most_voted(0.5, group, sizes)
+
+        both, found = device_seconds(count_and_select, 3)
+        require_equal(found, host.most_voted(0.5, group, sizes), f"votes by {group}")
+        row(f"count and select by {group}, from the host and back", both, moving, "move them to the device")
+    require_equal(ours.counts(), host.counts(), "counts")
+
+
+def measure_masks_on_device(shape: tuple[int, int], generator: np.random.Generator) -> None:
+    """Wanda's mask of a weight that is on the device."""
+    weight = torch.from_numpy(generator.standard_normal(shape, dtype=np.float32))
+    square_sum = torch.from_numpy(generator.random(shape[1]) * 9)
+    weight_there, square_sum_there = weight.cuda(), square_sum.cuda()
+    copying, _ = device_seconds(weight_there.clone)
+    for group in ("row", "layer", "column", "2:4"):
+        local = LocalPruning("wanda", 0.5, group)
+        ours, found = device_seconds(partial(local.prune_mask, weight_there, square_sum_there), 3)
+        require_equal(found.cpu(), local.prune_mask(weight, square_sum), f"wanda by {group}")
+        row(f"wanda mask by {group}", ours, copying, "copy the weight")
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -122,13 +181,20 @@ def main() -> None:
     parser.add_argument("--columns", type=int, default=11008)
     parser.add_argument("--voters", type=int, default=64)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     given = parser.parse_args()
+    if given.device == "cuda" and not torch.cuda.is_available():
+        raise SystemExit("--device cuda: this machine has no CUDA device that torch can use")
     torch.set_num_threads(given.threads)
     shape, generator = (given.rows, given.columns), np.random.default_rng(0)
-    print(f"{given.threads} threads, a matrix of {given.rows} x {given.columns}, equal bits in every line\n")
+    where = f"{given.threads} threads" if given.device == "cpu" else torch.cuda.get_device_name()
+    print(f"{where}, a matrix of {given.rows} x {given.columns}, equal bits in every line\n")
     print("| what | time | against | |\n|---|---|---|---|")
-    measure_votes(shape, given.voters, generator)
-    measure_masks(shape, generator)
+    votes, masks = (
+        (measure_votes, measure_masks) if given.device == "cpu" else (measure_votes_on_device, measure_masks_on_device)
+    )
+    votes(shape, given.voters, generator)
+    masks(shape, generator)
 
 
 if __name__ == "__main__":

@@ -96,18 +96,29 @@ def select_number(scores: Tensor, quota: int, group: ComparisonGroup, factors: T
         if factors is not None:
             scores = scores.abs().mul_(factors)
         size = group_size((scores.shape[0], scores.shape[1]), group)
-        prune_mask, nan = _select_sorted(scores, size, quota, group), bool(torch.isnan(scores).any())
+        select = _select_sorted if scores.device.type == "cpu" else _select_on_device
+        prune_mask, nan = select(scores, size, quota, group), bool(torch.isnan(scores).any())
     if nan:
         raise NotFiniteError("the scores contain NaN and cannot be compared; check the model's weights")
     return prune_mask
 
 
 def _select_sorted(scores: Tensor, size: int, quota: int, group: ComparisonGroup) -> Tensor:
-    """The selection by a stable sort, on any device."""
+    """The selection by a stable sort."""
     rows, columns = scores.shape
     lines = (scores.T if group == "column" else scores).reshape(-1, size)
     lowest = torch.sort(lines, dim=1, stable=True).indices[:, :quota]
-    prune_mask = torch.zeros(lines.shape, dtype=torch.bool, device=scores.device).scatter_(1, lowest, True)
+    prune_mask = torch.zeros(lines.shape, dtype=torch.bool).scatter_(1, lowest, True)
+    return prune_mask.reshape(columns, rows).T.contiguous() if group == "column" else prune_mask.reshape(rows, columns)
+
+
+def _select_on_device(scores: Tensor, size: int, quota: int, group: ComparisonGroup) -> Tensor:
+    """The same selection by ``lowest_on_device``."""
+    from pruning_kernels.lowest_on_device import ordered_keys, prune_lowest
+
+    rows, columns = scores.shape
+    lines = (scores.T if group == "column" else scores).reshape(-1, size)
+    prune_mask = prune_lowest(ordered_keys(lines), quota)
     return prune_mask.reshape(columns, rows).T.contiguous() if group == "column" else prune_mask.reshape(rows, columns)
 
 

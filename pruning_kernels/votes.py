@@ -1,8 +1,10 @@
 """What the clients prune together: count their votes and select the weights with most of them (FedPrLLM steps 3 and 4).
 
-There are two ways to the same bits: plain NumPy, and for matrices that are worth the time to compile them the kernels of
-``bit_planes``.
+There are three ways to the same bits: plain NumPy; for matrices that are worth the time to compile them, the kernels of
+``bit_planes``; and on a CUDA device ``device_votes``.
 """
+
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -26,6 +28,7 @@ def magnitudes(weight: Tensor) -> Sizes:
     return integers.view(np.uint16 if integers.itemsize == 2 else np.uint32)
 
 
+CPU = torch.device("cpu")
 MOST_PLANES = 16
 """With more planes than that, the kernels' votes per weight no longer fit their type."""
 
@@ -34,14 +37,14 @@ class VoteCounter:
     """Votes for one matrix, held as bit planes: plane ``p`` has bit ``i`` set if weight ``i``'s count has ``2**p`` in it.
 
     Masks are added as whole words, without being unpacked; the planes need ``log2(voters) + 1`` bits per weight, and any
-    number of voters fits.
+    number of voters fits. What goes in and comes out is NumPy's, wherever the planes are.
     """
 
-    def __init__(self, shape: tuple[int, int], num_voters: int) -> None:
+    def __init__(self, shape: tuple[int, int], num_voters: int, device: torch.device = CPU) -> None:
         self.shape = shape
         self.num_voters = num_voters
-        self.num_weights = shape[0] * shape[1]
-        self.planes = np.zeros((max(1, num_voters.bit_length()), num_words(self.num_weights)), np.uint64)
+        self._num_words = num_words(shape[0] * shape[1])
+        self._votes = votes_on(device, shape, num_voters)
 
     def count(self, masks: NDArray[np.uint64], first: int = 0) -> None:
         """Count the votes of all voters in a stretch of words.
@@ -56,8 +59,56 @@ class VoteCounter:
             There are more words, or another number of voters.
         """
         voters, words = masks.shape
-        if voters != self.num_voters or first + words > self.planes.shape[1]:
-            raise ValueError(f"expected {self.num_voters} masks of {self.planes.shape[1]} words, got {masks.shape} at {first}")
+        if voters != self.num_voters or first + words > self._num_words:
+            raise ValueError(f"expected {self.num_voters} masks of {self._num_words} words, got {masks.shape} at {first}")
+        self._votes.count(masks, first)
+
+    def counts(self) -> NDArray[np.int32]:
+        """Votes per weight, shaped like the matrix: the aggregated mask matrix of FedPrLLM."""
+        return self._votes.counts()
+
+    def unanimous(self) -> Words:
+        """Packed mask of the weights that every voter would prune."""
+        return self._votes.unanimous()
+
+    def most_voted(self, sparsity: float, group: ComparisonGroup, sizes: Sizes | None = None) -> Words:
+        """Packed mask of the most voted weights of each comparison group; see ``select_most_voted``."""
+        return self._votes.most_voted(sparsity, group, sizes)
+
+
+class Votes(Protocol):
+    """What a ``VoteCounter`` asks of the device that holds its planes; its own methods say what each does."""
+
+    def count(self, masks: NDArray[np.uint64], first: int) -> None: ...
+
+    def counts(self) -> NDArray[np.int32]: ...
+
+    def unanimous(self) -> Words: ...
+
+    def most_voted(self, sparsity: float, group: ComparisonGroup, sizes: Sizes | None) -> Words: ...
+
+
+def votes_on(device: torch.device, shape: tuple[int, int], num_voters: int) -> Votes:
+    """Bit planes without votes, on a device."""
+    if device.type == "cpu":
+        return HostVotes(shape, num_voters)
+    from pruning_kernels.device_votes import DeviceVotes
+
+    return DeviceVotes(shape, num_voters, device)
+
+
+class HostVotes:
+    """Bit planes in the memory of the CPU, (number of planes, words) uint64."""
+
+    def __init__(self, shape: tuple[int, int], num_voters: int) -> None:
+        self.shape = shape
+        self.num_voters = num_voters
+        self.num_weights = shape[0] * shape[1]
+        self.planes = np.zeros((max(1, num_voters.bit_length()), num_words(self.num_weights)), np.uint64)
+
+    def count(self, masks: NDArray[np.uint64], first: int) -> None:
+        """Count the votes of all voters in a stretch of words."""
+        words = masks.shape[1]
         whole = words == self.planes.shape[1]
         planes = self.planes if whole else np.empty((len(self.planes), words), np.uint64)
         if self._large:
@@ -75,7 +126,7 @@ class VoteCounter:
             self.planes[:, first : first + words] = planes
 
     def counts(self) -> NDArray[np.int32]:
-        """Votes per weight, shaped like the matrix: the aggregated mask matrix of FedPrLLM."""
+        """Votes per weight, shaped like the matrix."""
         counts = np.zeros(self.shape, dtype=np.int32)
         for bit, plane in enumerate(self.planes):
             counts += unpack(plane, self.shape).astype(np.int32) << bit
@@ -90,7 +141,7 @@ class VoteCounter:
             all_of_them[-1] &= np.uint64((1 << self.num_weights % 64) - 1)
         return all_of_them
 
-    def most_voted(self, sparsity: float, group: ComparisonGroup, sizes: Sizes | None = None) -> Words:
+    def most_voted(self, sparsity: float, group: ComparisonGroup, sizes: Sizes | None) -> Words:
         """Packed mask of the most voted weights of each comparison group; see ``select_most_voted``."""
         if not self._large or len(self.planes) > MOST_PLANES:
             return pack(select_most_voted(self.counts(), sparsity, group, sizes))

@@ -71,7 +71,7 @@ def run_method(grid: Grid, context: Context, clock: Clock | None = None) -> Path
     folder, lineage = open_run_directory(settings, model, str(context.run_id))
     print(f"run directory {folder.path}", flush=True)
     summary = Summary(settings, model, computing.threads, computing.device.type, losses={name: {} for name in texts})
-    run = Run(settings, model, folder, lineage, clock or Clock(), simulation)
+    run = Run(settings, model, folder, lineage, clock or Clock(), simulation, computing.device)
     started = run.clock.now()
     summary.write(folder, "failed", "the ServerApp is still at work, or it was killed", folder.ledger.total())
     try:

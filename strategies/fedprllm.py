@@ -102,7 +102,7 @@ class FedPrLLM(Strategy):
         self.run.progress.begin("voting", len(blocks))
         for index in blocks:
             block = self.run.model.plan.blocks[index]
-            counters = {linear.name: VoteCounter(linear.shape, len(voters)) for linear in block.linears}
+            counters = {linear.name: VoteCounter(linear.shape, len(voters), self.run.device) for linear in block.linears}
             for name, counter in counters.items():
                 for first, masks in inbox.words(block_key(index), mask_name(name)):
                     counter.count(masks, first)

@@ -184,7 +184,7 @@ class FedSpaLLM(Strategy):
         """Sum and votes of each matrix of a layer, over the clients that sampled it, in order of rank."""
         key = block_key(block.index)
         for linear in block.linears:
-            mean, votes = KeptMean(linear.shape), VoteCounter(linear.shape, len(ranks))
+            mean, votes = KeptMean(linear.shape), VoteCounter(linear.shape, len(ranks), self.run.device)
             for rank in ranks:
                 weight = self._weight(rank)
                 kept = inbox.tensor(rank, key, kept_name(linear.name)).to(torch.float32).numpy()

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
@@ -31,6 +32,8 @@ class Run:
     """Names the run to its clients, also after it was resumed: letters, digits and hyphens."""
     clock: Clock = field(default_factory=Clock)
     simulation: bool = False
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    """Where votes are counted."""
     progress: Progress = field(init=False)
     checkpoint: CheckpointFolder = field(init=False)
 

@@ -100,7 +100,7 @@ class Clients:
             votes = []
             for activations in everybody:
                 masks = choose_in_dense_block(self.stream, activations, block.index, self.choose, self.watch)
-                votes.append({name: pack(mask.numpy().astype(np.bool_)) for name, mask in masks.items()})
+                votes.append({name: pack(mask.cpu().numpy().astype(np.bool_)) for name, mask in masks.items()})
             result.decide(block, _counted(block, votes))
             with self.stream.block(block.index, masked(result.prune_masks)(block.index)) as pruned:
                 for activations in everybody:

@@ -3,7 +3,10 @@
 from pathlib import Path
 
 import pytest
+import torch
 from tiny_models import llama_config, save_model
+
+from espalier.modeling.computing import Computing
 
 
 @pytest.fixture(scope="session")
@@ -30,3 +33,9 @@ def copied(untied: Path, tmp_path: Path) -> Path:
     import shutil
 
     return Path(shutil.copytree(untied, tmp_path / "copied"))
+
+
+@pytest.fixture
+def computing(device: torch.device) -> Computing:
+    """float32 on every device in turn."""
+    return Computing(device, torch.float32, 1)

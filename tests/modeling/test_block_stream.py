@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from devices import assert_close
 from safetensors.torch import load_file, save_file
-from tiny_models import CPU, llama_config, random_masks, save_model, token_windows, whole_model
+from tiny_models import llama_config, random_masks, save_model, token_windows, whole_model
 from torch import Tensor, nn
 
 from espalier.modeling import edits
@@ -22,8 +23,8 @@ LINEARS = {
 
 
 @pytest.fixture
-def stream(untied: Path) -> BlockStream:
-    return BlockStream(OpenedModel(untied), CPU)
+def stream(untied: Path, computing: Computing) -> BlockStream:
+    return BlockStream(OpenedModel(untied), computing)
 
 
 def logits(stream: BlockStream, windows: Tensor) -> Tensor:
@@ -31,19 +32,19 @@ def logits(stream: BlockStream, windows: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def whole_logits(directory: Path, windows: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    return whole_model(directory, dtype)(input_ids=windows, use_cache=False).logits
+def whole_logits(directory: Path, windows: Tensor, device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
+    return whole_model(directory, dtype).to(device)(input_ids=windows.to(device), use_cache=False).logits
 
 
 @pytest.mark.parametrize("windows", [1, WINDOWS_PER_BATCH, WINDOWS_PER_BATCH + 1, 2 * WINDOWS_PER_BATCH])
 def test_logits_are_the_whole_models_for_any_number_of_batches(stream: BlockStream, untied: Path, windows: int) -> None:
     ids = token_windows(windows, 7)
-    torch.testing.assert_close(logits(stream, ids), whole_logits(untied, ids), rtol=1e-5, atol=1e-5)
+    assert_close(logits(stream, ids), whole_logits(untied, ids, stream.computing.device))
 
 
 def test_windows_of_the_longest_length_and_of_one_token(stream: BlockStream, untied: Path) -> None:
     for ids in (token_windows(2, 64), token_windows(3, 1)):
-        torch.testing.assert_close(logits(stream, ids), whole_logits(untied, ids), rtol=1e-5, atol=1e-5)
+        assert_close(logits(stream, ids), whole_logits(untied, ids, stream.computing.device))
 
 
 def test_a_stream_can_be_used_again_and_gives_the_same_bits(stream: BlockStream) -> None:
@@ -63,24 +64,24 @@ def test_logits_that_were_not_read_to_the_end_leave_nothing_behind(stream: Block
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_a_lower_precision_is_that_of_the_whole_model(untied: Path, dtype: torch.dtype) -> None:
-    stream = BlockStream(OpenedModel(untied), Computing(torch.device("cpu"), dtype, 1))
+def test_a_lower_precision_is_that_of_the_whole_model(untied: Path, device: torch.device, dtype: torch.dtype) -> None:
+    stream = BlockStream(OpenedModel(untied), Computing(device, dtype, 1))
     ids = token_windows(3, 8)
     found = logits(stream, ids)
     assert found.dtype == dtype
-    torch.testing.assert_close(found.float(), whole_logits(untied, ids, dtype).float(), rtol=2e-2, atol=2e-2)
+    assert_close(found.float(), whole_logits(untied, ids, device, dtype).float(), cpu=2e-2, cuda=2e-2)
 
 
-def test_a_model_stored_in_bf16_is_computed_in_float32(tmp_path: Path) -> None:
+def test_a_model_stored_in_bf16_is_computed_in_float32(tmp_path: Path, computing: Computing) -> None:
     directory = save_model(tmp_path / "bf16", llama_config(), dtype=torch.bfloat16)
     ids = token_windows(2, 8)
-    found = logits(BlockStream(OpenedModel(directory), CPU), ids)
-    torch.testing.assert_close(found, whole_logits(directory, ids), rtol=1e-5, atol=1e-5)
+    found = logits(BlockStream(OpenedModel(directory), computing), ids)
+    assert_close(found, whole_logits(directory, ids, computing.device))
 
 
 def test_only_the_block_in_hand_is_in_memory(stream: BlockStream) -> None:
     with stream.block(1) as block:
-        assert {parameter.device.type for parameter in block.parameters()} == {"cpu"}
+        assert {parameter.device.type for parameter in block.parameters()} == {stream.computing.device.type}
         with stream.block(2):
             pass
     assert {parameter.device.type for parameter in block.parameters()} == {"meta"}
@@ -92,7 +93,7 @@ def test_a_block_is_loaded_afresh_each_time(stream: BlockStream, untied: Path) -
         block.self_attn.q_proj.weight.detach().zero_()
     with stream.block(1) as block:
         for name, value in block.state_dict().items():
-            assert torch.equal(value, stored[f"model.layers.1.{name}"])
+            assert torch.equal(value.cpu(), stored[f"model.layers.1.{name}"])
 
 
 def test_a_block_is_let_go_when_its_user_fails(stream: BlockStream) -> None:
@@ -116,7 +117,7 @@ def test_masked_logits_are_those_of_the_whole_model_with_zeros(stream: BlockStre
     ids = token_windows(3, 8)
     found = torch.cat(list(stream.logits(run_through(stream, ids, edits.masked(lambda index: random_masks(shapes, index))))))
     with torch.no_grad():
-        torch.testing.assert_close(found, masked(input_ids=ids, use_cache=False).logits, rtol=1e-5, atol=1e-5)
+        assert_close(found, masked(input_ids=ids, use_cache=False).logits)
 
 
 def test_the_dense_model_has_no_edits() -> None:
@@ -133,25 +134,27 @@ def test_masks_set_weights_to_zero_and_leave_the_others() -> None:
             assert linear.weight[row, column].item() == (0 if (row, column) in zero else before[row, column].item())
 
 
-def test_the_global_generator_is_left_alone(untied: Path) -> None:
+def test_the_global_generator_is_left_alone(untied: Path, computing: Computing) -> None:
     before = torch.random.get_rng_state()
-    logits(BlockStream(OpenedModel(untied), CPU), token_windows(1, 4))
+    logits(BlockStream(OpenedModel(untied), computing), token_windows(1, 4))
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
 @pytest.mark.parametrize("name", ["model.norm.weight", "model.layers.1.input_layernorm.weight", "lm_head.weight"])
-def test_a_tensor_that_is_missing_outside_of_the_linears_is_a_mistake(untied: Path, tmp_path: Path, name: str) -> None:
+def test_a_tensor_that_is_missing_outside_of_the_linears_is_a_mistake(
+    untied: Path, computing: Computing, tmp_path: Path, name: str
+) -> None:
     damaged = Path(shutil.copytree(untied, tmp_path / "damaged"))
     tensors = load_file(damaged / "model.safetensors")
     del tensors[name]
     save_file(tensors, damaged / "model.safetensors", {"format": "pt"})
     with pytest.raises(Mistake, match=name):
-        run_through(BlockStream(OpenedModel(damaged), CPU), token_windows(1, 4))
+        run_through(BlockStream(OpenedModel(damaged), computing), token_windows(1, 4))
 
 
-def test_a_configuration_of_another_width_is_a_mistake(untied: Path, tmp_path: Path) -> None:
+def test_a_configuration_of_another_width_is_a_mistake(untied: Path, computing: Computing, tmp_path: Path) -> None:
     damaged = Path(shutil.copytree(untied, tmp_path / "damaged"))
     text = (damaged / "config.json").read_text()
     (damaged / "config.json").write_text(text.replace('"intermediate_size": 48', '"intermediate_size": 40'))
     with pytest.raises(Mistake, match="damaged"):
-        run_through(BlockStream(OpenedModel(damaged), CPU), token_windows(1, 4))
+        run_through(BlockStream(OpenedModel(damaged), computing), token_windows(1, 4))

@@ -5,54 +5,55 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_models import CPU, token_windows, whole_model
+from tiny_models import token_windows, whole_model
 from torch import Tensor, nn
 
 from espalier.modeling.block_stream import BlockStream
 from espalier.modeling.calibration import prune_by_block
+from espalier.modeling.computing import Computing
 from espalier.modeling.input_statistics import InputSquareSums
 from espalier.modeling.opened import OpenedModel, open_model
 from pruning_kernels.local import LocalPruning
 
 
 def nothing(weight: Tensor, _: Tensor) -> Tensor:
-    return torch.zeros(weight.shape, dtype=torch.bool)
+    return torch.zeros(weight.shape, dtype=torch.bool, device=weight.device)
 
 
 def everything(weight: Tensor, _: Tensor) -> Tensor:
-    return torch.ones(weight.shape, dtype=torch.bool)
+    return torch.ones(weight.shape, dtype=torch.bool, device=weight.device)
 
 
 # ----- input norms ----------------------------------------------------------------------------------------------------
 
 
-def test_sums_on_paper() -> None:
+def test_sums_on_paper(device: torch.device) -> None:
     """Two windows of two tokens with two channels."""
-    linear = nn.Linear(2, 1)
+    linear = nn.Linear(2, 1, device=device)
     sums = InputSquareSums({"a": linear})
     with sums.watching():
-        linear(torch.tensor([[[1.0, 2.0], [3.0, -1.0]], [[0.0, 0.5], [2.0, 0.0]]]))
-        linear(torch.tensor([[[10.0, 0.0]]]))
+        linear(torch.tensor([[[1.0, 2.0], [3.0, -1.0]], [[0.0, 0.5], [2.0, 0.0]]], device=device))
+        linear(torch.tensor([[[10.0, 0.0]]], device=device))
     assert sums.sums["a"].dtype == torch.float64
     assert sums.sums["a"].tolist() == [1 + 9 + 0 + 4 + 100, 4 + 1 + 0.25 + 0 + 0]
 
 
-def test_nothing_is_added_outside_of_watching() -> None:
-    linear = nn.Linear(2, 1)
+def test_nothing_is_added_outside_of_watching(device: torch.device) -> None:
+    linear = nn.Linear(2, 1, device=device)
     sums = InputSquareSums({"a": linear})
-    linear(torch.ones(1, 1, 2))
+    linear(torch.ones(1, 1, 2, device=device))
     with pytest.raises(RuntimeError), sums.watching():
         raise RuntimeError
-    linear(torch.ones(1, 1, 2))
+    linear(torch.ones(1, 1, 2, device=device))
     assert sums.sums["a"].tolist() == [0.0, 0.0]
     assert not linear._forward_pre_hooks
 
 
-def test_linears_with_the_same_input_and_with_another_one_in_between() -> None:
+def test_linears_with_the_same_input_and_with_another_one_in_between(device: torch.device) -> None:
     """The shortcut for query, key and value must not take another linear's input for theirs."""
-    first, second, third = nn.Linear(1, 1), nn.Linear(1, 1), nn.Linear(1, 1)
+    first, second, third = nn.Linear(1, 1, device=device), nn.Linear(1, 1, device=device), nn.Linear(1, 1, device=device)
     sums = InputSquareSums({"first": first, "second": second, "third": third})
-    shared, other = torch.full((1, 2, 1), 3.0), torch.full((1, 2, 1), 2.0)
+    shared, other = torch.full((1, 2, 1), 3.0, device=device), torch.full((1, 2, 1), 2.0, device=device)
     with sums.watching():
         first(shared)
         second(shared)
@@ -61,26 +62,26 @@ def test_linears_with_the_same_input_and_with_another_one_in_between() -> None:
     assert {name: value.item() for name, value in sums.sums.items()} == {"first": 36.0, "second": 18.0, "third": 8.0}
 
 
-def test_a_later_watch_is_added_to_an_earlier_one() -> None:
-    linear = nn.Linear(1, 1)
+def test_a_later_watch_is_added_to_an_earlier_one(device: torch.device) -> None:
+    linear = nn.Linear(1, 1, device=device)
     sums = InputSquareSums({"a": linear})
     for value in (2.0, 3.0):
         with sums.watching():
-            linear(torch.full((1, 1, 1), value))
+            linear(torch.full((1, 1, 1), value, device=device))
     assert sums.sums["a"].item() == 13.0
 
 
-def test_low_precision_inputs_are_squared_in_float32() -> None:
+def test_low_precision_inputs_are_squared_in_float32(device: torch.device) -> None:
     """300 squared is 90000, which float16 does not hold."""
-    linear = nn.Linear(1, 1, dtype=torch.float16)
+    linear = nn.Linear(1, 1, dtype=torch.float16, device=device)
     sums = InputSquareSums({"a": linear})
     with sums.watching():
-        linear(torch.full((1, 2, 1), 300.0, dtype=torch.float16))
+        linear(torch.full((1, 2, 1), 300.0, dtype=torch.float16, device=device))
     assert sums.sums["a"].item() == 180000.0
 
 
 @torch.no_grad()
-def test_sums_of_a_dense_model_are_those_of_hooks_in_the_whole_one(untied: Path) -> None:
+def test_sums_of_a_dense_model_are_those_of_hooks_in_the_whole_one(untied: Path, computing: Computing) -> None:
     windows = token_windows(10, 6)
     found: dict[int, dict[str, list[float]]] = {}
     recorded: list[Tensor] = []
@@ -89,7 +90,7 @@ def test_sums_of_a_dense_model_are_those_of_hooks_in_the_whole_one(untied: Path)
         recorded.append(square_sum.clone())
         return nothing(weight, square_sum)
 
-    for index, masks in prune_by_block(BlockStream(OpenedModel(untied), CPU), windows, record):
+    for index, masks in prune_by_block(BlockStream(OpenedModel(untied), computing), windows, record):
         found[index] = {name: recorded.pop(0).tolist() for name in masks}
 
     paths = OpenedModel(untied).family.linears
@@ -116,7 +117,7 @@ def test_sums_of_a_dense_model_are_those_of_hooks_in_the_whole_one(untied: Path)
 # ----- pruning block by block -----------------------------------------------------------------------------------------
 
 
-def test_the_next_block_sees_what_the_pruned_one_gives(untied: Path) -> None:
+def test_the_next_block_sees_what_the_pruned_one_gives(untied: Path, computing: Computing) -> None:
     """A block whose weights are all pruned passes its input on, so every block's first linears see the embeddings."""
     windows = token_windows(3, 5)
     seen: list[Tensor] = []
@@ -125,7 +126,7 @@ def test_the_next_block_sees_what_the_pruned_one_gives(untied: Path) -> None:
         seen.append(square_sum.clone())
         return everything(weight, square_sum)
 
-    stream = BlockStream(OpenedModel(untied), CPU)
+    stream = BlockStream(OpenedModel(untied), computing)
     first_of_each = []
     for _, masks in prune_by_block(stream, windows, record):
         first_of_each.append(seen[0])
@@ -135,10 +136,10 @@ def test_the_next_block_sees_what_the_pruned_one_gives(untied: Path) -> None:
     hidden = model.model.embed_tokens(windows).detach()
     for index, found in enumerate(first_of_each):
         normed = model.model.layers[index].input_layernorm(hidden).detach()
-        torch.testing.assert_close(found, normed.double().square().sum(dim=(0, 1)), rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(found.cpu(), normed.double().square().sum(dim=(0, 1)), rtol=1e-4, atol=1e-6)
 
 
-def test_choices_see_the_dense_weights_of_their_block(untied: Path) -> None:
+def test_choices_see_the_dense_weights_of_their_block(untied: Path, computing: Computing) -> None:
     stored = OpenedModel(untied)
     expected = [stored.checkpoint.read(linear.parameter) for block in stored.plan.blocks for linear in block.linears]
     weights: list[Tensor] = []
@@ -147,12 +148,12 @@ def test_choices_see_the_dense_weights_of_their_block(untied: Path) -> None:
         weights.append(weight.detach().clone())
         return everything(weight, square_sum)
 
-    list(prune_by_block(BlockStream(stored, CPU), token_windows(2, 4), record))
+    list(prune_by_block(BlockStream(stored, computing), token_windows(2, 4), record))
     assert len(weights) == len(expected)
-    assert all(torch.equal(found, dense) for found, dense in zip(weights, expected, strict=True))
+    assert all(torch.equal(found.cpu(), dense) for found, dense in zip(weights, expected, strict=True))
 
 
-def test_blocks_come_one_at_a_time(untied: Path) -> None:
+def test_blocks_come_one_at_a_time(untied: Path, computing: Computing) -> None:
     """Whoever stops after a block has paid for that block alone."""
     calls: list[int] = []
 
@@ -160,18 +161,23 @@ def test_blocks_come_one_at_a_time(untied: Path) -> None:
         calls.append(1)
         return nothing(weight, square_sum)
 
-    pruning = prune_by_block(BlockStream(OpenedModel(untied), CPU), token_windows(1, 4), record)
+    pruning = prune_by_block(BlockStream(OpenedModel(untied), computing), token_windows(1, 4), record)
     assert next(pruning)[0] == 0
     assert len(calls) == 7
 
 
 @pytest.mark.parametrize("at_once", [1, 3, 16])
-def test_windows_in_batches_give_the_masks_of_one_window_at_a_time(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the trained demo model; a matrix product may differ in its last bit with the batch, so three bits may too."""
+def test_windows_in_batches_give_the_masks_of_one_window_at_a_time(
+    computing: Computing, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the trained demo model; a matrix product may differ in its last bit with the batch, so three bits may too.
+
+    A CUDA device takes another product for another batch, so there it may be one bit in ten thousand.
+    """
     model = open_model("demo")
     windows = torch.randint(0, 1000, (16, 32), generator=torch.Generator().manual_seed(0))
     choose = LocalPruning("wanda", 0.5, "row").prune_mask
-    stream = BlockStream(model, CPU)
+    stream = BlockStream(model, computing)
 
     def masks(windows_per_batch: int) -> dict[int, dict[str, Tensor]]:
         monkeypatch.setattr("espalier.modeling.block_stream.WINDOWS_PER_BATCH", windows_per_batch)
@@ -179,14 +185,15 @@ def test_windows_in_batches_give_the_masks_of_one_window_at_a_time(at_once: int,
 
     one_by_one, batched = masks(1), masks(at_once)
     flips = sum(int((batched[block][name] != mask).sum()) for block in one_by_one for name, mask in one_by_one[block].items())
-    assert flips <= 3 * (at_once > 1)
+    most = 3 if computing.device.type == "cpu" else model.plan.num_weights // 10_000
+    assert flips <= most * (at_once > 1)
 
 
-def test_the_same_windows_give_the_same_masks(untied: Path) -> None:
+def test_the_same_windows_give_the_same_masks(untied: Path, computing: Computing) -> None:
     def half(weight: Tensor, square_sum: Tensor) -> Tensor:
         scores = weight.abs() * square_sum.sqrt()
         return scores < scores.median()
 
-    runs = [dict(prune_by_block(BlockStream(OpenedModel(untied), CPU), token_windows(9, 6), half)) for _ in range(2)]
+    runs = [dict(prune_by_block(BlockStream(OpenedModel(untied), computing), token_windows(9, 6), half)) for _ in range(2)]
     for index, masks in runs[0].items():
         assert all(torch.equal(mask, runs[1][index][name]) for name, mask in masks.items())

@@ -2,10 +2,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ways import way  # noqa: F401
 
 from pruning_kernels.bitmask import pack
 from pruning_kernels.kept_mean import KeptMean
+
+pytestmark = pytest.mark.usefixtures("compiled_or_plain")
 
 
 def added(matrices: list[np.ndarray], masks: list[np.ndarray], weights: list[float]) -> KeptMean:

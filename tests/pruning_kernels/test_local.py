@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from devices import NEEDS_CUDA
 
 from pruning_kernels.local import LocalPruning
 from pruning_kernels.selection import ComparisonGroup
@@ -22,33 +23,49 @@ SQUARE_SUM = torch.tensor([9.0, 16.0, 0.25, 0.0])
         ("magnitude", "column", [[1, 0, 1, 0], [0, 1, 0, 1]]),
     ],
 )
-def test_half_of_the_weights_on_paper(metric: str, group: ComparisonGroup, expected: list[list[int]]) -> None:
-    mask = LocalPruning(metric, 0.5, group).prune_mask(WEIGHT, SQUARE_SUM)  # type: ignore[arg-type]
+def test_half_of_the_weights_on_paper(
+    device: torch.device, metric: str, group: ComparisonGroup, expected: list[list[int]]
+) -> None:
+    mask = LocalPruning(metric, 0.5, group).prune_mask(WEIGHT.to(device), SQUARE_SUM.to(device))  # type: ignore[arg-type]
     assert mask.int().tolist() == expected
 
 
-def test_groups_differ_where_rows_have_different_scales() -> None:
-    weight = torch.tensor([[1.0, 2.0], [10.0, 20.0]])
-    ones = torch.ones(2)
+def test_groups_differ_where_rows_have_different_scales(device: torch.device) -> None:
+    weight = torch.tensor([[1.0, 2.0], [10.0, 20.0]], device=device)
+    ones = torch.ones(2, device=device)
     assert LocalPruning("wanda", 0.5, "layer").prune_mask(weight, ones).tolist() == [[True, True], [False, False]]
     assert LocalPruning("wanda", 0.5, "row").prune_mask(weight, ones).tolist() == [[True, False], [True, False]]
 
 
-def test_magnitude_does_not_look_at_the_activations() -> None:
-    nonsense = torch.full((4,), float("nan"))
-    assert LocalPruning("magnitude", 0.5, "row").prune_mask(WEIGHT, nonsense).int().tolist() == [[1, 1, 0, 0], [0, 1, 0, 1]]
+def test_magnitude_does_not_look_at_the_activations(device: torch.device) -> None:
+    nonsense = torch.full((4,), float("nan"), device=device)
+    mask = LocalPruning("magnitude", 0.5, "row").prune_mask(WEIGHT.to(device), nonsense)
+    assert mask.int().tolist() == [[1, 1, 0, 0], [0, 1, 0, 1]]
 
 
-def test_the_weights_are_left_as_they_were() -> None:
-    weight = WEIGHT.clone()
-    LocalPruning("wanda", 0.75, "layer").prune_mask(weight, SQUARE_SUM)
-    assert torch.equal(weight, WEIGHT)
+def test_the_weights_are_left_as_they_were(device: torch.device) -> None:
+    weight = WEIGHT.to(device, copy=True)
+    LocalPruning("wanda", 0.75, "layer").prune_mask(weight, SQUARE_SUM.to(device))
+    assert torch.equal(weight.cpu(), WEIGHT)
 
 
-def test_wanda_by_column_is_magnitude_also_where_a_channel_is_dead() -> None:
+def test_wanda_by_column_is_magnitude_also_where_a_channel_is_dead(device: torch.device) -> None:
     """A channel of zero norm would make all scores of its column tie, and clients with and without it differ."""
-    weight = torch.randn(64, 8, generator=torch.Generator().manual_seed(0))
-    norms = torch.ones(8, dtype=torch.float64)
+    weight = torch.randn(64, 8, generator=torch.Generator().manual_seed(0)).to(device)
+    norms = torch.ones(8, dtype=torch.float64, device=device)
     norms[3] = 0
     wanda = LocalPruning("wanda", 0.5, "column").prune_mask(weight, norms)
     assert torch.equal(wanda, LocalPruning("magnitude", 0.5, "column").prune_mask(weight, norms))
+
+
+@NEEDS_CUDA
+@pytest.mark.parametrize("metric", ["wanda", "magnitude"])
+@pytest.mark.parametrize("group", ["layer", "row", "column", "2:4"])
+def test_a_cuda_device_gives_the_bits_of_the_cpu(metric: str, group: ComparisonGroup) -> None:
+    """Their scores take one rounding each, as everywhere; RIA's sums do not, so only its selection has these bits."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(1200, 1000, generator=generator).to(torch.bfloat16)
+    square_sum = torch.rand(1000, generator=generator, dtype=torch.float64)
+    local = LocalPruning(metric, 0.6, group)  # type: ignore[arg-type]
+    on_device = local.prune_mask(weight.cuda(), square_sum.cuda())
+    assert torch.equal(on_device.cpu(), local.prune_mask(weight, square_sum))

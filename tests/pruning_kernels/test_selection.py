@@ -6,7 +6,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ways import way  # noqa: F401
 
 from pruning_kernels.selection import ComparisonGroup, pruned_in_matrix, pruned_per_group, select_lowest
 
@@ -41,31 +40,35 @@ def matrices(values: st.SearchStrategy[float]) -> st.SearchStrategy[list[list[fl
     )
 
 
-def test_on_paper() -> None:
+def test_on_paper(way: torch.device) -> None:
     """At 50% a row of three loses int(1.5) = 1 weight, a layer of six loses 3, a column of two loses 1."""
     scores = torch.tensor([[3.0, 1.0, 2.0], [6.0, 4.0, 5.0]])
-    assert select_lowest(scores, 0.5, "row").tolist() == [[False, True, False], [False, True, False]]
-    assert select_lowest(scores, 0.5, "layer").tolist() == [[True, True, True], [False, False, False]]
-    assert select_lowest(scores, 0.5, "column").tolist() == [[True, True, True], [False, False, False]]
+    assert select_lowest(scores.to(way), 0.5, "row").tolist() == [[False, True, False], [False, True, False]]
+    assert select_lowest(scores.to(way), 0.5, "layer").tolist() == [[True, True, True], [False, False, False]]
+    assert select_lowest(scores.to(way), 0.5, "column").tolist() == [[True, True, True], [False, False, False]]
 
 
 @settings(max_examples=60, deadline=None)
 @given(matrices(st.integers(0, 3).map(float)), st.floats(0, 0.999), st.sampled_from(GROUPS))
-def test_equals_sorting_with_many_ties(scores: list[list[float]], sparsity: float, group: ComparisonGroup) -> None:
-    assert select_lowest(torch.tensor(scores), sparsity, group).tolist() == sorted_selection(scores, sparsity, group)
+def test_equals_sorting_with_many_ties(
+    way: torch.device, scores: list[list[float]], sparsity: float, group: ComparisonGroup
+) -> None:
+    assert select_lowest(torch.tensor(scores).to(way), sparsity, group).tolist() == sorted_selection(scores, sparsity, group)
 
 
 @settings(max_examples=40, deadline=None)
 @given(matrices(st.floats(0, 2.0**99, width=32)), st.sampled_from([0.0, 0.25, 0.5, 0.7, 0.999]), st.sampled_from(GROUPS))
-def test_equals_sorting_of_any_scores(scores: list[list[float]], sparsity: float, group: ComparisonGroup) -> None:
-    assert select_lowest(torch.tensor(scores), sparsity, group).tolist() == sorted_selection(scores, sparsity, group)
+def test_equals_sorting_of_any_scores(
+    way: torch.device, scores: list[list[float]], sparsity: float, group: ComparisonGroup
+) -> None:
+    assert select_lowest(torch.tensor(scores).to(way), sparsity, group).tolist() == sorted_selection(scores, sparsity, group)
 
 
 @pytest.mark.parametrize("group", GROUPS)
-def test_ties_go_to_the_lower_index_in_a_large_matrix(group: ComparisonGroup) -> None:
+def test_ties_go_to_the_lower_index_in_a_large_matrix(way: torch.device, group: ComparisonGroup) -> None:
     """Large enough for a sort that is only stable by luck to show it."""
     scores = [[float((row * 7 + column) % 3) for column in range(70)] for row in range(50)]
-    assert select_lowest(torch.tensor(scores), 0.45, group).tolist() == sorted_selection(scores, 0.45, group)
+    assert select_lowest(torch.tensor(scores).to(way), 0.45, group).tolist() == sorted_selection(scores, 0.45, group)
 
 
 @pytest.mark.parametrize(
@@ -89,43 +92,45 @@ def test_counts_on_paper(shape: tuple[int, int], sparsity: float, per_layer: int
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 12), st.integers(1, 12), st.floats(0, 0.999), st.sampled_from(GROUPS))
-def test_every_group_loses_exactly_its_share(rows: int, columns: int, sparsity: float, group: ComparisonGroup) -> None:
-    mask = select_lowest(torch.zeros(rows, columns), sparsity, group).tolist()
+def test_every_group_loses_exactly_its_share(
+    way: torch.device, rows: int, columns: int, sparsity: float, group: ComparisonGroup
+) -> None:
+    mask = select_lowest(torch.zeros(rows, columns).to(way), sparsity, group).tolist()
     for positions in groups_of(rows, columns, group):
         assert sum(mask[row][column] for row, column in positions) == int(len(positions) * sparsity)
 
 
 @pytest.mark.parametrize("group", GROUPS)
-def test_the_mask_is_bool_contiguous_and_shaped_like_the_scores(group: ComparisonGroup) -> None:
-    mask = select_lowest(torch.rand(5, 3), 0.4, group)
+def test_the_mask_is_bool_contiguous_and_shaped_like_the_scores(way: torch.device, group: ComparisonGroup) -> None:
+    mask = select_lowest(torch.rand(5, 3).to(way), 0.4, group)
     assert (mask.dtype, mask.shape, mask.is_contiguous()) == (torch.bool, (5, 3), True)
 
 
-def test_scores_may_be_a_transposed_view() -> None:
+def test_scores_may_be_a_transposed_view(way: torch.device) -> None:
     scores = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]).T
-    assert select_lowest(scores, 0.5, "layer").tolist() == sorted_selection(scores.tolist(), 0.5, "layer")
+    assert select_lowest(scores.to(way), 0.5, "layer").tolist() == sorted_selection(scores.tolist(), 0.5, "layer")
 
 
-def test_minus_zero_ties_with_zero() -> None:
-    assert select_lowest(torch.tensor([[0.0, -0.0]]), 0.5, "row").tolist() == [[True, False]]
+def test_minus_zero_ties_with_zero(way: torch.device) -> None:
+    assert select_lowest(torch.tensor([[0.0, -0.0]]).to(way), 0.5, "row").tolist() == [[True, False]]
 
 
-def test_infinite_scores_are_kept_longest() -> None:
-    assert select_lowest(torch.tensor([[math.inf, 1.0]]), 0.5, "row").tolist() == [[False, True]]
+def test_infinite_scores_are_kept_longest(way: torch.device) -> None:
+    assert select_lowest(torch.tensor([[math.inf, 1.0]]).to(way), 0.5, "row").tolist() == [[False, True]]
 
 
 @pytest.mark.parametrize("group", GROUPS)
-def test_nan_is_refused(group: ComparisonGroup) -> None:
+def test_nan_is_refused(way: torch.device, group: ComparisonGroup) -> None:
     with pytest.raises(ValueError, match="NaN"):
-        select_lowest(torch.tensor([[1.0, math.nan]]), 0.5, group)
+        select_lowest(torch.tensor([[1.0, math.nan]]).to(way), 0.5, group)
 
 
 @pytest.mark.parametrize("group", [*GROUPS, "2:4", "40:80"])
-def test_negative_scores_and_sizes_of_all_kinds(group: ComparisonGroup) -> None:
+def test_negative_scores_and_sizes_of_all_kinds(way: torch.device, group: ComparisonGroup) -> None:
     generator = torch.Generator().manual_seed(0)
     scores = torch.randn(33, 80, generator=generator) * 10.0 ** torch.randint(-30, 30, (33, 80), generator=generator)
     scores[3, 5:30] = scores[4, 7]
-    mask = select_lowest(scores, 0.6, group)
+    mask = select_lowest(scores.to(way), 0.6, group)
     size = {"layer": 33 * 80, "row": 80, "column": 33, "2:4": 4, "40:80": 80}[group]
     pruned = {"2:4": 2, "40:80": 40}.get(group, int(size * 0.6))
     lines = (scores.T if group == "column" else scores).reshape(-1, size).tolist()

@@ -9,12 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
-from ways import way  # noqa: F401
 
 from pruning_kernels import sparsegpt
 from pruning_kernels.scores import NotFiniteError, magnitude_score
 from pruning_kernels.selection import select_lowest
 from pruning_kernels.sparsegpt import Factor, factorise, prune, sparsegpt_score
+
+pytestmark = pytest.mark.usefixtures("compiled_or_plain")
 
 TOLERANCE = 1e-4
 """Of updated weights, as a share of the largest: float32 against float64."""

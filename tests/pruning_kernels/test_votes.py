@@ -5,11 +5,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ways import way  # noqa: F401
 
 from pruning_kernels.bitmask import count, unpack
 from pruning_kernels.selection import ComparisonGroup
 from pruning_kernels.votes import VoteCounter, magnitudes
+
+pytestmark = pytest.mark.usefixtures("way")
 
 GROUPS: list[ComparisonGroup] = ["layer", "row", "column"]
 

@@ -1,0 +1,83 @@
+"""Votes counted on a CUDA device: packed masks into bit planes by carry-save addition, in Triton.
+
+One program adds a tile of words of all voters. The planes of the tile stay in registers until the last voter, so that the
+device's memory reads every mask once and writes every plane once, which is the least that counting can take. As on the
+CPU (``bit_planes``) seven full adders turn eight masks into four planes, and no mask is unpacked.
+
+Triton comes with torch's builds for CUDA; ``device_votes`` imports this module on such a device and nowhere else. The upper
+planes are a tuple of tensors that a loop carries, which takes Triton 3.3 (torch 2.7).
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+TILE = 256
+"""Words that one program adds: two for each of its threads, a load of 16 bytes per mask."""
+WARPS = 4
+
+
+def count_votes(masks: Tensor, planes: Tensor) -> None:
+    """Add up masks.
+
+    Parameters
+    ----------
+    masks : (voters, words), int64 on a CUDA device, whose rows follow each other
+    planes : (number of planes, words), int64 on the same device, as many as the number of voters has bits; overwritten.
+        Rows may be apart, as in a stretch of all planes.
+    """
+    voters, words = masks.shape
+    programs = (triton.cdiv(words, TILE),)
+    _count_tile[programs](masks, planes, voters, words, planes.stride(0), len(planes), TILE, num_warps=WARPS)
+
+
+@triton.jit
+def _count_tile(
+    masks: tl.tensor,
+    planes: tl.tensor,
+    voters: tl.tensor,
+    words: tl.tensor,
+    stride: tl.tensor,
+    num_planes: tl.constexpr,
+    tile: tl.constexpr,
+) -> None:
+    """Add up one tile. The lowest three planes have names; beyond seven voters there are others, ``upper``."""
+    place = tl.cast(tl.program_id(0), tl.int64) * tile + tl.arange(0, tile)
+    end = tl.cast(voters, tl.int64) * words
+    ones = tl.zeros([tile], tl.int64)
+    twos, fours = ones, ones
+    upper = (ones,) * max(1, num_planes - 3)
+    for voter in range(0, voters, 8):
+        ones, twos_a = _add_two(ones, masks, voter, end, words, place)
+        ones, twos_b = _add_two(ones, masks, voter + 2, end, words, place)
+        ones, twos_c = _add_two(ones, masks, voter + 4, end, words, place)
+        ones, twos_d = _add_two(ones, masks, voter + 6, end, words, place)
+        twos, fours_a = _full_add(twos, twos_a, twos_b)
+        twos, fours_b = _full_add(twos, twos_c, twos_d)
+        fours, carry = _full_add(fours, fours_a, fours_b)
+        added = upper[:0]
+        for plane in tl.static_range(len(upper)):
+            added = added + (upper[plane] ^ carry,)  # noqa: RUF005 (Triton knows no unpacking)
+            carry = upper[plane] & carry
+        upper = added
+    lowest = (ones, twos, fours)
+    for plane in tl.static_range(num_planes):
+        tl.store(planes + plane * tl.cast(stride, tl.int64) + place, (lowest + upper)[plane], mask=place < words)
+
+
+@triton.jit
+def _add_two(
+    ones: tl.tensor, masks: tl.tensor, voter: tl.tensor, end: tl.tensor, words: tl.tensor, place: tl.tensor
+) -> tl.tensor:
+    """Add the masks of two voters to a plane; there are no votes beyond the last mask, which ends at ``end``."""
+    at = tl.cast(voter, tl.int64) * words + place
+    first = tl.load(masks + at, mask=(place < words) & (at < end), other=0)
+    second = tl.load(masks + at + words, mask=(place < words) & (at + words < end), other=0)
+    return _full_add(ones, first, second)
+
+
+@triton.jit
+def _full_add(a: tl.tensor, b: tl.tensor, c: tl.tensor) -> tl.tensor:
+    """Sum and carry of three bits, in each place of a word."""
+    differ = a ^ b
+    return differ ^ c, (a & b) | (differ & c)
