@@ -1,6 +1,6 @@
 """Enrolment: sites that run the same program on the same model receive a seat each."""
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from flwr.app import Message
@@ -46,13 +46,13 @@ class Enroller:
         wanted = settings.num_clients if ranks is None else len(ranks)
         end = rounds.clock.now() + settings.enrol_seconds
         rounds.progress.begin("enrolling", wanted)
-        sites: dict[str, int] = {}
+        sites: dict[str, tuple[int, Enrolment]] = {}
         while True:
             for node_id, enrolment in self._newly_enrolled():
                 if reason := self._refusal(enrolment, sites):
                     self._refuse(enrolment.site, reason)
                 else:
-                    sites[enrolment.site] = node_id
+                    sites[enrolment.site] = (node_id, enrolment)
                 end = rounds.clock.now() + settings.enrol_seconds
             found = len(sites if ranks is None else sites.keys() & ranks.keys())
             if (found >= wanted and not self._waiting) or rounds.clock.now() >= end:
@@ -67,7 +67,7 @@ class Enroller:
     def look_for_nodes(self) -> None:
         """Ask nodes that were not there before who they are."""
         for node_id, enrolment in self._newly_enrolled():
-            if not self._refusal(enrolment, {}):
+            if not self._refusal(enrolment, ()):
                 self._returned[enrolment.site] = node_id
 
     def seat_returned_nodes(self) -> None:
@@ -78,10 +78,12 @@ class Enroller:
                 seat.node_id = node_id
         self._returned.clear()
 
-    def _seat(self, ranks: dict[str, int], sites: dict[str, int]) -> None:
+    def _seat(self, ranks: dict[str, int], sites: Mapping[str, tuple[int, Enrolment]]) -> None:
         for site, rank in sorted(ranks.items(), key=lambda item: item[1]):
-            self.rounds.roster.seats[rank] = Seat(rank, site, sites.get(site, 0))
+            seat = self.rounds.roster.seats[rank] = Seat(rank, site, 0)
             if site in sites:
+                seat.node_id, enrolment = sites[site]
+                seat.capability, seat.measured = enrolment.capability, enrolment.measured
                 self.rounds.progress.step("enrolled", f"{site} takes part as client {rank}", site=site, rank=rank)
 
     def _newly_enrolled(self) -> Iterator[tuple[int, Enrolment]]:
@@ -119,7 +121,7 @@ class Enroller:
         self.rounds.roster.refused[who] = reason
         self.rounds.progress.note("refused", f"refused      {who}: {reason}", who=who, reason=reason)
 
-    def _refusal(self, enrolment: Enrolment, sites: dict[str, int]) -> str | None:
+    def _refusal(self, enrolment: Enrolment, sites: Container[str]) -> str | None:
         """Why a site cannot take part; None if it can."""
         if enrolment.code_sha256 != self.code_sha256:
             return (

@@ -146,9 +146,7 @@ class FedSpaLLM(Strategy):
     def _draw(self, server_round: int) -> dict[int, list[int]]:
         """The layers of each client in a round: of all, those that were pruned longest ago first if not all can be covered."""
         generator = np.random.default_rng(derive_seed(self.run.settings.seed, "layers", server_round=server_round))
-        seats = self.rounds.roster.active()
-        stated = {seat.rank: self.settings.capability_of(seat.rank) or seat.capability for seat in seats}
-        places = layers_per_client(len(self.plan.blocks), self.settings.sampled_layers, stated)
+        places = layers_per_client(len(self.plan.blocks), self.settings.sampled_layers, self._capabilities())
         layers = list(range(len(self.plan.blocks))) if server_round <= self.settings.rounds else self.result.unfinished()
         order = generator.permutation(len(layers))
         by_age = sorted((layers[place] for place in order), key=lambda index: self.result.versions[index])
@@ -161,6 +159,19 @@ class FedSpaLLM(Strategy):
                 f"fedspallm.sampled-layers = {self.settings.sampled_layers}: {error} ({numbers}); raise it, or set "
                 "fedspallm.coverage to 'over-rounds'"
             ) from None
+
+    def _capabilities(self) -> dict[int, float]:
+        """What each client can compute: as the settings say, else as the nodes do."""
+        seats = self.rounds.roster.active()
+        if self.settings.capabilities:
+            return {seat.rank: self.settings.capability_of(seat.rank) for seat in seats}
+        measured = [seat.site for seat in seats if seat.measured]
+        if measured and len(measured) < len(seats):
+            raise Mistake(
+                f"capability: {', '.join(measured)} measured its own, others state theirs, and the two cannot be compared; "
+                "set it on every node or to 0 on every node"
+            )
+        return {seat.rank: seat.capability for seat in seats}
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[None, MetricRecord]:
         """Fold the sampled layers, one after the other (lines 15 to 18)."""

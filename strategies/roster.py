@@ -18,6 +18,8 @@ class Seat:
     reason: str = ""
     capability: float = 1.0
     """How much the site can compute, beside others."""
+    measured: bool = False
+    """Whether the capability was measured; if not, it was stated."""
     seconds: float = 0.0
     metrics: dict[str, Any] = field(default_factory=dict)
     silent: bool = False

@@ -62,10 +62,10 @@ class FedSpaLLMSettings(Table):
         """Weights that compete in the mask expansion: the pattern, or ``comparison-group``."""
         return self.pattern or self.comparison_group
 
-    def capability_of(self, rank: int) -> float | None:
-        """The capability that the settings give a rank; None if its node says it."""
-        numbers = [float(part) for part in self.capabilities.split(",") if part.strip()]
-        return numbers[min(rank, len(numbers) - 1)] if numbers else None
+    def capability_of(self, rank: int) -> float:
+        """The capability that ``capabilities`` gives a rank."""
+        numbers = [float(part) for part in self.capabilities.split(",")]
+        return numbers[min(rank, len(numbers) - 1)]
 
     def sparsity_of(self, server_round: int) -> float:
         """Share of each matrix that a round prunes: ``sparsity`` from the last planned round on.

@@ -1,10 +1,23 @@
-"""FedSpaLLM keeps the promises of every method, and its own."""
+"""FedSpaLLM keeps the promises of every method, and folds as its paper says."""
 
+import json
+import shutil
+from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
+import pytest
+import torch
+from bench import Bench, model_files, results, summary
+from in_process import InProcessGrid
 from promises import Promises
+from safetensors import safe_open
+from safetensors.torch import load
 
 from espalier.modeling.opened import OpenedModel
+from espalier.settings.mistakes import Mistake
+from espalier.settings.run import parse
+from espalier.wire.messages import read
 
 
 def exact(model: OpenedModel, sparsity: float) -> float:
@@ -13,12 +26,297 @@ def exact(model: OpenedModel, sparsity: float) -> float:
     return sum(int(rows * columns * sparsity) for rows, columns in shapes) / sum(rows * columns for rows, columns in shapes)
 
 
+def pruned_layers(grid: InProcessGrid, server_round: int) -> dict[int, dict[str, dict[str, torch.Tensor]]]:
+    """What each rank sent in a round: rank -> blob key -> tensors, from the replies themselves."""
+    found: dict[int, dict[str, dict[str, torch.Tensor]]] = {}
+    for _, reply in grid.received:
+        letter = read(reply.content)
+        if letter.header.kind in ("train", "fetch") and letter.header.server_round == server_round:
+            found.setdefault(letter.header.rank, {}).update({key: load(blob) for key, blob in letter.blobs.items()})
+    return found
+
+
+def dense_of(tensors: dict[str, torch.Tensor], name: str, size: int) -> list[float | None]:
+    """One matrix, weight by weight; None where it is pruned."""
+    words, kept = tensors[f"{name}.prune_mask"].tolist(), iter(tensors[f"{name}.kept"].float().tolist())
+    return [None if words[i // 64] >> (i % 64) & 1 else next(kept) for i in range(size)]
+
+
+def samples(folder: Path) -> dict[int, list[int]]:
+    """The layers of each client in the last round."""
+    return {client["rank"]: client["metrics"]["layers"] for client in summary(folder)["clients"]}
+
+
+def requests_of(bench: Bench, **changes: Any) -> tuple[Path, list[Any]]:
+    """A run, and all letters that the server sent."""
+    grid, sent = bench.grid(**changes), []
+    grid.before_push = lambda message: sent.append(read(message.content))
+    return bench.run(grid, **changes), sent
+
+
 class TestFedSpaLLM(Promises):
-    """Two rounds of a rising schedule; every client prunes every layer."""
+    """One round; every client prunes every layer."""
 
     method = "fedspallm"
-    settings: ClassVar[dict[str, Any]] = {"fedspallm.rounds": 2, "fedspallm.schedule": "linear", "fedspallm.sparsity": 0.5}
+    settings: ClassVar[dict[str, Any]] = {"fedspallm.sparsity": 0.5}
     last_round = 1
 
     def expected_sparsity(self, model: OpenedModel) -> float:
         return exact(model, 0.5)
+
+    @pytest.mark.parametrize("aggregation", ["l0", "mean"])
+    @pytest.mark.parametrize("weights", ["equal", "samples"])
+    def test_the_fold_is_that_of_a_slow_loop(self, bench: Bench, aggregation: str, weights: str) -> None:
+        """The mean over those who kept a weight; then the most pruned go, the smaller mean first, then the lower index."""
+        grid = bench.grid()
+        folder = bench.run(grid, fedspallm__aggregation=aggregation, fedspallm__client_weights=weights)
+        model, sent = OpenedModel(bench.model), pruned_layers(grid, 1)
+        assert sorted(sent) == list(range(bench.num_clients))
+        with safe_open(folder / "model" / "model.safetensors", "pt") as written:
+            for block in model.plan.blocks:
+                for linear in block.linears:
+                    size = linear.num_weights
+                    clients = [dense_of(sent[rank][f"block-{block.index:04d}"], linear.name, size) for rank in sorted(sent)]
+                    means, votes = [], []
+                    for values in zip(*clients, strict=True):
+                        kept = [np.float32(value) for value in values if value is not None]
+                        divisor = len(values) if aggregation == "mean" else len(kept)
+                        means.append(sum(kept, np.float32(0)) / np.float32(divisor) if kept else np.float32(0))
+                        votes.append(len(values) - len(kept))
+                    order = sorted(range(size), key=lambda i: (-votes[i], abs(means[i]), i))
+                    for i in order[: size // 2]:
+                        means[i] = np.float32(0)
+                    stored = model.checkpoint.read(linear.parameter).dtype
+                    found = written.get_tensor(linear.parameter).flatten()
+                    assert torch.equal(found, torch.tensor(np.array(means)).to(stored))
+
+    def test_a_client_of_more_windows_weighs_more(self, bench: Bench) -> None:
+        """Equal text and windows give equal weights; that samples are counted is seen in the summary."""
+        folder = bench.run(fedspallm__client_weights="samples")
+        assert [client["metrics"]["calibration_windows"] for client in summary(folder)["clients"]] == [2] * 4
+        assert model_files(folder) == model_files(bench.run())
+
+    def test_without_expansion_only_unanimous_weights_are_pruned(self, bench: Bench) -> None:
+        grid = bench.grid(fedspallm__mask_expansion=False)
+        folder = bench.run(grid, fedspallm__mask_expansion=False)
+        model, sent = OpenedModel(bench.model), pruned_layers(grid, 1)
+        unanimous = 0
+        for block in model.plan.blocks:
+            for linear in block.linears:
+                tensors = [sent[rank][f"block-{block.index:04d}"] for rank in sent]
+                clients = [dense_of(one, linear.name, linear.num_weights) for one in tensors]
+                unanimous += sum(all(value is None for value in values) for values in zip(*clients, strict=True))
+        share = unanimous / model.plan.num_weights
+        document = summary(folder)
+        assert document["sparsity"]["achieved"] == pytest.approx(share, abs=1e-12)
+        assert document["report"]["sparsity_before_expansion"] == pytest.approx(share, abs=1e-12)
+        assert 0 < share < 0.5
+
+    def test_a_single_client_s_own_result_is_the_federated_one(self, tmp_path: Path, bench: Bench) -> None:
+        alone = Bench(tmp_path / "alone", self.method, bench.settings, num_clients=1)
+        for values in (metric["values"] for metric in summary(alone.run())["metrics"]):
+            assert values["local_only"] == values["federated"] != values["dense"]
+
+    @pytest.mark.parametrize("method", ["wanda", "ria", "magnitude"])
+    def test_other_local_methods_leave_the_kept_weights_alone(self, bench: Bench, method: str) -> None:
+        folder = bench.run(fedspallm__local_method=method, fedspallm__local_comparison_group="row")
+        model = OpenedModel(bench.model)
+        with safe_open(folder / "model" / "model.safetensors", "pt") as written:
+            for linear in (linear for block in model.plan.blocks for linear in block.linears):
+                found, dense = written.get_tensor(linear.parameter), model.checkpoint.read(linear.parameter)
+                assert torch.equal(found[found != 0], dense[found != 0])
+
+    def test_sparsegpt_changes_the_kept_weights(self, bench: Bench) -> None:
+        folder, model = bench.run(), OpenedModel(bench.model)
+        linear = model.plan.blocks[0].linears[0]
+        with safe_open(folder / "model" / "model.safetensors", "pt") as written:
+            found, dense = written.get_tensor(linear.parameter), model.checkpoint.read(linear.parameter)
+        assert not torch.equal(found[found != 0], dense[found != 0])
+
+    def test_a_pattern_holds_in_every_group(self, bench: Bench) -> None:
+        folder = bench.run(fedspallm__pattern="2:4")
+        with safe_open(folder / "model" / "model.safetensors", "pt") as written:
+            for linear in (linear for block in OpenedModel(bench.model).plan.blocks for linear in block.linears):
+                zeros = (written.get_tensor(linear.parameter).view(-1, 4) == 0).sum(dim=1)
+                assert set(zeros.tolist()) == {2}
+
+    def test_a_pattern_that_does_not_fit_is_refused_before_anything_is_sent(self, bench: Bench) -> None:
+        with pytest.raises(Mistake, match=r"fedspallm\.pattern = '1:5'"):
+            bench.run(fedspallm__pattern="1:5")
+        with pytest.raises(Mistake, match=r"128 columns at a time, which 3 does not divide"):
+            bench.run(fedspallm__pattern="2:3", model=str(_three_wide(bench)))
+
+    def test_bytes_are_masks_and_kept_weights(self, bench: Bench) -> None:
+        """bf16: one bit and, for the half that is kept, two bytes per weight; a dense layer has two bytes per weight."""
+        folder = bench.run()
+        entries = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
+        plan = OpenedModel(bench.model).plan
+        linears = [linear for block in plan.blocks for linear in block.linears]
+        expected = sum(
+            -(-linear.num_weights // 64) * 8 + 2 * (linear.num_weights - linear.num_weights // 2) for linear in linears
+        )
+        for client in range(bench.num_clients):
+            raw = [e["raw_bytes"] for e in entries if e["rank"] == client and e["direction"] == "up" and e["block"]]
+            assert sum(raw) == expected < 0.6 * 2 * plan.num_weights
+
+
+def _three_wide(bench: Bench) -> Path:
+    """A model of which 3 divides every width, so that the pattern 2:3 fits its rows."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    folder = bench.folder / "three"
+    shutil.copytree(bench.model, folder)
+    sizes = {"hidden_size": 12, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vocabulary = json.loads((bench.model / "config.json").read_text())["vocab_size"]
+    LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=vocabulary)).save_pretrained(folder)
+    return folder
+
+
+class TestRounds(Promises):
+    """Two rounds of a rising sparsity; clients of capability 1, 2, 2, 2 sample one layer or both."""
+
+    method = "fedspallm"
+    settings: ClassVar[dict[str, Any]] = {
+        "fedspallm.rounds": 2,
+        "fedspallm.schedule": "linear",
+        "fedspallm.sparsity": 0.5,
+        "fedspallm.capabilities": "1,2",
+    }
+    last_round = 1
+
+    def expected_sparsity(self, model: OpenedModel) -> float:
+        return exact(model, 0.5)
+
+    def test_layers_in_proportion_to_capability(self, bench: Bench) -> None:
+        assert {rank: len(layers) for rank, layers in samples(bench.run()).items()} == {0: 1, 1: 2, 2: 2, 3: 2}
+
+    def test_in_round_one_nothing_but_layer_numbers_goes_down(self, bench: Bench) -> None:
+        _, sent = requests_of(bench)
+        first = [letter for letter in sent if letter.header.server_round == 1 and letter.header.kind in ("train", "deliver")]
+        assert [letter.header.kind for letter in first] == ["train"] * 4
+        assert all(not letter.blobs and set(letter.scalars) == {"blocks", "versions"} for letter in first)
+
+    def test_later_every_stale_layer_goes_down_and_no_other(self, bench: Bench) -> None:
+        _, sent = requests_of(bench, evaluation__own_text=False)
+        down = {
+            (letter.header.server_round, letter.header.rank, key) for letter in sent for key in letter.blobs if "block" in key
+        }
+        assert down == {(2, rank, f"block-{index:04d}") for rank in range(4) for index in range(2)}
+
+    def test_a_round_s_sparsity_is_the_schedule_s(self, bench: Bench) -> None:
+        grid = bench.grid()
+        bench.run(grid)
+        plan = OpenedModel(bench.model).plan
+        for server_round, sparsity in ((1, 0.25), (2, 0.5)):
+            for blobs in pruned_layers(grid, server_round).values():
+                for key, tensors in blobs.items():
+                    for linear in plan.blocks[int(key[-4:])].linears:
+                        assert tensors[f"{linear.name}.kept"].numel() == linear.num_weights - int(linear.num_weights * sparsity)
+
+    def test_a_node_that_lost_its_state_is_left_out(self, bench: Bench) -> None:
+        grid = bench.grid()
+
+        def lose(message: Any) -> None:
+            letter = read(message.content)
+            if letter.header.kind == "train" and letter.header.server_round == 2 and letter.header.rank == 2:
+                for folder in (bench.folder / "state").glob("*/00002"):
+                    shutil.rmtree(folder)
+
+        grid.before_push = lose
+        document = summary(bench.run(grid))
+        assert document["clients"][2]["status"] == "dropped"
+        assert "no longer holds the layers" in document["clients"][2]["reason"]
+        assert document["sparsity"]["achieved"] == pytest.approx(self.expected_sparsity(OpenedModel(bench.model)))
+
+    def test_state_holds_the_newest_layers_alone(self, bench: Bench) -> None:
+        """Of each client, the layers before and after the last delivery: the other blobs were let go."""
+        counts = []
+        grid = bench.grid(fedspallm__rounds=5)
+
+        def look(message: Any) -> None:
+            if read(message.content).header.kind == "evaluate":
+                counts.extend(len(list(f.glob("*.blob"))) for f in (bench.folder / "state").glob("*/*/lasting"))
+
+        grid.before_push = look
+        bench.run(grid, fedspallm__rounds=5)
+        assert set(counts) == {4}  # two layers, of rounds 4 and 5
+
+
+class TestSampling:
+    """Samples that do not cover all layers, and clients that die with theirs."""
+
+    @pytest.fixture
+    def bench(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+        monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "state"))
+        monkeypatch.setattr("espalier.corpora.client_text.LEAST_PREDICTIONS", 15)
+        return Bench(tmp_path, "fedspallm", {"fedspallm.sampled-layers": 0.5}, num_clients=1)
+
+    def test_too_few_places_are_refused_with_the_numbers(self, bench: Bench) -> None:
+        with pytest.raises(Mistake, match=r"prune 1 layers in a round, the model has 2 \(node-00000 1\); raise it"):
+            bench.run()
+
+    def test_or_covered_over_rounds(self, bench: Bench) -> None:
+        folder = bench.run(fedspallm__coverage="over-rounds")
+        document = summary(folder)
+        assert document["rounds"] == 2
+        assert sorted(document["report"]["layer_versions"]) == [1, 2]
+        assert document["sparsity"]["achieved"] == pytest.approx(exact(OpenedModel(bench.model), 0.5))
+
+    def test_layers_that_died_with_their_client_are_pruned_in_another_round(self, tmp_path: Path, bench: Bench) -> None:
+        """Two clients with one layer each; one of them never answers to train."""
+        two = Bench(tmp_path / "two", "fedspallm", {"fedspallm.sampled-layers": 0.5, "quorum": 0.5}, num_clients=2)
+        (two.folder / "text-1.txt").write_text("too short")
+        document = summary(two.run(evaluation__own_text=False))
+        assert [client["status"] for client in document["clients"]] == ["completed", "dropped"]
+        assert sorted(document["report"]["layer_versions"]) == [1, 2]
+        assert document["sparsity"]["achieved"] == pytest.approx(exact(OpenedModel(two.model), 0.5))
+
+    def test_a_run_that_covers_over_rounds_can_be_resumed_between_them(self, bench: Bench) -> None:
+        class Killed(BaseException):
+            pass
+
+        def kill(message: Any) -> None:
+            if read(message.content).header.server_round == 2:
+                raise Killed
+
+        whole = bench.run(fedspallm__coverage="over-rounds")
+        grid = bench.grid(fedspallm__coverage="over-rounds")
+        grid.before_push = kill
+        with pytest.raises(Killed):
+            bench.run(grid, fedspallm__coverage="over-rounds")
+        (cut,) = set((bench.folder / "runs").iterdir()) - {whole}
+        resumed = bench.run(fedspallm__coverage="over-rounds", resume_from=str(cut))
+        assert results(resumed) == results(whole)
+
+    def test_capability_is_stated_or_measured_and_reported(self, bench: Bench) -> None:
+        for stated in (3.0, 0.0):
+            grid, seen = bench.grid(fedspallm__coverage="over-rounds"), []
+            for context in grid.contexts.values():
+                context.node_config["capability"] = stated
+            bench.run(grid, fedspallm__coverage="over-rounds")
+            seen = [read(reply.content).scalars for _, reply in grid.received if read(reply.content).header.kind == "enrol"]
+            assert [entry["measured"] for entry in seen] == [stated == 0]
+            assert seen[0]["capability"] == 3.0 or stated == 0 < seen[0]["capability"]
+
+    def test_stated_and_measured_capabilities_are_not_compared(self, tmp_path: Path, bench: Bench) -> None:
+        two = Bench(tmp_path / "two", "fedspallm", {}, num_clients=2)
+        grid = two.grid()
+        next(iter(grid.contexts.values())).node_config["capability"] = 0.0
+        with pytest.raises(Mistake, match="capability: node-00000 measured its own, others state theirs"):
+            two.run(grid)
+
+
+@pytest.mark.parametrize("value", ["1,x", "0", "-1,2", "nan"])
+def test_capabilities_that_are_no_positive_numbers(value: str) -> None:
+    with pytest.raises(Mistake, match=r"fedspallm\.capabilities"):
+        parse({"method": "fedspallm", "fedspallm.capabilities": value})
+
+
+def test_schedules_by_hand() -> None:
+    """Four rounds to 80%."""
+    common = {"method": "fedspallm", "fedspallm.rounds": 4, "fedspallm.sparsity": 0.8}
+    jobs = {name: parse({**common, "fedspallm.schedule": name}).fedspallm for name in ("constant", "linear", "cubic")}
+    found = {name: [round(job.sparsity_of(r), 10) for r in (1, 2, 3, 4, 5)] for name, job in jobs.items()}
+    assert found["constant"] == [0.8] * 5
+    assert found["linear"] == [0.2, 0.4, 0.6, 0.8, 0.8]
+    assert found["cubic"] == [0.4625, 0.7, 0.7875, 0.8, 0.8]
