@@ -19,7 +19,11 @@ def test_settings_it_names_exist() -> None:
     config = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
     known = {key for key, value in config.items() if not isinstance(value, dict)}
     known |= {f"{table}.{key}" for table, values in config.items() if isinstance(values, dict) for key in values}
-    named = set(re.findall(r"`((?:fedprllm|data|evaluation)\.[a-z-]+)`", README)) | {"num-clients", "quorum", "threads"}
+    named = set(re.findall(r"`((?:fedprllm|fedspallm|data|evaluation)\.[a-z-]+)`", README)) | {
+        "num-clients",
+        "quorum",
+        "threads",
+    }
     assert named <= known
 
 

@@ -3,6 +3,8 @@
 python -m espalier.wire.privacy_table
 """
 
+from typing import Any
+
 from espalier.settings.run import parse
 from espalier.wire.contract import FAILED, Contract, Side
 from espalier.wire.contracts import METHODS, contract_for
@@ -10,8 +12,16 @@ from espalier.wire.evaluation import Texts
 from espalier.wire.messages import SCHEMA_VERSION, Header, Kind, Letter
 from espalier.wire.plan import BlockPlan, LinearPlan, ModelPlan
 
-EXAMPLE = ModelPlan(tuple(BlockPlan(i, (LinearPlan("attn.q", f"{i}", (1024, 64)),)) for i in range(2)), 0)
+EXAMPLE = ModelPlan(tuple(BlockPlan(i, (LinearPlan("attn.q", f"{i}", (1024, 64), "BF16"),)) for i in range(2)), 0)
 """A model whose masks need two parts, so that ``fetch`` has a contract too."""
+SHA256 = "0" * 64
+LAYERS = {"blocks": [0, 1]}
+SCALARS: dict[tuple[str, Kind], dict[str, Any]] = {
+    ("fedspallm", "train"): {**LAYERS, "versions": [0, 0]},
+    ("fedspallm", "fetch"): {**LAYERS, "blob_sha256": [SHA256]},
+    ("fedspallm", "deliver"): {**LAYERS, "versions": [1, 1], "num_kept": [1, 1]},
+}
+"""Scalars of requests on which a contract depends, for the example model."""
 KINDS: tuple[Kind, ...] = ("enrol", "train", "fetch", "deliver", "evaluate")
 FAILURE = "why the client could not do its part; it may name a setting, a file path of the site or a number, never data"
 
@@ -37,7 +47,7 @@ def _contract(method: str, kind: Kind) -> Contract:
     }
     header = Header.model_validate({**common, "kind": kind, "method": method, "part": part})
     texts = Texts(names=["text"], num_windows=[1], window_tokens=2, own_text=True)
-    request = Letter(header, texts.model_dump() if kind == "evaluate" else {})
+    request = Letter(header, texts.model_dump() if kind == "evaluate" else SCALARS.get((method, kind), {}))
     return contract_for(request, EXAMPLE, parse({"method": method, "part-bytes": 8192, "evaluation.own-text": True}))
 
 

@@ -5,7 +5,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,9 +72,11 @@ class Federation:
     nodes: dict[str, subprocess.Popen[bytes]]
     start_node: Callable[[str], subprocess.Popen[bytes]]
 
-    def processes(self, program: str) -> list[int]:
-        """Process ids of a Flower program that this federation started, directly or not."""
+    def processes(self, program: str, site: str = "") -> list[int]:
+        """Process ids of a Flower program that this federation, or one site of it, started, directly or not."""
         own = {self.superlink.pid, *(node.pid for node in self.nodes.values())}
+        if site:
+            own = {self.nodes[site].pid}
         found = []
         for status in Path("/proc").glob("[0-9]*/cmdline"):
             with suppress(OSError):
@@ -93,8 +95,8 @@ def _ancestors(pid: int) -> Iterator[int]:
 
 
 @contextmanager
-def federation(folder: Path, sites: Sequence[str]) -> Iterator[Federation]:
-    """A SuperLink with one SuperNode per site, each with a state directory ``<folder>/<site>``."""
+def federation(folder: Path, sites: Sequence[str], more: Mapping[str, str] | None = None) -> Iterator[Federation]:
+    """A SuperLink with one SuperNode per site, each with a state directory ``<folder>/<site>`` and ``more`` of node-config."""
     env = environment(folder / "flower")
     serverappio, fleet, control, *nodes = free_ports(3 + len(sites))
     ports = dict(zip(sites, nodes, strict=True))
@@ -110,7 +112,7 @@ def federation(folder: Path, sites: Sequence[str]) -> Iterator[Federation]:
             supernode = [
                 str(BIN / "flower-supernode"), "--insecure", "--superlink", f"127.0.0.1:{fleet}",
                 "--clientappio-api-address", f"127.0.0.1:{ports[site]}",
-                "--node-config", f'site="{site}" state-dir="{folder / site}"',
+                "--node-config", f'site="{site}" state-dir="{folder / site}" {(more or {}).get(site, "")}',
             ]  # fmt: skip
             return stack.enter_context(process(supernode, folder, f"supernode-{site}", env))
 

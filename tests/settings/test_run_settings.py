@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 import espalier
 from espalier.settings.mistakes import Mistake
-from espalier.settings.run import NOT_PART_OF_THE_RESULT, RunSettings, parse
+from espalier.settings.run import METHODS, NOT_PART_OF_THE_RESULT, RunSettings, parse
 from espalier.settings.table import Table
 
 PYPROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
@@ -158,7 +158,7 @@ def test_a_key_like_no_other_is_met_with_all_of_them() -> None:
 
 def test_an_unknown_method_is_met_with_the_known_ones() -> None:
     lines = mistake_lines({"method": "fedprlm"})
-    assert lines == ["method = 'fedprlm': choose one of fedprllm"]
+    assert lines == ["method = 'fedprlm': choose one of fedprllm, fedspallm"]
 
 
 def test_the_table_of_a_method_that_was_not_chosen_is_not_validated(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,7 +231,10 @@ def test_the_job_is_the_chosen_methods_table() -> None:
 
 
 def test_nested_values_are_the_schemas_under_hyphenated_keys() -> None:
-    assert flat(RunSettings().nested()) == DEFAULTS
+    for method in METHODS:
+        others = tuple(f"{name}." for name in METHODS if name != method)
+        expected = {key: value for key, value in DEFAULTS.items() if not key.startswith(others)}
+        assert flat(RunSettings(method=method).nested()) == expected | {"method": method}
 
 
 def test_settings_do_not_change() -> None:
@@ -245,7 +248,7 @@ OTHER_VALUES = {
     "attempts": 7, "export-check": "streamed", "data.windows": 9, "data.window-tokens": 9, "evaluation.max-windows": 1,
     "evaluation.window-tokens": 9, "evaluation.local-only": False, "evaluation.centralized": "off", "data.field": "body",
     "evaluation.texts": "a=b", "fedprllm.sparsity": 0.25, "fedprllm.local-metric": "magnitude", "fedprllm.ties": "index",
-    "fedprllm.local-comparison-group": "layer", "fedprllm.comparison-group": "row",
+    "activations": "disk", "fedprllm.local-comparison-group": "layer", "fedprllm.comparison-group": "row",
 }  # fmt: skip
 
 

@@ -45,7 +45,9 @@ def sites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Federation:
 def studied(sites: Federation) -> Bench:
     settings = parse(sites.config())
     model = open_model(settings.model)
-    return Bench(BlockStream(model, set_up(settings)), public_windows(settings.evaluation, model.encode), sites.config())
+    return Bench(
+        BlockStream(model, set_up(settings, sites.folder)), public_windows(settings.evaluation, model.encode), sites.config()
+    )
 
 
 def app_figures(sites: Federation, **changes: Any) -> dict[str, Any]:

@@ -452,6 +452,8 @@ ENROLMENT = {
     "model_sha256": SHA,
     "device": "cpu",
     "threads": 2,
+    "capability": 1.0,
+    "measured": False,
     "python": "3.11.7",
     "torch": "2.6.0",
 }

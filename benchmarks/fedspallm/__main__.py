@@ -1,0 +1,88 @@
+"""Repeat the tables of FedSpaLLM's paper, and measure what it leaves open, with a model and texts of one's own.
+
+    python -m benchmarks.fedspallm tables --model DIRECTORY --private FILE --text NAME=FILE --text NAME=FILE
+    python -m benchmarks.fedspallm domains --model DIRECTORY --private FILE --private FILE --text NAME=FILE --text NAME=FILE
+    python -m benchmarks.fedspallm sampling | rounds ...
+
+The private text is dealt out to the clients, in ``domains`` each file to clients of its own; every model is evaluated on the
+public texts. Results go to ``docs/studies/fedspallm-<study>.csv`` row by row (a study that was stopped goes on there), and at
+the end to Markdown tables and a plot beside it.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from benchmarks.fedspallm.report import write_report
+from benchmarks.fedspallm.rows import Rows
+from benchmarks.fedspallm.studies import STUDIES, WINDOWS, Bench
+from espalier.corpora.public_text import public_windows
+from espalier.corpora.windows import windows_sha256
+from espalier.modeling.block_stream import BlockStream
+from espalier.modeling.computing import set_up
+from espalier.modeling.opened import open_model
+from espalier.settings.mistakes import Mistake
+from espalier.settings.run import parse
+from espalier.storage.blobs import sha256
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.fedspallm", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("study", choices=sorted(STUDIES))
+    parser.add_argument("--model", required=True, help="directory of a Hugging Face model")
+    parser.add_argument("--private", required=True, action="append", type=Path, help="text that is dealt out to the clients")
+    parser.add_argument("--text", action="append", required=True, metavar="NAME=FILE", help="public text to evaluate on")
+    parser.add_argument("--window-tokens", type=int, default=256)
+    parser.add_argument("--max-windows", type=int, default=32, help="windows of each public text; 0: all")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
+    parser.add_argument("--out", type=Path, default=Path("docs/studies"))
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Run a study, or what is missing of it, and write its report."""
+    given = _arguments()
+    common = {
+        "method": "fedspallm",
+        "model": given.model,
+        "threads": given.threads,
+        "device": given.device,
+        "data.source": "text",
+        "data.path": str(given.private[0]),
+        "data.window-tokens": given.window_tokens,
+        "evaluation.texts": ",".join(given.text),
+        "evaluation.window-tokens": given.window_tokens,
+        "evaluation.max-windows": given.max_windows,
+    }
+    try:
+        settings, study = parse(common), STUDIES[given.study]
+        if missing := [str(file) for file in given.private if not file.is_file()]:
+            raise Mistake(f"--private {', '.join(missing)}: is no file")
+        model = open_model(settings.model)
+        texts = public_windows(settings.evaluation, model.encode)
+        bench = Bench(BlockStream(model, set_up(settings, Path())), texts, common, given.private, given.seeds)
+        conditions = {
+            "model": {"name": model.directory.name, "weights": model.plan.num_weights, "sha256": model.sha256},
+            "private": {file.name: sha256(file.read_bytes()) for file in given.private},
+            "texts": {name: {"windows": len(windows), "sha256": windows_sha256(windows)} for name, windows in texts.items()},
+            "windows": WINDOWS,
+            "window_tokens": given.window_tokens,
+            "threads": given.threads,
+            "device": bench.stream.computing.device.type,
+        }
+        path = given.out / f"fedspallm-{given.study}"
+        rows = Rows(path.with_suffix(".csv"), study.keys, study.figures, conditions)
+        study.work(bench, rows)
+    except Mistake as mistake:
+        print(f"{mistake}", file=sys.stderr)
+        return 2
+    write_report(study, rows, conditions, path)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,93 @@
+"""The clients of one FedSpaLLM setting, in this process and by the functions that the app itself runs.
+
+What a client computes does not depend on how many others there are, nor on how the server folds, so a study prunes once per
+client and folds in as many ways as it wants to.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from safetensors.torch import load
+from torch import Tensor
+
+from espalier.corpora.client_text import client_windows
+from espalier.modeling.block_stream import BlockStream
+from espalier.modeling.calibration import prune_layers
+from espalier.modeling.edits import Edits, replaced
+from espalier.settings.node import NodeSettings
+from espalier.settings.run import RunSettings
+from espalier.storage.blobs import BlobStore
+from espalier.wire.kept import kept_name, pack_kept, unpack_kept
+from espalier.wire.masks import mask_name
+from espalier.wire.plan import BlockPlan, LinearPlan
+from pruning_kernels.kept_mean import KeptMean
+from pruning_kernels.local import LocalPruning
+from pruning_kernels.votes import VoteCounter
+from strategies.kept_result import KeptResult
+
+
+class Clients:
+    """All clients of a run with these settings.
+
+    Parameters
+    ----------
+    settings : of the run; how the server folds is given later
+    stream : the dense model
+    scratch : directory for pruned layers
+    """
+
+    def __init__(self, settings: RunSettings, stream: BlockStream, scratch: Path) -> None:
+        self.settings = settings
+        self.stream = stream
+        self.plan = stream.model.plan
+        self.store = BlobStore(scratch)
+        self._layers: dict[int, list[str]] = {}
+
+    @cached_property
+    def windows(self) -> list[Tensor]:
+        """Calibration windows of each client, (data.windows, data.window-tokens), int64."""
+        encode = self.stream.model.encode
+        return [client_windows(self.settings, NodeSettings(), encode, rank) for rank in range(self.settings.num_clients)]
+
+    def layers(self, rank: int) -> list[str]:
+        """Hash of each layer as a client prunes it."""
+        if rank not in self._layers:
+            self._layers[rank] = self._prune(self.windows[rank])
+        return self._layers[rank]
+
+    def standalone(self, rank: int) -> Edits:
+        """A client's own model."""
+        return self._edits(self.layers(rank))
+
+    def centralized(self, ranks: Sequence[int]) -> Edits:
+        """What one party would prune with the text of some clients."""
+        return self._edits(self._prune(torch.cat([self.windows[rank] for rank in ranks])))
+
+    def fold(self, ranks: Sequence[int], settings: RunSettings) -> KeptResult:
+        """What the server makes of some clients' layers, as ``settings`` say."""
+        result = KeptResult(settings, self.stream.model, self.store)
+        for block in self.plan.blocks:
+            result.decide(block, 1, self._folded(block, ranks))
+        return result
+
+    def _folded(self, block: BlockPlan, ranks: Sequence[int]) -> Iterator[tuple[LinearPlan, KeptMean, VoteCounter]]:
+        sent = [load(self.store.get(self.layers(rank)[block.index])) for rank in ranks]
+        for linear in block.linears:
+            mean, votes = KeptMean(linear.shape), VoteCounter(linear.shape, len(ranks))
+            masks = [tensors[mask_name(linear.name)].numpy() for tensors in sent]
+            for mask, tensors in zip(masks, sent, strict=True):
+                mean.add(mask, tensors[kept_name(linear.name)].to(torch.float32).numpy())
+            votes.count(torch.stack([torch.from_numpy(mask) for mask in masks]).numpy())
+            yield linear, mean, votes
+
+    def _prune(self, windows: Tensor) -> list[str]:
+        job = self.settings.fedspallm
+        pruning = LocalPruning(job.local_method, job.sparsity, job.local_group, job.damping)
+        layers = prune_layers(self.stream, windows, pruning, range(len(self.plan.blocks)))
+        return [self.store.put(pack_kept(layer.matrices)) for layer in layers]
+
+    def _edits(self, hashes: list[str]) -> Edits:
+        blocks = self.plan.blocks
+        return replaced(lambda i: {name: m.weight() for name, m in unpack_kept(blocks[i], self.store.get(hashes[i])).items()})

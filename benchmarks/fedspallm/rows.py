@@ -1,0 +1,54 @@
+"""What a study measured: a CSV file that grows row by row, so that an interrupted study goes on."""
+
+import csv
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from espalier.settings.mistakes import Mistake
+from espalier.storage.atomic import write_json
+
+Row = dict[str, str]
+
+
+class Rows:
+    """The rows of a CSV file, which is made if it is not there.
+
+    Parameters
+    ----------
+    path : the CSV file; ``conditions`` lie beside it as JSON
+    keys, figures : columns that name a row, and columns that were measured
+    conditions : what the rows were measured with; rows of other conditions are refused
+
+    Raises
+    ------
+    Mistake
+        The file holds rows of other conditions.
+    """
+
+    def __init__(self, path: Path, keys: tuple[str, ...], figures: tuple[str, ...], conditions: Mapping[str, Any]) -> None:
+        self.path, self.keys, self.figures = path, keys, figures
+        beside = path.with_suffix(".json")
+        if path.exists():
+            if not beside.exists() or json.loads(beside.read_text()) != conditions:
+                raise Mistake(f"{path}: was measured with other settings, model or texts; move it away or give another --out")
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_json(beside, dict(conditions))
+            path.write_text(",".join(keys + figures) + "\n")
+        with open(path, newline="") as file:
+            self.rows: list[Row] = list(csv.DictReader(file))
+
+    def missing(self, cells: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Those cells that were not measured yet."""
+        known = {tuple(row[key] for key in self.keys) for row in self.rows}
+        return [cell for cell in cells if tuple(str(cell[key]) for key in self.keys) not in known]
+
+    def add(self, cell: Mapping[str, Any], **figures: float) -> None:
+        """Write a measured cell down."""
+        row = {key: str(cell[key]) for key in self.keys} | {name: f"{figures[name]:.6g}" for name in self.figures}
+        with open(self.path, "a", newline="") as file:
+            csv.DictWriter(file, self.keys + self.figures, lineterminator="\n").writerow(row)
+        self.rows.append(row)
+        print(", ".join(f"{name} {value}" for name, value in row.items()), flush=True)

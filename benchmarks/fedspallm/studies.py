@@ -1,0 +1,179 @@
+"""What each study varies and measures; every study adds rows of perplexity per text."""
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from benchmarks.fedspallm import app
+from benchmarks.fedspallm.clients import Clients
+from benchmarks.fedspallm.rows import Rows
+from espalier.evaluation.perplexity import mean_losses, perplexity
+from espalier.modeling.block_stream import BlockStream
+from espalier.modeling.edits import Edits, dense
+from espalier.settings.run import parse
+
+Cell = dict[str, Any]
+
+FEDERATIONS, SPARSITIES, WINDOWS = (4, 8, 16), (0.5, 0.6, 0.7, 0.8), 32
+"""The paper's tables 1 to 3: number of clients, sparsities, calibration windows of each client."""
+STANDALONE = 4
+"""Of how many clients the own models are evaluated; their mean is ``standalone``."""
+FOLDS: dict[str, dict[str, Any]] = {
+    "FedSpaLLM": {},
+    "l0 mean, no expansion": {"fedspallm.mask-expansion": False},
+    "FedAvg, expansion": {"fedspallm.aggregation": "mean"},
+    "FedAvg, no expansion": {"fedspallm.aggregation": "mean", "fedspallm.mask-expansion": False},
+}
+
+
+@dataclass
+class Bench:
+    """What all cells share."""
+
+    stream: BlockStream
+    texts: Mapping[str, Tensor]
+    common: Mapping[str, Any]
+    """Settings of the run that no study varies, flat."""
+    private: Sequence[Path]
+    """The clients' text, a file or one per domain."""
+    seeds: Sequence[int]
+
+    def perplexities(self, models: Sequence[Edits]) -> dict[str, float]:
+        """Mean perplexity of several models, per text."""
+        found: dict[str, list[float]] = {text: [] for text in self.texts}
+        for edits in models:
+            for text, loss in mean_losses(self.stream, self.texts, edits).items():
+                found[text].append(perplexity(loss))
+        return {text: float(np.mean(values)) for text, values in found.items()}
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study: the columns that name a row, those that are measured, and the work."""
+
+    title: str
+    keys: tuple[str, ...]
+    figures: tuple[str, ...]
+    work: Callable[[Bench, Rows], None]
+
+
+def tables(bench: Bench, rows: Rows) -> None:
+    """Tables 1 to 3, with the baselines that the paper leaves out; 4 and 8 clients are the first of the 16."""
+    for seed, sparsity in product(bench.seeds, SPARSITIES):
+        most = max(FEDERATIONS)
+        flat = {**bench.common, "seed": seed, "fedspallm.sparsity": sparsity, "num-clients": most, "data.windows": WINDOWS}
+        wanted = [{"seed": seed, "sparsity": sparsity, "clients": n, "model": fold} for n, fold in product(FEDERATIONS, FOLDS)]
+        wanted += [{"seed": seed, "sparsity": sparsity, "clients": n, "model": "standalone"} for n in (1,)]
+        wanted += [{"seed": seed, "sparsity": sparsity, "clients": 8, "model": "centralized"}]
+        wanted += [{"seed": seed, "sparsity": 0.0, "clients": 0, "model": "dense"}]
+        with tempfile.TemporaryDirectory() as scratch:
+            clients = Clients(parse(flat), bench.stream, Path(scratch))
+            for cell in _missing(bench, rows, wanted):
+                ranks, models = range(cell["clients"]), list[Edits]()
+                reached = 0.0 if cell["model"] == "dense" else sparsity
+                if cell["model"] == "dense":
+                    models = [dense]
+                elif cell["model"] == "standalone":
+                    models = [clients.standalone(rank) for rank in np.linspace(0, most - 1, STANDALONE).astype(int)]
+                elif cell["model"] == "centralized":
+                    models = [clients.centralized(ranks)]
+                else:
+                    result = clients.fold(ranks, parse({**flat, **FOLDS[cell["model"]]}))
+                    models, reached = [result.edits], 1 - sum(map(sum, result.num_kept)) / clients.plan.num_weights
+                _add(bench, rows, cell, models, sparsity_reached=reached)
+
+
+def domains(bench: Bench, rows: Rows) -> None:
+    """Clients with one domain each, two of every domain; every model is evaluated on all of them."""
+    number = 2 * len(bench.private)
+    for seed, sparsity in product(bench.seeds, (0.5, 0.7)):
+        with tempfile.TemporaryDirectory() as scratch:
+            path = _dealt(bench.private, number, Path(scratch))
+            varied = {"seed": seed, "fedspallm.sparsity": sparsity, "num-clients": number, "data.windows": WINDOWS}
+            settings = parse({**bench.common, **varied, "data.path": path})
+            clients = Clients(settings, bench.stream, Path(scratch) / "layers")
+            owners = {file.stem: [rank for rank in range(number) if rank % len(bench.private) == place]
+                      for place, file in enumerate(bench.private)}  # fmt: skip
+            names = ["dense", *(f"standalone, {name}" for name in owners), "FedSpaLLM", "FedAvg, expansion", "centralized"]
+            for cell in _missing(bench, rows, [{"seed": seed, "sparsity": sparsity, "model": name} for name in names]):
+                name, models = cell["model"], list[Edits]()
+                if name in FOLDS:
+                    varied_fold = parse({**bench.common, **varied, **FOLDS[name]})
+                    models = [clients.fold(range(number), varied_fold).edits]
+                elif name == "centralized":
+                    models = [clients.centralized(range(number))]
+                elif name == "dense":
+                    models = [dense]
+                else:
+                    models = [clients.standalone(rank) for rank in owners[name.removeprefix("standalone, ")]]
+                _add(bench, rows, cell, models)
+
+
+def sampling(bench: Bench, rows: Rows) -> None:
+    """Perplexity, bytes and work at 25 to 100% of the layers sampled, 8 clients of equal capability."""
+    shares = (0.25, 0.5, 0.75, 1.0)
+    for seed, sparsity, share in product(bench.seeds, (0.5, 0.7), shares):
+        cells = [{"seed": seed, "sparsity": sparsity, "layers": f"{share:.0%}"}]
+        for cell in _missing(bench, rows, cells):
+            _add_run(bench, rows, cell, {"fedspallm.sampled-layers": share})
+
+
+def rounds(bench: Bench, rows: Rows) -> None:
+    """Several rounds with a constant or a rising sparsity, 8 clients, all layers."""
+    plans = [(1, "constant"), *product((2, 4), ("constant", "linear", "cubic"))]
+    for seed, sparsity, (number, schedule) in product(bench.seeds, (0.5, 0.7), plans):
+        cells = [{"seed": seed, "sparsity": sparsity, "plan": f"{number} rounds, {schedule}" if number > 1 else "1 round"}]
+        for cell in _missing(bench, rows, cells):
+            _add_run(bench, rows, cell, {"fedspallm.rounds": number, "fedspallm.schedule": schedule})
+
+
+def _missing(bench: Bench, rows: Rows, cells: Sequence[Cell]) -> Iterator[Cell]:
+    """Cells of which not every text was measured."""
+    for cell in cells:
+        if rows.missing({**cell, "text": text} for text in bench.texts):
+            yield cell
+
+
+def _add(bench: Bench, rows: Rows, cell: Cell, models: Sequence[Edits], **figures: float) -> None:
+    for text, value in bench.perplexities(models).items():
+        rows.add({**cell, "text": text}, perplexity=value, **figures)
+
+
+def _add_run(bench: Bench, rows: Rows, cell: Cell, varied: Mapping[str, Any]) -> None:
+    flat = {
+        **bench.common, **varied, "num-clients": 8, "data.windows": WINDOWS, "seed": cell["seed"],
+        "fedspallm.sparsity": cell["sparsity"], "evaluation.local-only": False, "evaluation.centralized": "off",
+    }  # fmt: skip
+    summary = app.run(flat)
+    traffic = {name: summary[name] / 8 / 1e6 for name in ("bytes_up", "bytes_down")}
+    work = float(np.mean([client["seconds"] for client in summary["clients"]]))
+    for metric in summary["metrics"]:
+        figures = {"megabytes_up": traffic["bytes_up"], "megabytes_down": traffic["bytes_down"], "work_seconds": work}
+        rows.add({**cell, "text": metric["dataset"]}, perplexity=metric["values"]["federated"], **figures)
+
+
+def _dealt(files: Sequence[Path], number: int, scratch: Path) -> str:
+    """Write a text per rank: domain after domain, the passages of each dealt out in turn."""
+    owners = number // len(files)
+    for rank in range(number):
+        passages = files[rank % len(files)].read_text().split("\n\n")
+        (scratch / f"{rank}.txt").write_text("\n\n".join(passages[rank // len(files) :: owners]))
+    return str(scratch / "{rank}.txt")
+
+
+RUN_FIGURES = ("perplexity", "megabytes_up", "megabytes_down", "work_seconds")
+STUDIES = {
+    "tables": Study(
+        "FedSpaLLM with 4, 8 and 16 clients (the paper's tables 1 to 3)",
+        ("seed", "sparsity", "clients", "model", "text"), ("perplexity", "sparsity_reached"), tables,
+    ),
+    "domains": Study("Clients of one domain each", ("seed", "sparsity", "model", "text"), ("perplexity",), domains),
+    "sampling": Study("Share of the layers that are sampled", ("seed", "sparsity", "layers", "text"), RUN_FIGURES, sampling),
+    "rounds": Study("Rounds and sparsity schedules", ("seed", "sparsity", "plan", "text"), RUN_FIGURES, rounds),
+}  # fmt: skip

@@ -1,0 +1,87 @@
+"""What does layer sampling spare a weak client? Layers, bytes, seconds and peak memory of clients of capability 1, 2 and 4.
+
+    python -m benchmarks.heterogeneity [--shape 0.1b] [--windows 8] [--tokens 128]
+
+FedSpaLLM on a LLaMA of random weights, on a SuperLink and a SuperNode per client on this machine, so that every message is
+worked on in a fresh process; its highest resident memory is read as the kernel counted it.
+"""
+
+import argparse
+import json
+import tempfile
+import threading
+from collections import defaultdict
+from contextlib import suppress
+from pathlib import Path
+
+from benchmarks.random_llama import SHAPES, save_model
+from tests.processes.deployment import Federation, espalier, federation
+
+ROOT = Path(__file__).parent.parent
+CAPABILITIES = {"site-a": 1.0, "site-b": 2.0, "site-c": 4.0}
+LOOK_SECONDS = 0.1
+
+
+class Watch(threading.Thread):
+    """Looks at each site's ClientApp processes until it is told to stop."""
+
+    def __init__(self, watched: Federation) -> None:
+        super().__init__(daemon=True)
+        self.peaks: dict[str, int] = defaultdict(int)
+        """Highest resident memory of any ClientApp of a site, bytes."""
+        self._watched = watched
+        self._ended = threading.Event()
+
+    def run(self) -> None:
+        """Look, and look again."""
+        while not self._ended.wait(LOOK_SECONDS):
+            for site in CAPABILITIES:
+                for pid in self._watched.processes("flwr-clientapp", site):
+                    with suppress(OSError, IndexError):  # it has ended meanwhile
+                        status = Path(f"/proc/{pid}/status").read_text()
+                        self.peaks[site] = max(self.peaks[site], int(status.split("VmHWM:")[1].split()[0]) * 1024)
+
+    def finish(self) -> None:
+        """Stop looking."""
+        self._ended.set()
+        self.join()
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", default="0.1b", choices=sorted(SHAPES))
+    parser.add_argument("--windows", type=int, default=8)
+    parser.add_argument("--tokens", type=int, default=128)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        save_model(folder / "model", SHAPES[given.shape])
+        words = [
+            "fedspallm", f"model={folder / 'model'}", f"num-clients={len(CAPABILITIES)}", f"data.windows={given.windows}",
+            f"data.window-tokens={given.tokens}", "evaluation.max-windows=2", "evaluation.window-tokens=64", "threads=1",
+            "evaluation.local-only=false", "export-check=streamed",
+        ]  # fmt: skip
+        more = {site: f"capability={value}" for site, value in CAPABILITIES.items()}
+        with federation(folder, list(CAPABILITIES), more) as started:
+            watch = Watch(started)
+            watch.start()
+            done = espalier(folder, "run", *words, "--app", str(ROOT), "--superlink", started.control, seconds=3600)
+            watch.finish()
+        if done.returncode:
+            raise SystemExit(done.stdout + done.stderr)
+        (run,) = (folder / "runs").iterdir()
+        clients = json.loads((run / "summary.json").read_text())["clients"]
+    shape = SHAPES[given.shape]
+    print(f"{shape.blocks} layers, {given.windows} windows of {given.tokens} tokens, sparsity 50%, bf16\n")
+    print("| capability | layers | megabytes up | seconds of work | peak memory of the ClientApp |\n|---|---|---|---|---|")
+    for client in clients:
+        site, layers = client["site"], len(client["metrics"]["layers"])
+        print(
+            f"| {CAPABILITIES[site]:.0f} | {layers} | {client['bytes_up'] / 1e6:.1f} | {client['seconds']:.1f} "
+            f"| {watch.peaks[site] / 1e6:.0f} MB |"
+        )
+
+
+if __name__ == "__main__":
+    main()
