@@ -5,14 +5,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_models import token_windows, whole_model
+from tiny_models import CPU, token_windows, whole_model
 from torch import Tensor, nn
 
 from espalier.modeling.block_stream import BlockStream
-from espalier.modeling.calibration import prune_by_block
+from espalier.modeling.calibration import prune_by_block, prune_layers
 from espalier.modeling.computing import Computing
 from espalier.modeling.input_statistics import InputSquareSums
 from espalier.modeling.opened import OpenedModel, open_model
+from pruning_kernels import sparsegpt
 from pruning_kernels.local import LocalPruning
 
 
@@ -197,3 +198,42 @@ def test_the_same_windows_give_the_same_masks(untied: Path, computing: Computing
     runs = [dict(prune_by_block(BlockStream(OpenedModel(untied), computing), token_windows(9, 6), half)) for _ in range(2)]
     for index, masks in runs[0].items():
         assert all(torch.equal(mask, runs[1][index][name]) for name, mask in masks.items())
+
+
+# ----- layers of FedSpaLLM --------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def test_pruned_layers_are_those_of_hooks_in_the_whole_model(untied: Path) -> None:
+    """SparseGPT of blocks 0 and 2: grams by hooks in a whole model whose earlier blocks are already replaced."""
+    ids, pruning = token_windows(9, 6), LocalPruning("sparsegpt", 0.5, "layer")
+    model = whole_model(untied)
+    found = {layer.index: layer for layer in prune_layers(BlockStream(OpenedModel(untied), CPU), ids, pruning, [0, 2])}
+    assert set(found) == {0, 2}
+    for index in (0, 2):
+        linears = OpenedModel(untied).family.linears
+        modules = {name: model.model.layers[index].get_submodule(path) for name, path in linears.items()}
+        inputs: dict[str, list[Tensor]] = {name: [] for name in modules}
+        hooks = [
+            m.register_forward_pre_hook(lambda _, i, seen=inputs[name]: seen.append(i[0][0])) for name, m in modules.items()
+        ]
+        for window in ids:
+            model(input_ids=window[None], use_cache=False)
+        for hook in hooks:
+            hook.remove()
+        for name, module in modules.items():
+            tokens = torch.cat(inputs[name])
+            mask, weight = sparsegpt.prune(module.weight, sparsegpt.factorise(tokens.T @ tokens), 0.5)
+            matrix = found[index].matrices[name]
+            assert (mask != matrix.prune_mask).float().mean() < 0.01
+            agree = mask == matrix.prune_mask
+            torch.testing.assert_close(matrix.weight()[agree], weight[agree], rtol=1e-2, atol=1e-3)
+            module.weight.copy_(matrix.weight())
+
+
+def test_the_walk_ends_after_the_last_sampled_layer(untied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream, walked = BlockStream(OpenedModel(untied), CPU), []
+    block = stream.block
+    monkeypatch.setattr(stream, "block", lambda index, edits=None: (walked.append(index), block(index, edits))[1])
+    list(prune_layers(stream, token_windows(2, 4), LocalPruning("wanda", 0.5, "row"), [1]))
+    assert walked == [0, 1]

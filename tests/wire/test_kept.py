@@ -1,0 +1,189 @@
+"""Pruned blocks as payloads: masks and kept weights, and what the contracts of FedSpaLLM refuse."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load, save
+
+from espalier.settings.mistakes import Mistake
+from espalier.settings.run import parse
+from espalier.wire.contract import check, check_reply
+from espalier.wire.contracts import contract_for
+from espalier.wire.kept import PrunedMatrix, kept_specs, pack_kept, unpack_kept
+from espalier.wire.messages import Header, Letter
+from espalier.wire.payload import tensor_specs
+from espalier.wire.plan import BlockPlan, LinearPlan, ModelPlan
+
+SHA = "0" * 64
+
+
+def block(index: int = 0, dtype: str = "BF16") -> BlockPlan:
+    return BlockPlan(index, (LinearPlan("attn.q", "q", (4, 6), dtype), LinearPlan("mlp.up", "up", (3, 30), dtype)))
+
+
+def matrices(seed: int = 0, dtype: torch.dtype = torch.bfloat16, sparsity: float = 0.5) -> dict[str, PrunedMatrix]:
+    """Random weights, of which an exact share is pruned."""
+    generator = torch.Generator().manual_seed(seed)
+    found = {}
+    for linear in block().linears:
+        weight = torch.randn(linear.shape, generator=generator)
+        mask = torch.zeros(linear.num_weights, dtype=torch.bool)
+        mask[torch.randperm(linear.num_weights, generator=generator)[: int(linear.num_weights * sparsity)]] = True
+        found[linear.name] = PrunedMatrix.of(weight, mask.view(linear.shape), dtype)
+    return found
+
+
+def test_by_hand() -> None:
+    """Two by two; the second and third weight go."""
+    matrix = PrunedMatrix.of(
+        torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[False, True], [True, False]]), torch.float32
+    )
+    assert matrix.kept.tolist() == [1.0, 4.0]
+    assert matrix.weight().tolist() == [[1.0, 0.0], [0.0, 4.0]]
+    plan = BlockPlan(0, (LinearPlan("a", "a", (2, 2)),))
+    tensors = load(pack_kept({"a": matrix}))
+    assert tensors["a.prune_mask"].tolist() == [0b0110]
+    assert unpack_kept(plan, pack_kept({"a": matrix}))["a"].weight().tolist() == [[1.0, 0.0], [0.0, 4.0]]
+
+
+@given(st.sampled_from(["F16", "BF16", "F32"]), st.integers(0, 99))
+def test_what_is_packed_is_unpacked_bit_by_bit(dtype: str, seed: int) -> None:
+    torch_dtype = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}[dtype]
+    before = matrices(seed, torch_dtype)
+    blob = pack_kept(before)
+    num_kept = {linear.name: linear.num_weights - linear.num_weights // 2 for linear in block().linears}
+    assert tensor_specs(blob) == kept_specs(block(dtype=dtype), num_kept)
+    for name, after in unpack_kept(block(), blob).items():
+        assert torch.equal(after.prune_mask, before[name].prune_mask)
+        assert torch.equal(after.kept, before[name].kept)
+
+
+# ----- contracts ------------------------------------------------------------------------------------------------------
+
+PLAN = ModelPlan(tuple(block(index) for index in range(3)), 500)
+SETTINGS = parse({"method": "fedspallm", "part-bytes": 1024})
+REPORT = {
+    "seconds": 1.0, "calibration_tokens": 8, "calibration_windows": 2, "calibration_sha256": SHA, "damping": 0.01,
+    "blob_sha256": [SHA, SHA],
+}  # fmt: skip
+
+
+def header(kind: str, **changes: Any) -> Header:
+    common = {"schema_version": 1, "lineage": "x", "server_round": 1, "rank": 0, "attempt": 1, "part": 0, "num_parts": 1}
+    return Header.model_validate({**common, "kind": kind, "method": "fedspallm", **changes})
+
+
+def train(**scalars: Any) -> Letter:
+    return Letter(header("train"), {"blocks": [0, 2], "versions": [0, 0, 0], **scalars})
+
+
+def reply(request: Letter, blobs: dict[str, bytes] | None = None, **scalars: Any) -> Letter:
+    good = {f"block-{index:04d}": pack_kept(matrices(index)) for index in (0, 2)}
+    num_parts = contract_for(request, PLAN, SETTINGS).num_parts
+    return Letter(request.header.model_copy(update={"num_parts": num_parts}), {**REPORT, **scalars}, blobs or good)
+
+
+def hold(letter: Letter, request: Letter) -> None:
+    check_reply(letter, request, contract_for(request, PLAN, SETTINGS))
+
+
+def test_a_good_reply_passes() -> None:
+    hold(reply(train()), train())
+
+
+def spoiled(change: Any) -> dict[str, bytes]:
+    tensors = load(pack_kept(matrices(0)))
+    change(tensors)
+    return {"block-0000": save(tensors), "block-0002": pack_kept(matrices(2))}
+
+
+def _one_weight_more(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["attn.q.kept"] = tensors["attn.q.kept"].repeat(2)[:13]
+
+
+def _one_bit_less(tensors: dict[str, torch.Tensor]) -> None:
+    words = tensors["attn.q.prune_mask"].numpy().copy()
+    words[0] &= words[0] - np.uint64(1)
+    tensors["attn.q.prune_mask"] = torch.from_numpy(words)
+
+
+def _not_finite(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["mlp.up.kept"][3] = float("inf")
+
+
+def _padding(tensors: dict[str, torch.Tensor]) -> None:
+    words = tensors["attn.q.prune_mask"].numpy().copy()
+    words[0] |= np.uint64(1 << 63)
+    tensors["attn.q.prune_mask"] = torch.from_numpy(words)
+
+
+def _float32(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["attn.q.kept"] = tensors["attn.q.kept"].float()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (_one_weight_more, r"attn.q.kept: is BF16 \[13\], must be BF16 \[12\]"),
+        (_one_bit_less, "attn.q: the mask prunes 11 weights, the settings ask for 12"),
+        (_not_finite, "mlp.up: a kept weight is not finite"),
+        (_padding, "attn.q: bits are set beyond the last weight"),
+        (_float32, "attn.q.kept: is F32"),
+    ],
+)
+def test_a_spoiled_layer_is_refused(change: Any, words: str) -> None:
+    with pytest.raises(Mistake, match=words):
+        hold(reply(train(), spoiled(change)), train())
+
+
+def test_a_layer_that_was_not_sampled_is_refused() -> None:
+    blobs = {f"block-{index:04d}": pack_kept(matrices(index)) for index in (0, 1, 2)}
+    with pytest.raises(Mistake, match="1 surplus and 0 missing"):
+        hold(reply(train(), blobs), train())
+
+
+@pytest.mark.parametrize("blocks", [[0, 3], [2, 0], [1, 1]])
+def test_layers_that_do_not_exist_or_are_not_in_order_are_refused(blocks: list[int]) -> None:
+    with pytest.raises(Mistake, match="layers must be ascending and below 3"):
+        contract_for(train(blocks=blocks), PLAN, SETTINGS)
+
+
+def test_as_many_hashes_and_versions_as_layers() -> None:
+    with pytest.raises(Mistake, match="1 hashes for 2 layers"):
+        hold(reply(train(), blob_sha256=[SHA]), train())
+    request = train(versions=[0, 0])
+    with pytest.raises(Mistake, match="2 versions for 3 layers"):
+        check(request, contract_for(request, PLAN, SETTINGS).down)
+
+
+def test_parts_are_of_whole_layers() -> None:
+    """A layer has 3 words and 57 kept weights in bf16, 138 bytes: with parts of 200 bytes each travels by itself."""
+    settings = parse({"method": "fedspallm", "part-bytes": 1024}).model_copy(update={"part_bytes": 200})
+    request = Letter(header("fetch", part=1), {"blocks": [0, 2], "blob_sha256": [SHA]})
+    contract = contract_for(request, PLAN, settings)
+    assert contract.num_parts == 2
+    assert set(contract.up.blobs) == {"block-0002"}
+    with pytest.raises(Mistake, match="part 2 of a fetch does not exist"):
+        contract_for(Letter(header("fetch", part=2), request.scalars), PLAN, settings)
+
+
+def update(**changes: Any) -> Letter:
+    scalars = {"blocks": [1], "versions": [1], "num_kept": [12, 45], **changes}
+    return Letter(header("deliver", server_round=2), scalars, {"block-0001": pack_kept(matrices(1))})
+
+
+def test_an_update_brings_what_its_numbers_say() -> None:
+    check(update(), contract_for(update(), PLAN, SETTINGS).down)
+    for changes, words in (
+        ({"num_kept": [12]}, "do not fit the layers"),
+        ({"versions": [1, 1]}, "do not fit the layers"),
+        ({"num_kept": [25, 45]}, "keeps more weights than it has"),
+        ({"num_kept": [11, 45]}, "must be BF16"),
+        ({"blocks": [5]}, "below 3"),
+    ):
+        with pytest.raises(Mistake, match=words):
+            check(update(**changes), contract_for(update(**changes), PLAN, SETTINGS).down)
