@@ -214,9 +214,7 @@ def test_pruned_layers_are_those_of_hooks_in_the_whole_model(untied: Path) -> No
         linears = OpenedModel(untied).family.linears
         modules = {name: model.model.layers[index].get_submodule(path) for name, path in linears.items()}
         inputs: dict[str, list[Tensor]] = {name: [] for name in modules}
-        hooks = [
-            m.register_forward_pre_hook(lambda _, i, seen=inputs[name]: seen.append(i[0][0])) for name, m in modules.items()
-        ]
+        hooks = [m.register_forward_pre_hook(lambda _, i, s=inputs[name]: s.append(i[0][0])) for name, m in modules.items()]
         for window in ids:
             model(input_ids=window[None], use_cache=False)
         for hook in hooks:
