@@ -12,6 +12,7 @@ from flwr.serverapp.strategy import Result
 from espalier.modeling.opened import OpenedModel
 from espalier.settings.run import RunSettings
 from espalier.wire.code_hash import code_sha256
+from espalier.wire.ledger import dense_bytes_of
 from espalier.wire.messages import Letter
 from strategies.checkpoint import CheckpointFolder
 from strategies.clock import Clock
@@ -40,6 +41,7 @@ class Run:
     def __post_init__(self) -> None:
         self.progress = Progress(self.folder, self.clock)
         self.checkpoint = CheckpointFolder(self.folder.checkpoint)
+        self.folder.ledger.dense_bytes = dense_bytes_of(self.model.plan)
 
     def identity(self) -> dict[str, str]:
         """What a resumed run must share with the run that it continues."""

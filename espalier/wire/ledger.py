@@ -1,6 +1,6 @@
 """The byte ledger: what crossed the wire, per run, round, client, kind and block, raw and as sent."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -8,7 +8,8 @@ from flwr.app import RecordDict
 
 from espalier.settings.mistakes import Mistake
 from espalier.wire.messages import Letter, num_bytes
-from espalier.wire.payload import tensor_specs
+from espalier.wire.payload import DTYPE_BYTES, block_key, tensor_specs
+from espalier.wire.plan import ModelPlan
 
 
 @dataclass
@@ -22,11 +23,14 @@ class Traffic:
 class Ledger:
     """Writes one entry per message and one per blob in it, and adds bytes up.
 
-    Raw bytes are those of the tensors themselves, before a blob's header and any coding; wire bytes are those sent.
+    Raw bytes are those of the tensors themselves, before a blob's header and any coding; wire bytes are those sent; dense
+    bytes what the block's matrices have in the model's files.
     """
 
     def __init__(self, append: Callable[[dict[str, Any]], None]) -> None:
         self._append = append
+        self.dense_bytes: Mapping[str, int] = {}
+        """Bytes of each block's dense matrices by blob key, to compare with; see ``dense_bytes_of``."""
         self.by_rank: dict[int, Traffic] = {}
         """Sums per client; enrolment, which belongs to no client yet, is only in the entries."""
 
@@ -49,7 +53,8 @@ class Ledger:
         blobs = sum(len(blob) for blob in letter.blobs.values())
         self._append({**common, "block": None, "raw_bytes": size - blobs, "wire_bytes": size - blobs})
         for key, blob in sorted(letter.blobs.items()):
-            self._append({**common, "block": key, "raw_bytes": _raw_bytes(blob), "wire_bytes": len(blob)})
+            dense = {"dense_bytes": self.dense_bytes[key]} if key in self.dense_bytes else {}
+            self._append({**common, "block": key, "raw_bytes": _raw_bytes(blob), "wire_bytes": len(blob), **dense})
 
     def total(self) -> Traffic:
         """Sums over all clients."""
@@ -63,6 +68,14 @@ class Ledger:
     def restore(self, state: list[list[int]]) -> None:
         """Take over what ``state`` returned; what was sent after that checkpoint and is sent again counts once."""
         self.by_rank = {rank: Traffic(up, down) for rank, up, down in state}
+
+
+def dense_bytes_of(plan: ModelPlan) -> dict[str, int]:
+    """Bytes of each block's matrices as they are in the model's files, by blob key."""
+    return {
+        block_key(block.index): sum(linear.num_weights * DTYPE_BYTES[linear.dtype] for linear in block.linears)
+        for block in plan.blocks
+    }
 
 
 def _raw_bytes(blob: bytes) -> int | None:

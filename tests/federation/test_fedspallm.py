@@ -156,8 +156,9 @@ class TestFedSpaLLM(Promises):
             -(-linear.num_weights // 64) * 8 + 2 * (linear.num_weights - linear.num_weights // 2) for linear in linears
         )
         for client in range(bench.num_clients):
-            raw = [e["raw_bytes"] for e in entries if e["rank"] == client and e["direction"] == "up" and e["block"]]
-            assert sum(raw) == expected < 0.6 * 2 * plan.num_weights
+            sent = [e for e in entries if e["rank"] == client and e["direction"] == "up" and e["block"]]
+            assert sum(e["raw_bytes"] for e in sent) == expected < 0.6 * 2 * plan.num_weights
+            assert sum(e["dense_bytes"] for e in sent) == 2 * plan.num_weights
 
 
 def _three_wide(bench: Bench) -> Path:

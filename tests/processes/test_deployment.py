@@ -21,16 +21,28 @@ def files(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in sorted(folder.iterdir())}
 
 
-def test_real_processes_give_the_bytes_of_the_simulation(tmp_path: Path) -> None:
+METHODS = {
+    "fedprllm": ((), ["enrol", "train", "fetch", "fetch", "evaluate"]),
+    "fedspallm": (
+        ("fedspallm.rounds=2", "fedspallm.capabilities=1,2", "part-bytes=1500000"),
+        ["enrol", "train", "fetch", "deliver", "deliver", "deliver", "train", "fetch", "evaluate"],
+    ),
+}
+"""Settings, and which messages leave the first site in what order."""
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_real_processes_give_the_bytes_of_the_simulation(tmp_path: Path, method: str) -> None:
+    more, expected_kinds = METHODS[method]
+    words = ("run", "two-sites", f"method={method}", *SETTINGS, *more, "--app", str(ROOT))
     tmp_path.joinpath("simulated").mkdir()
-    done = espalier(tmp_path / "simulated", "run", "two-sites", *SETTINGS, "--app", str(ROOT))
+    done = espalier(tmp_path / "simulated", *words)
     assert done.returncode == 0, done.stdout + done.stderr
     simulated = results_of(tmp_path / "simulated" / "runs")
 
     sites = ("hospital-a", "hospital-b")
     with federation(tmp_path / "deployed", sites) as deployed_on:
-        command = ("run", "two-sites", *SETTINGS, "--app", str(ROOT), "--superlink", deployed_on.control)
-        done = espalier(tmp_path / "deployed", *command)
+        done = espalier(tmp_path / "deployed", *words, "--superlink", deployed_on.control)
     assert done.returncode == 0, done.stdout + done.stderr
     deployed = results_of(tmp_path / "deployed" / "runs")
 
@@ -43,7 +55,7 @@ def test_real_processes_give_the_bytes_of_the_simulation(tmp_path: Path) -> None
     for name in sites:
         (log,) = (tmp_path / "deployed" / name).glob(f"egress/*-{name}.jsonl")
         kinds = [json.loads(line)["kind"] for line in log.read_text().splitlines()]
-        assert kinds == ["enrol", "train", "fetch", "fetch", "evaluate"]
+        assert kinds == expected_kinds if name == sites[0] else kinds[:2] == ["enrol", "train"]
 
 
 def test_pooled_data_is_refused_in_deployment(tmp_path: Path) -> None:
