@@ -37,8 +37,9 @@ class Rows:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_json(beside, dict(conditions))
             path.write_text(",".join(keys + figures) + "\n")
-        with open(path, newline="") as file:
-            self.rows: list[Row] = list(csv.DictReader(file))
+        whole = [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        path.write_text("".join(whole))  # what an interruption left of a last row is dropped
+        self.rows: list[Row] = list(csv.DictReader(whole))
 
     def missing(self, cells: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
         """Those cells that were not measured yet."""

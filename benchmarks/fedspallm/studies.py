@@ -22,6 +22,13 @@ Cell = dict[str, Any]
 
 FEDERATIONS, SPARSITIES, WINDOWS = (4, 8, 16), (0.5, 0.6, 0.7, 0.8), 32
 """The paper's tables 1 to 3: number of clients, sparsities, calibration windows of each client."""
+CENTRAL = 8
+"""Of how many clients the text is pooled for ``centralized``."""
+CLIENTS = 8
+"""Of the studies that the paper does not have."""
+SHARES = (0.25, 0.5, 0.75, 1.0)
+PLANS = ((1, "constant"), (2, "constant"), (2, "linear"), (2, "cubic"), (4, "linear"), (4, "cubic"))
+"""Rounds, and the schedule of the sparsity."""
 STANDALONE = 4
 """Of how many clients the own models are evaluated; their mean is ``standalone``."""
 FOLDS: dict[str, dict[str, Any]] = {
@@ -69,8 +76,8 @@ def tables(bench: Bench, rows: Rows) -> None:
         most = max(FEDERATIONS)
         flat = {**bench.common, "seed": seed, "fedspallm.sparsity": sparsity, "num-clients": most, "data.windows": WINDOWS}
         wanted = [{"seed": seed, "sparsity": sparsity, "clients": n, "model": fold} for n, fold in product(FEDERATIONS, FOLDS)]
-        wanted += [{"seed": seed, "sparsity": sparsity, "clients": n, "model": "standalone"} for n in (1,)]
-        wanted += [{"seed": seed, "sparsity": sparsity, "clients": 8, "model": "centralized"}]
+        wanted += [{"seed": seed, "sparsity": sparsity, "clients": 1, "model": "standalone"}]
+        wanted += [{"seed": seed, "sparsity": sparsity, "clients": CENTRAL, "model": "centralized"}]
         wanted += [{"seed": seed, "sparsity": 0.0, "clients": 0, "model": "dense"}]
         with tempfile.TemporaryDirectory() as scratch:
             clients = Clients(parse(flat), bench.stream, Path(scratch))
@@ -116,18 +123,16 @@ def domains(bench: Bench, rows: Rows) -> None:
 
 
 def sampling(bench: Bench, rows: Rows) -> None:
-    """Perplexity, bytes and work at 25 to 100% of the layers sampled, 8 clients of equal capability."""
-    shares = (0.25, 0.5, 0.75, 1.0)
-    for seed, sparsity, share in product(bench.seeds, (0.5, 0.7), shares):
+    """Perplexity, bytes and work at 25 to 100% of the layers sampled, clients of equal capability."""
+    for seed, sparsity, share in product(bench.seeds, (0.5, 0.7), SHARES):
         cells = [{"seed": seed, "sparsity": sparsity, "layers": f"{share:.0%}"}]
         for cell in _missing(bench, rows, cells):
             _add_run(bench, rows, cell, {"fedspallm.sampled-layers": share})
 
 
 def rounds(bench: Bench, rows: Rows) -> None:
-    """Several rounds with a constant or a rising sparsity, 8 clients, all layers."""
-    plans = [(1, "constant"), *product((2, 4), ("constant", "linear", "cubic"))]
-    for seed, sparsity, (number, schedule) in product(bench.seeds, (0.5, 0.7), plans):
+    """Several rounds with a constant or a rising sparsity, all layers."""
+    for seed, sparsity, (number, schedule) in product(bench.seeds, (0.5, 0.7), PLANS):
         cells = [{"seed": seed, "sparsity": sparsity, "plan": f"{number} rounds, {schedule}" if number > 1 else "1 round"}]
         for cell in _missing(bench, rows, cells):
             _add_run(bench, rows, cell, {"fedspallm.rounds": number, "fedspallm.schedule": schedule})
@@ -147,11 +152,11 @@ def _add(bench: Bench, rows: Rows, cell: Cell, models: Sequence[Edits], **figure
 
 def _add_run(bench: Bench, rows: Rows, cell: Cell, varied: Mapping[str, Any]) -> None:
     flat = {
-        **bench.common, **varied, "num-clients": 8, "data.windows": WINDOWS, "seed": cell["seed"],
+        **bench.common, **varied, "num-clients": CLIENTS, "data.windows": WINDOWS, "seed": cell["seed"],
         "fedspallm.sparsity": cell["sparsity"], "evaluation.local-only": False, "evaluation.centralized": "off",
     }  # fmt: skip
     summary = app.run(flat)
-    traffic = {name: summary[name] / 8 / 1e6 for name in ("bytes_up", "bytes_down")}
+    traffic = {name: summary[name] / CLIENTS / 1e6 for name in ("bytes_up", "bytes_down")}
     work = float(np.mean([client["seconds"] for client in summary["clients"]]))
     for metric in summary["metrics"]:
         figures = {"megabytes_up": traffic["bytes_up"], "megabytes_down": traffic["bytes_down"], "work_seconds": work}

@@ -1,0 +1,102 @@
+"""How far is the l0 mean of sampled layers from that of all clients, on average over the draws (the paper's theorem 4.2)?
+
+    python -m benchmarks.fedspallm.bias --model DIRECTORY --private FILE [--draws 400]
+
+Eight clients prune every layer; then samples are drawn again and again, and one layer in the middle of the model is averaged
+over the clients that sampled it. Printed is ``|mean over draws - W| / |W|``, W the mean over all clients, beside what chance leaves
+of it with so many draws; of the l0 mean, and of a mean over all clients in which those who sampled the layer are weighted by
+one over their probability (Horvitz & Thompson 1952), against the plain mean. Mask expansion comes after both.
+"""
+
+import argparse
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.fedspallm.clients import Clients
+from espalier.modeling.block_stream import BlockStream
+from espalier.modeling.computing import set_up
+from espalier.modeling.opened import open_model
+from espalier.settings.run import parse
+from espalier.wire.kept import unpack_kept
+from strategies.layer_sampling import layers_per_client, sample_layers
+
+CLIENTS = 8
+CAPABILITIES = {"equal": [1.0] * CLIENTS, "1 to 4": [1, 1, 1, 2, 2, 2, 4, 4]}
+SHARES = (0.25, 0.5, 0.75)
+
+
+def kept_matrices(clients: Clients, block: int) -> tuple[Tensor, Tensor]:
+    """Pruned weights and kept ones of every client, (clients, weights of the block): float32 and 0 or 1."""
+    values = []
+    for rank in range(CLIENTS):
+        matrices = unpack_kept(clients.plan.blocks[block], clients.store.get(clients.layers(rank)[block]))
+        values.append([(m.weight().float().flatten(), (~m.prune_mask).float().flatten()) for m in matrices.values()])
+    weights = torch.stack([torch.cat([weight for weight, _ in client]) for client in values])
+    return weights, torch.stack([torch.cat([keep for _, keep in client]) for client in values])
+
+
+def l0_mean(weights: Tensor, keep: Tensor, sampled: list[int]) -> Tensor:
+    """Over the sampled clients that kept a weight; 0 where none of them did."""
+    return weights[sampled].sum(dim=0) / keep[sampled].sum(dim=0).clamp(min=1)
+
+
+def weighted_mean(weights: Tensor, probability: Tensor, sampled: list[int]) -> Tensor:
+    """Over all clients, those who were sampled weighted by one over the probability of it."""
+    return (weights[sampled] / probability[sampled, None]).sum(dim=0) / len(weights)
+
+
+def distance(estimate: Callable[[list[int]], Tensor], truth: Tensor, draws: list[list[int]]) -> tuple[float, float]:
+    """Relative distance of the mean over draws from the truth, and what independent draws leave of it by chance."""
+    total, squares = torch.zeros_like(truth, dtype=torch.float64), torch.zeros_like(truth, dtype=torch.float64)
+    for sampled in draws:
+        found = estimate(sampled).double()
+        total += found
+        squares += found.square()
+    mean = total / len(draws)
+    variance = (squares / len(draws) - mean.square()).clamp(min=0)
+    size = truth.double().norm()
+    return float((mean - truth).norm() / size), float((variance.sum() / len(draws)).sqrt() / size)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--private", required=True)
+    parser.add_argument("--sparsity", type=float, default=0.5)
+    parser.add_argument("--windows", type=int, default=32)
+    parser.add_argument("--draws", type=int, default=400)
+    given = parser.parse_args()
+    flat = {
+        "method": "fedspallm", "model": given.model, "num-clients": CLIENTS, "fedspallm.sparsity": given.sparsity,
+        "data.source": "text", "data.path": given.private, "data.windows": given.windows,
+    }  # fmt: skip
+    settings, model = parse(flat), open_model(given.model)
+    num_layers = len(model.plan.blocks)
+    layer = num_layers // 2
+    with tempfile.TemporaryDirectory() as scratch:
+        clients = Clients(settings, BlockStream(model, set_up(settings, Path())), Path(scratch))
+        weights, keep = kept_matrices(clients, layer)
+    l0 = l0_mean(weights, keep, list(range(CLIENTS)))
+    print("| capabilities | layers sampled | l0 mean | chance | weighted mean | chance |\n|---|---|---|---|---|---|")
+    for name, capabilities in CAPABILITIES.items():
+        for share in SHARES:
+            places = layers_per_client(num_layers, share, dict(enumerate(capabilities)))
+            probability = torch.tensor([places[rank] / num_layers for rank in range(CLIENTS)])
+            generator = np.random.default_rng(0)
+            samples = [sample_layers(range(num_layers), places, generator) for _ in range(given.draws)]
+            draws = [[rank for rank, layers in sample.items() if layer in layers] for sample in samples]
+            found = distance(partial(l0_mean, weights, keep), l0, draws)
+            weighted = distance(partial(weighted_mean, weights, probability), weights.mean(dim=0), draws)
+            figures = " | ".join(f"{value:.4f}" for value in (*found, *weighted))
+            print(f"| {name} | {share:.0%} | {figures} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""The studies of FedSpaLLM measure what the app itself gives, go on where they stopped, and refuse foreign rows."""
+
+import csv
+from pathlib import Path
+
+import pytest
+import torch
+from bench import Bench as Federation
+from bench import model_files, private_text
+from safetensors.torch import load
+
+from benchmarks.fedspallm import studies
+from benchmarks.fedspallm.clients import Clients
+from benchmarks.fedspallm.report import write_report
+from benchmarks.fedspallm.rows import Rows
+from benchmarks.fedspallm.studies import FOLDS, STUDIES, Bench
+from espalier.corpora.public_text import public_windows
+from espalier.modeling.block_stream import BlockStream
+from espalier.modeling.computing import set_up
+from espalier.modeling.opened import open_model
+from espalier.settings.mistakes import Mistake
+from espalier.settings.run import parse
+
+KEYS = ("seed", "text")
+CONDITIONS = {"model": {"name": "tiny", "weights": 1}, "windows": 2, "window_tokens": 16, "texts": {"public": {"windows": 2}}}
+
+
+@pytest.fixture
+def sites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Federation:
+    """Four clients that share out one file."""
+    monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setattr("espalier.corpora.client_text.LEAST_PREDICTIONS", 15)
+    shared = tmp_path / "shared.txt"
+    settings = {"data.source": "text", "data.path": str(shared), "evaluation.own-text": False}
+    made = Federation(tmp_path, "fedspallm", settings)
+    shared.write_text("\n\n".join(private_text(client) for client in range(4)))
+    return made
+
+
+def studied(sites: Federation) -> Bench:
+    config = sites.config()
+    settings = parse(config)
+    model = open_model(settings.model)
+    stream = BlockStream(model, set_up(settings, sites.folder))
+    texts = public_windows(settings.evaluation, model.encode)
+    return Bench(stream, texts, config, [Path(config["data.path"])], [0])
+
+
+@pytest.mark.parametrize("fold", sorted(FOLDS))
+def test_a_fold_is_what_the_app_gives(sites: Federation, fold: str) -> None:
+    grid = sites.grid(**FOLDS[fold])
+    for context in grid.contexts.values():
+        del context.node_config["data-path"]
+    folder = sites.run(grid, **FOLDS[fold])
+    bench = studied(sites)
+    clients = Clients(parse(sites.config()), bench.stream, sites.folder / "scratch")
+    result = clients.fold(range(4), parse({**sites.config(), **FOLDS[fold]}))
+    written = load(model_files(folder)["model/model.safetensors"])
+    for block in bench.stream.model.plan.blocks:
+        for linear in block.linears:
+            assert torch.equal(written[linear.parameter], result.matrices(block.index)[linear.name].weight())
+
+
+def test_a_stopped_study_goes_on_where_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "study.csv"
+    rows = Rows(path, KEYS, ("perplexity",), CONDITIONS)
+    rows.add({"seed": 0, "text": "public"}, perplexity=2.5)
+    again = Rows(path, KEYS, ("perplexity",), CONDITIONS)
+    cells = [{"seed": seed, "text": "public"} for seed in (0, 1)]
+    assert again.missing(iter(cells)) == [cells[1]]
+    with pytest.raises(Mistake, match="other settings"):
+        Rows(path, KEYS, ("perplexity",), {**CONDITIONS, "windows": 3})
+
+
+def test_a_row_that_was_cut_short_is_measured_again(tmp_path: Path) -> None:
+    path = tmp_path / "study.csv"
+    rows = Rows(path, KEYS, ("perplexity",), CONDITIONS)
+    rows.add({"seed": 0, "text": "public"}, perplexity=2.5)
+    rows.add({"seed": 1, "text": "public"}, perplexity=2.5)
+    path.write_text(path.read_text()[:-5])
+    assert [row["seed"] for row in Rows(path, KEYS, ("perplexity",), CONDITIONS).rows] == ["0"]
+
+
+@pytest.mark.parametrize("name", sorted(STUDIES))
+def test_every_study_writes_its_tables_and_plot(sites: Federation, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for constant, value in (("FEDERATIONS", (1, 2)), ("SPARSITIES", (0.5,)), ("WINDOWS", 1), ("STANDALONE", 1), ("CENTRAL", 2)):
+        monkeypatch.setattr(studies, constant, value)
+    for constant, value in (("SHARES", (0.5,)), ("PLANS", ((1, "constant"), (2, "linear"))), ("CLIENTS", 2)):
+        monkeypatch.setattr(studies, constant, value)
+    bench, study, path = studied(sites), STUDIES[name], sites.folder / "out" / name
+    rows = Rows(path.with_suffix(".csv"), study.keys, study.figures, CONDITIONS)
+    study.work(bench, rows)
+    write_report(study, rows, CONDITIONS, path)
+    assert path.with_suffix(".png").stat().st_size > 1000
+    with open(path.with_suffix(".csv"), newline="") as file:
+        measured = list(csv.DictReader(file))
+    assert measured
+    text = path.with_suffix(".md").read_text()
+    assert text.startswith(f"# {study.title}")
+    assert "| 50% |" in text
+    before = len(rows.rows)
+    study.work(bench, rows)
+    assert len(rows.rows) == before
