@@ -3,8 +3,8 @@
     python -m benchmarks.fedspallm.bias --model DIRECTORY --private FILE [--draws 400]
 
 Eight clients prune every layer; then samples are drawn again and again, and one layer in the middle of the model is averaged
-over the clients that sampled it. Printed is ``|mean over draws - W| / |W|``, W the mean over all clients, beside what chance leaves
-of it with so many draws; of the l0 mean, and of a mean over all clients in which those who sampled the layer are weighted by
+over the clients that sampled it. Printed is ``|mean over draws - W| / |W|``, W the mean over all clients, beside what chance
+leaves of it with so many draws; of the l0 mean, and of a mean over all clients in which those who sampled the layer are weighted by
 one over their probability (Horvitz & Thompson 1952), against the plain mean. Mask expansion comes after both.
 """
 
@@ -27,7 +27,7 @@ from espalier.wire.kept import unpack_kept
 from strategies.layer_sampling import layers_per_client, sample_layers
 
 CLIENTS = 8
-CAPABILITIES = {"equal": [1.0] * CLIENTS, "1 to 4": [1, 1, 1, 2, 2, 2, 4, 4]}
+CAPABILITIES: dict[str, list[float]] = {"equal": [1.0] * CLIENTS, "1 to 4": [1, 1, 1, 2, 2, 2, 4, 4]}
 SHARES = (0.25, 0.5, 0.75)
 
 
