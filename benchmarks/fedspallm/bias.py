@@ -4,8 +4,8 @@
 
 Eight clients prune every layer; then samples are drawn again and again, and one layer in the middle of the model is averaged
 over the clients that sampled it. Printed is ``|mean over draws - W| / |W|``, W the mean over all clients, beside what chance
-leaves of it with so many draws; of the l0 mean, and of a mean over all clients in which those who sampled the layer are weighted by
-one over their probability (Horvitz & Thompson 1952), against the plain mean. Mask expansion comes after both.
+leaves of it with so many draws; of the l0 mean, and of a mean over all clients in which those who sampled the layer are
+weighted by one over their probability (Horvitz & Thompson 1952), against the plain mean. Mask expansion comes after both.
 """
 
 import argparse
