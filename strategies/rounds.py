@@ -62,6 +62,8 @@ class Rounds:
     """Simulated clients queue for this machine's workers: their deadlines count from anybody's last reply."""
     finished: int = 0
     """Rounds that are finished."""
+    evaluating: bool = False
+    """Rounds are over: a client that fails now keeps its contribution."""
     look_for_nodes: Callable[[], None] = lambda: None
     """Asks nodes that are new who they are (see ``enrolment``)."""
     seat_returned_nodes: Callable[[], None] = lambda: None
@@ -189,7 +191,7 @@ class Rounds:
     def _drop(self, kind: Kind, seat: Seat, why: str) -> None:
         """A client is asked nothing more; its contribution is lost, unless it was made before."""
         reason = f"{kind}: {why}"
-        if kind in ("deliver", "evaluate"):
+        if self.evaluating:
             seat.leave_out(reason)
         else:
             seat.drop(reason)

@@ -125,7 +125,7 @@ def live(method: Method, grid: Grid) -> Result:
         method.rounds.finished = server_round
         run.progress.note("checkpoint", f"checkpoint   after round {server_round}", round=server_round)
 
-    last = method.rounds.finished
+    last, method.rounds.evaluating = method.rounds.finished, True
     _exchange_all(method, method.deliver(last))
     replies = method.rounds.exchange(method.configure_evaluate(last, nothing, config, grid))
     metrics = method.aggregate_evaluate(last, replies)

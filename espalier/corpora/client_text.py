@@ -95,11 +95,14 @@ def _by_passage(texts: Iterable[str]) -> Iterator[Record]:
 
 
 def client_windows(settings: RunSettings, node: NodeSettings, encode: Encode, rank: int) -> Tensor:
-    """Calibration windows of one client, drawn with a seed of its own: (data.windows, data.window-tokens), int64."""
+    """Calibration windows of one client, drawn with a seed of its own: (windows, data.window-tokens), int64.
+
+    There are as many as the node's ``windows`` says, else ``data.windows``.
+    """
     data = settings.data
     own = client_passages(data, node, rank, settings.num_clients, settings.seed)
     seed = derive_seed(settings.seed, "calibration", rank=rank)
-    return calibration_windows(own, encode, data.windows, data.window_tokens, seed)
+    return calibration_windows(own, encode, node.windows or data.windows, data.window_tokens, seed)
 
 
 def held_out_windows(settings: RunSettings, node: NodeSettings, encode: Encode, rank: int) -> Tensor:

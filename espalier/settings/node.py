@@ -22,6 +22,7 @@ class NodeSettings(Table):
     data_field: str = Field("", description="field of a JSON Lines record; empty: the run's data.field")
     model_path: str = Field("", description="directory of the base model at this site; empty: the run's model")
     state_dir: str = Field("", description="where private state is kept; empty: ESPALIER_STATE_DIR or ~/.espalier")
+    windows: int = Field(0, ge=0, description="calibration windows of this site; 0: the run's data.windows")
     own_text: bool = Field(False, description="whether the run may evaluate on this site's held-out text")
     capability: float = Field(1.0, ge=0, description="how much this site can compute, beside others; 0: measure it")
     keep_days: int = Field(30, ge=1, description="private state that was not touched for so long is removed")

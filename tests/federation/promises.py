@@ -211,6 +211,8 @@ class Promises:
     settings: dict[str, Any]
     last_round: int
     """The round after which the killed run is killed; there must be work left."""
+    result_round: int = 0
+    """From which round on a ``deliver`` brings the result, where earlier ones bring what the next round needs."""
 
     def expected_sparsity(self, model: OpenedModel) -> float:
         """Share of prunable weights that the settings demand, computed by hand."""
@@ -519,7 +521,8 @@ class Promises:
 
     def test_a_client_that_does_not_take_the_result_loses_its_figures_alone(self, bench: Bench) -> None:
         def refuse(request: Message, reply: Message) -> Message | None:
-            return None if read(request.content).header.kind == "deliver" else reply
+            header = read(request.content).header
+            return None if header.kind == "deliver" and header.server_round >= self.result_round else reply
 
         grid = bench.grid()
         grid.tamper[2] = refuse

@@ -14,6 +14,7 @@ from promises import Promises
 from safetensors import safe_open
 from safetensors.torch import load
 
+import client_app.fedspallm
 from espalier.modeling.opened import OpenedModel
 from espalier.settings.mistakes import Mistake
 from espalier.settings.run import parse
@@ -69,7 +70,10 @@ class TestFedSpaLLM(Promises):
     def test_the_fold_is_that_of_a_slow_loop(self, bench: Bench, aggregation: str, weights: str) -> None:
         """The mean over those who kept a weight; then the most pruned go, the smaller mean first, then the lower index."""
         grid = bench.grid()
+        for context in grid.contexts.values():
+            context.node_config["windows"] = 1 + context.node_config["partition-id"]
         folder = bench.run(grid, fedspallm__aggregation=aggregation, fedspallm__client_weights=weights)
+        weight_of = np.float32([1, 2, 3, 4] if weights == "samples" else [1, 1, 1, 1])
         model, sent = OpenedModel(bench.model), pruned_layers(grid, 1)
         assert sorted(sent) == list(range(bench.num_clients))
         with safe_open(folder / "model" / "model.safetensors", "pt") as written:
@@ -79,9 +83,10 @@ class TestFedSpaLLM(Promises):
                     clients = [dense_of(sent[rank][f"block-{block.index:04d}"], linear.name, size) for rank in sorted(sent)]
                     means, votes = [], []
                     for values in zip(*clients, strict=True):
-                        kept = [np.float32(value) for value in values if value is not None]
-                        divisor = len(values) if aggregation == "mean" else len(kept)
-                        means.append(sum(kept, np.float32(0)) / np.float32(divisor) if kept else np.float32(0))
+                        kept = [(w, np.float32(value)) for w, value in zip(weight_of, values, strict=True) if value is not None]
+                        divisor = weight_of.sum() if aggregation == "mean" else sum((w for w, _ in kept), np.float32(0))
+                        total = sum((value * w for w, value in kept), np.float32(0))
+                        means.append(total / divisor if kept else np.float32(0))
                         votes.append(len(values) - len(kept))
                     order = sorted(range(size), key=lambda i: (-votes[i], abs(means[i]), i))
                     for i in order[: size // 2]:
@@ -90,11 +95,8 @@ class TestFedSpaLLM(Promises):
                     found = written.get_tensor(linear.parameter).flatten()
                     assert torch.equal(found, torch.tensor(np.array(means)).to(stored))
 
-    def test_a_client_of_more_windows_weighs_more(self, bench: Bench) -> None:
-        """Equal text and windows give equal weights; that samples are counted is seen in the summary."""
-        folder = bench.run(fedspallm__client_weights="samples")
-        assert [client["metrics"]["calibration_windows"] for client in summary(folder)["clients"]] == [2] * 4
-        assert model_files(folder) == model_files(bench.run())
+    def test_equal_windows_are_equal_weights(self, bench: Bench) -> None:
+        assert model_files(bench.run(fedspallm__client_weights="samples")) == model_files(bench.run())
 
     def test_without_expansion_only_unanimous_weights_are_pruned(self, bench: Bench) -> None:
         grid = bench.grid(fedspallm__mask_expansion=False)
@@ -184,6 +186,7 @@ class TestRounds(Promises):
         "fedspallm.capabilities": "1,2",
     }
     last_round = 1
+    result_round = 3
 
     def expected_sparsity(self, model: OpenedModel) -> float:
         return exact(model, 0.5)
@@ -228,6 +231,18 @@ class TestRounds(Promises):
         assert document["clients"][2]["status"] == "dropped"
         assert "no longer holds the layers" in document["clients"][2]["reason"]
         assert document["sparsity"]["achieved"] == pytest.approx(self.expected_sparsity(OpenedModel(bench.model)))
+
+    def test_a_client_that_does_not_take_the_layers_is_dropped(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuse(site: Any, request: Any) -> Any:
+            if request.header.rank == 1:
+                raise Mistake("the disk is full")
+            return deliver(site, request)
+
+        deliver = client_app.fedspallm.deliver
+        monkeypatch.setattr(client_app.fedspallm, "deliver", refuse)
+        document = summary(bench.run(evaluation__own_text=False))
+        assert [client["status"] for client in document["clients"]] == ["completed", "dropped", "completed", "completed"]
+        assert document["clients"][1]["reason"] == "deliver: the disk is full"
 
     def test_state_holds_the_newest_layers_alone(self, bench: Bench) -> None:
         """Of each client, the layers before and after the last delivery: the other blobs were let go."""
