@@ -13,6 +13,7 @@ from torch import Tensor
 from benchmarks.fedspallm import app
 from benchmarks.fedspallm.clients import Clients
 from benchmarks.fedspallm.rows import Rows
+from espalier.corpora.passages import passages
 from espalier.evaluation.perplexity import mean_losses, perplexity
 from espalier.modeling.block_stream import BlockStream
 from espalier.modeling.edits import Edits, dense
@@ -167,8 +168,8 @@ def _dealt(files: Sequence[Path], number: int, scratch: Path) -> str:
     """Write a text per rank: domain after domain, the passages of each dealt out in turn."""
     owners = number // len(files)
     for rank in range(number):
-        passages = files[rank % len(files)].read_text().split("\n\n")
-        (scratch / f"{rank}.txt").write_text("\n\n".join(passages[rank // len(files) :: owners]))
+        found = list(passages(files[rank % len(files)].read_text()))
+        (scratch / f"{rank}.txt").write_text("\n\n".join(found[rank // len(files) :: owners]))
     return str(scratch / "{rank}.txt")
 
 
