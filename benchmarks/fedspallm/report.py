@@ -8,6 +8,7 @@ from typing import Any
 from benchmarks.fedspallm.rows import Row, Rows
 from benchmarks.fedspallm.studies import Study
 
+DENSE = "dense"
 Figures = dict[tuple[str, str], list[Row]]
 
 
@@ -76,11 +77,14 @@ def _plot(study: Study, rows: Rows, texts: Sequence[str], path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    _, models, _ = _grouped(study, rows, texts[0])
+    models = [model for model in _grouped(study, rows, texts[0])[1] if model != DENSE]
     figure = Figure(figsize=(2.5 + 4.5 * len(texts), 1.5 + 0.3 * len(models)), layout="constrained")
     FigureCanvasAgg(figure)
     for axes, text in zip(figure.subplots(1, len(texts), sharey=True, squeeze=False)[0], texts, strict=True):
-        grouped, models, sparsities = _grouped(study, rows, text)
+        grouped, _, sparsities = _grouped(study, rows, text)
+        dense = [value for (model, _), entry in grouped.items() if model == DENSE for value in _values(entry, "perplexity")]
+        if dense:
+            axes.axvline(fmean(dense), color="grey", linestyle="--", linewidth=1, label=DENSE)
         for sparsity in sparsities:
             found = [(place, grouped[model, sparsity]) for place, model in enumerate(models) if (model, sparsity) in grouped]
             means = [fmean(_values(entry, "perplexity")) for _, entry in found]
@@ -89,10 +93,9 @@ def _plot(study: Study, rows: Rows, texts: Sequence[str], path: Path) -> None:
             axes.errorbar(means, places, xerr=spreads, fmt="o", markersize=5, capsize=2, label=f"{float(sparsity):.0%}")
         axes.set_yticks(range(len(models)), models)
         axes.set_ylim(len(models) - 0.5, -0.5)
-        axes.set_xscale("log")
         axes.set_xlabel("perplexity (lower is better)")
         axes.set_title(text)
-        axes.grid(alpha=0.3, which="both")
-        axes.legend()
+        axes.grid(alpha=0.3)
+    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
     figure.suptitle(study.title, fontsize=10)
     figure.savefig(path, dpi=120, metadata={"Software": None})
