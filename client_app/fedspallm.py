@@ -47,7 +47,7 @@ def train(site: Site, request: Letter) -> Letter:
     header, sample = request.header, validate(Sample, request.scalars)
     state = site.state(header)
     with state.locked():
-        asked = {"settings": site.settings.digest(), "blocks": sample.blocks}
+        asked = {"settings": site.settings.digest(), **sample.model_dump()}
         saved = state.load(header.server_round, "report")
         if saved is not None and saved["asked"] == asked:
             report = validate(PruneReport, saved["report"])

@@ -33,6 +33,8 @@ from strategies.layer_sampling import TooFewPlacesError, layers_per_client, samp
 from strategies.rounds import Rounds
 from strategies.run import Run, live
 
+LARGEST_KEPT = 100
+"""A kept weight may be so many times as large as the largest of its dense matrix; SparseGPT's updates stay far below."""
 COLUMNS_PER_BLOCK = 128
 """Columns that SparseGPT decides together; an n:m pattern must divide them."""
 
@@ -59,6 +61,7 @@ class FedSpaLLM(Strategy):
         """Version of every layer that each rank holds."""
         self._samples: dict[int, list[int]] = {}
         self._reply_hashes: dict[int, list[str]] = {}
+        self._largest: dict[str, float] = {}
 
     @property
     def num_rounds(self) -> int:
@@ -107,8 +110,9 @@ class FedSpaLLM(Strategy):
         }
         parts = {rank: self._cut(blocks) for rank, blocks in stale.items() if blocks}
         for part in range(max(map(len, parts.values()), default=0)):
-            seats = [seat for seat in self.rounds.roster.active() if part < len(parts.get(seat.rank, []))]
-            yield [self._update(seat.rank, server_round, parts[seat.rank][part], part) for seat in seats]
+            for blocks in sorted({tuple(cut[part]) for cut in parts.values() if part < len(cut)}):
+                ranks = {rank for rank, cut in parts.items() if part < len(cut) and tuple(cut[part]) == blocks}
+                yield self._updates(ranks, server_round, list(blocks), part)
         for rank in parts:
             self.held[rank] = list(self.result.versions)
 
@@ -123,14 +127,16 @@ class FedSpaLLM(Strategy):
         sizes = [len(self.result.blob(index)) for index in blocks]
         return [[blocks[place] for place in part] for part in cut_into_parts(sizes, self.run.settings.part_bytes)]
 
-    def _update(self, rank: int, server_round: int, blocks: list[int], part: int) -> Message:
+    def _updates(self, ranks: set[int], server_round: int, blocks: list[int], part: int) -> list[Message]:
+        """The same layers for several clients; their messages share the blobs, so that memory holds one part at a time."""
         update = Update(
             blocks=blocks,
             versions=[self.result.versions[index] for index in blocks],
             num_kept=[number for index in blocks for number in self.result.num_kept[index]],
         )
         blobs = {block_key(index): self.result.blob(index) for index in blocks}
-        return self.rounds.request("deliver", self.rounds.roster.seats[rank], server_round, update, blobs, part)
+        seats = [seat for seat in self.rounds.roster.active() if seat.rank in ranks]
+        return [self.rounds.request("deliver", seat, server_round, update, blobs, part) for seat in seats]
 
     # ----- the round --------------------------------------------------------------------------------------------------
 
@@ -146,23 +152,28 @@ class FedSpaLLM(Strategy):
     def _draw(self, server_round: int) -> dict[int, list[int]]:
         """The layers of each client in a round: of all, those that were pruned longest ago first if not all can be covered."""
         generator = np.random.default_rng(derive_seed(self.run.settings.seed, "layers", server_round=server_round))
-        places = layers_per_client(len(self.plan.blocks), self.settings.sampled_layers, self._capabilities())
+        everybody = layers_per_client(len(self.plan.blocks), self.settings.sampled_layers, self._capabilities())
+        places = {seat.rank: everybody[seat.rank] for seat in self.rounds.roster.active()}
         layers = list(range(len(self.plan.blocks))) if server_round <= self.settings.rounds else self.result.unfinished()
         order = generator.permutation(len(layers))
         by_age = sorted((layers[place] for place in order), key=lambda index: self.result.versions[index])
         refuse = self.settings.coverage == "every-round" and server_round == 1
         try:
-            return sample_layers(by_age, places, generator, cover=refuse)
+            drawn = sample_layers(by_age, places, generator, cover=refuse)
         except TooFewPlacesError as error:
             numbers = ", ".join(f"{self.rounds.roster.seats[rank].site} {number}" for rank, number in places.items())
             raise Mistake(
                 f"fedspallm.sampled-layers = {self.settings.sampled_layers}: {error} ({numbers}); raise it, or set "
                 "fedspallm.coverage to 'over-rounds'"
             ) from None
+        if left := sorted(set(layers) - {index for blocks in drawn.values() for index in blocks}):
+            text = f"round {server_round} does not reach layers {', '.join(map(str, left))}"
+            self.run.progress.note("not_covered", text, round=server_round, layers=left)
+        return drawn
 
     def _capabilities(self) -> dict[int, float]:
-        """What each client can compute: as the settings say, else as the nodes do."""
-        seats = self.rounds.roster.active()
+        """What each client can compute, dropped ones included: as the settings say, else as the nodes do."""
+        seats = [seat for _, seat in sorted(self.rounds.roster.seats.items())]
         if self.settings.capabilities:
             return {seat.rank: self.settings.capability_of(seat.rank) for seat in seats}
         measured = [seat.site for seat in seats if seat.measured]
@@ -179,8 +190,9 @@ class FedSpaLLM(Strategy):
         inbox = Inbox(self.run.folder.inbox)
         for letter in inbox.receive(replies):
             self._note_arrival(letter)
-        complete = inbox.complete_ranks()
+        complete = [rank for rank in inbox.complete_ranks() if self._is_plausible(inbox, rank)]
         self.rounds.require_quorum(len(complete), "sent their layers")
+        self.result.note_local_models([self._samples[rank] for rank in complete], server_round)
         sampled = sorted({index for rank in complete for index in self._samples[rank]})
         self.run.progress.begin("folding", len(sampled))
         for index in sampled:
@@ -190,6 +202,24 @@ class FedSpaLLM(Strategy):
             self.run.progress.step("folded", f"layer {index} of {len(ranks)} clients", block=index, ranks=ranks)
         inbox.clear()
         return None, MetricRecord({"num-clients": len(complete), "num-layers": len(sampled)})
+
+    def _is_plausible(self, inbox: Inbox, rank: int) -> bool:
+        """Whether no kept weight is far beyond the dense ones; nothing else bounds what one client does to a mean."""
+        for block in (self.plan.blocks[index] for index in self._samples[rank]):
+            for linear in block.linears:
+                largest = self._largest_dense(linear)
+                kept = inbox.tensor(rank, block_key(block.index), kept_name(linear.name))
+                if kept.numel() and kept.abs().max().item() > LARGEST_KEPT * largest:
+                    reason = f"a kept weight is over {LARGEST_KEPT} times the largest dense one"
+                    where = f"{block_key(block.index)} {linear.name}"
+                    self.rounds.drop("train", self.rounds.roster.seats[rank], f"reply refused: {where}: {reason}")
+                    return False
+        return True
+
+    def _largest_dense(self, linear: LinearPlan) -> float:
+        if linear.parameter not in self._largest:
+            self._largest[linear.parameter] = self.run.model.checkpoint.read(linear.parameter).abs().max().item()
+        return self._largest[linear.parameter]
 
     def _folded(self, inbox: Inbox, block: BlockPlan, ranks: list[int]) -> Iterator[tuple[LinearPlan, KeptMean, VoteCounter]]:
         """Sum and votes of each matrix of a layer, over the clients that sampled it, in order of rank."""

@@ -3,7 +3,7 @@
 Everything lies in the checkpoint's blobs, layer by layer; here are their hashes and what is reported of them.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from pruning_kernels.bitmask import Words, count, unpack
 from pruning_kernels.kept_mean import KeptMean
 from pruning_kernels.votes import Sizes, VoteCounter, magnitudes
 
-STATE = ("versions", "blobs", "num_kept", "unanimous")
+STATE = ("versions", "blobs", "num_kept", "unanimous", "kept_zeros", "local_share")
 """Attributes that a checkpoint keeps."""
 
 
@@ -51,6 +51,11 @@ class KeptResult:
         self.unanimous = [0] * len(model.plan.blocks)
         """Weights of each layer that every client which sampled it pruned: the l0 mean's zeros before the expansion."""
 
+        self.kept_zeros = [0] * len(model.plan.blocks)
+        """Weights of each layer that are kept and yet zero: pruned by all clients, or in a round before."""
+        self.local_share = 0.0
+        """Share of the weights that are pruned in a client's own model, on average over the clients of the last round."""
+
     def state(self) -> dict[str, Any]:
         """Hashes and numbers of all layers."""
         return {name: getattr(self, name) for name in STATE}
@@ -67,7 +72,7 @@ class KeptResult:
 
     def decide(self, block: BlockPlan, server_round: int, folded: Iterator[tuple[LinearPlan, KeptMean, VoteCounter]]) -> None:
         """Make one layer of the global model from what was folded of each of its matrices (equations 5 to 7)."""
-        matrices, unanimous = {}, 0
+        matrices, unanimous, zeros = {}, 0, 0
         for linear, mean, votes in folded:
             weight = mean.mean(self.settings.aggregation)
             pruned_by_all = votes.unanimous()
@@ -76,11 +81,22 @@ class KeptResult:
             if self.settings.mask_expansion:
                 words = self._expanded(block, linear, server_round, weight, votes)
             prune_mask = torch.from_numpy(unpack(words, linear.shape))
-            matrices[linear.name] = PrunedMatrix.of(torch.from_numpy(weight), prune_mask, TORCH_DTYPES[linear.dtype])
+            matrix = PrunedMatrix.of(torch.from_numpy(weight), prune_mask, TORCH_DTYPES[linear.dtype])
+            dense = self.model.checkpoint.read(linear.parameter)[~prune_mask]
+            zeros += int(((matrix.kept == 0) & (dense != 0)).sum())
+            matrices[linear.name] = matrix
         self.blobs[block.index] = self.store.put(pack_kept(matrices))
         self.versions[block.index] = server_round
         self.num_kept[block.index] = [matrices[linear.name].kept.numel() for linear in block.linears]
-        self.unanimous[block.index] = unanimous
+        self.unanimous[block.index], self.kept_zeros[block.index] = unanimous, zeros
+
+    def note_local_models(self, samples: Sequence[Sequence[int]], server_round: int) -> None:
+        """Work out ``local_share``, before the round's layers are decided: own layers in the global model (equation 9)."""
+        blocks, total = self.model.plan.blocks, self.model.plan.num_weights
+        own = [sum(num_kept(block, self.settings, server_round).values()) for block in blocks]
+        before = [sum(kept) if kept else block.num_weights for block, kept in zip(blocks, self.num_kept, strict=True)]
+        kept = [sum(own[i] if i in sample else before[i] for i in range(len(blocks))) for sample in samples]
+        self.local_share = sum(1 - number / total for number in kept) / len(kept)
 
     def _expanded(
         self, block: BlockPlan, linear: LinearPlan, server_round: int, weight: np.ndarray, votes: VoteCounter
@@ -118,14 +134,12 @@ class KeptResult:
         return replaced(lambda index: {name: matrix.weight() for name, matrix in self.matrices(index).items()})(index)
 
     def zeros_beyond_masks(self) -> int:
-        """No weight is zero but by its mask."""
-        return 0
+        """Kept weights that are zero: those that every client pruned beyond a group's share, and those of earlier rounds."""
+        return sum(self.kept_zeros)
 
     def local_sparsity(self) -> float:
-        """Share of the weights that a client which samples every layer prunes in the last round."""
-        last = max(self.versions)
-        kept = sum(sum(num_kept(block, self.settings, last).values()) for block in self.model.plan.blocks)
-        return 1 - kept / self.model.plan.num_weights
+        """Share of the weights that are pruned in a client's own model, on average over clients."""
+        return self.local_share
 
     def report(self) -> dict[str, Any]:
         """What the summary says of this method alone."""

@@ -1,8 +1,8 @@
 """Which layers each client prunes in a round, in proportion to what it can compute (FedSpaLLM section 4.3, equation 8).
 
-Every layer is covered at least once: the layers, in random order, are dealt out to the clients' places first, and the
-remaining places are filled at random. The draw treats all layers alike, so a client that prunes k of L layers has each of them
-with probability k / L, and equal clients have equal probabilities.
+Where the places suffice, every layer is covered at least once: the layers, in random order, are dealt out to the clients'
+places first, and the remaining places are filled at random. The draw treats all layers alike, so a client that prunes k of L
+layers has each of them with probability k / L, and equal clients have equal probabilities.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ def layers_per_client(num_layers: int, share: float, capabilities: Mapping[int, 
         rank -> k_i, ``max(1, round(L * share * r_i / max r))``
     """
     most = max(capabilities.values())
-    return {rank: max(1, round(num_layers * share * value / most)) for rank, value in capabilities.items()}
+    return {rank: max(1, round(num_layers * share * (value / most))) for rank, value in capabilities.items()}
 
 
 def sample_layers(

@@ -6,6 +6,10 @@ from typing import Any, Literal
 Status = Literal["completed", "dropped"]
 
 
+KEPT = ("status", "reason", "capability", "measured", "metrics")
+"""What a checkpoint keeps of a seat."""
+
+
 @dataclass
 class Seat:
     """One client: the rank that the server gave to a site, and the Flower node that the site answers from."""
@@ -57,14 +61,10 @@ class Roster:
 
     def state(self) -> list[dict[str, Any]]:
         """What a checkpoint keeps of each client; no times, so that equal runs have equal checkpoints."""
-        return [
-            {"rank": rank, "status": seat.status, "reason": seat.reason, "capability": seat.capability, "metrics": seat.metrics}
-            for rank, seat in sorted(self.seats.items())
-        ]
+        return [{"rank": rank, **{name: getattr(seat, name) for name in KEPT}} for rank, seat in sorted(self.seats.items())]
 
     def restore(self, state: list[dict[str, Any]]) -> None:
         """Take over what ``state`` returned."""
         for entry in state:
-            seat = self.seats[entry["rank"]]
-            seat.status, seat.reason, seat.metrics = entry["status"], entry["reason"], entry["metrics"]
-            seat.capability = entry["capability"]
+            for name in KEPT:
+                setattr(self.seats[entry["rank"]], name, entry[name])

@@ -158,7 +158,7 @@ class Rounds:
             reason = "its node is not connected"
         if header.attempt >= self.settings.attempts:
             pending.remove(entry)
-            self._drop(header.kind, seat, f"{reason} ({header.attempt} of {self.settings.attempts} attempts)")
+            self.drop(header.kind, seat, f"{reason} ({header.attempt} of {self.settings.attempts} attempts)")
             return
         text = f"sending again to {seat.site}: {reason}"
         self.progress.note("sent_again", text, rank=seat.rank, kind=header.kind, attempt=header.attempt + 1, reason=reason)
@@ -180,15 +180,15 @@ class Rounds:
         except Exception as error:  # whatever a reply does to its reader, it costs its sender alone
             pending.remove(entry)
             reason = str(error) if isinstance(error, Mistake) else f"unexpected {type(error).__name__}"
-            self._drop(kind, entry.seat, f"reply refused: {reason}")
+            self.drop(kind, entry.seat, f"reply refused: {reason}")
             return None
         if letter.header.status == "failed":
             pending.remove(entry)
-            self._drop(kind, entry.seat, str(letter.scalars["reason"]))
+            self.drop(kind, entry.seat, str(letter.scalars["reason"]))
             return None
         return letter
 
-    def _drop(self, kind: Kind, seat: Seat, why: str) -> None:
+    def drop(self, kind: Kind, seat: Seat, why: str) -> None:
         """A client is asked nothing more; its contribution is lost, unless it was made before."""
         reason = f"{kind}: {why}"
         if self.evaluating:

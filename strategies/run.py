@@ -115,6 +115,7 @@ def live(method: Method, grid: Grid) -> Result:
     result, nothing, config = Result(), ArrayRecord(), ConfigRecord()
     while (server_round := method.rounds.finished + 1) <= method.num_rounds:
         _exchange_all(method, method.prepare(server_round))
+        method.rounds.require_quorum(len(method.rounds.roster.active()), f"are left for round {server_round}")
         replies = method.rounds.exchange(method.configure_train(server_round, nothing, config, grid), method.next_part)
         _, metrics = method.aggregate_train(server_round, replies)
         if metrics is not None:

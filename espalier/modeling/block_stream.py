@@ -17,6 +17,7 @@ from espalier.modeling.edits import Edits, WeightEdit, dense
 from espalier.modeling.hidden_states import HiddenStates, hidden_states, memory_of
 from espalier.modeling.opened import OpenedModel
 from espalier.settings.mistakes import Mistake
+from espalier.wire.plan import LinearPlan
 
 WINDOWS_PER_BATCH = 8
 
@@ -96,6 +97,11 @@ class BlockStream:
             yield block
         finally:
             block.to("meta")
+
+    def stored_weight(self, linear: LinearPlan, edit: WeightEdit | None = None) -> Tensor:
+        """One matrix as it is in the model's files, edited, on the computing device: not rounded to the computing dtype."""
+        value = self.model.checkpoint.read(linear.parameter)
+        return (edit(value) if edit else value).to(self.computing.device)
 
     def linears(self, index: int, block: nn.Module) -> dict[str, nn.Linear]:
         """The block's prunable linears by canonical name."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from espalier.modeling.block_stream import Activations, BlockStream, apply_prune_masks
 from espalier.modeling.checkpoint import TORCH_DTYPES
-from espalier.modeling.edits import Edits, dense
+from espalier.modeling.edits import Edits, WeightEdit, dense
 from espalier.modeling.input_statistics import InputSquareSums, Watch, watch_for
 from espalier.wire.kept import PrunedMatrix
 from pruning_kernels.local import InputStatistics, LocalPruning
@@ -78,7 +78,7 @@ def prune_layers(
     activations = stream.start(windows)
     for index in range(max(layers) + 1):
         with stream.block(index, edits(index)) as block:
-            pruned = _prune_block(stream, activations, index, block, pruning) if index in layers else None
+            pruned = _prune_block(stream, activations, index, block, pruning, edits(index)) if index in layers else None
             if index < max(layers):
                 activations.through(index, block)
         if pruned is not None:
@@ -103,17 +103,25 @@ def _choose_in_block(
 
 
 def _prune_block(
-    stream: BlockStream, activations: Activations, index: int, block: nn.Module, pruning: LocalPruning
+    stream: BlockStream,
+    activations: Activations,
+    index: int,
+    block: nn.Module,
+    pruning: LocalPruning,
+    edits: Mapping[str, WeightEdit],
 ) -> PrunedLayer:
-    """Prune a loaded block; it then has the weights that are sent, rounded to the dtype of the model's files."""
+    """Prune a loaded block; it then has the weights that are sent.
+
+    What is pruned are the weights of the model's files; those of the block, in the computing dtype, only pass activations.
+    """
     linears = stream.linears(index, block)
     inputs = _watched(activations, index, block, linears, watch_for(pruning))
-    dtypes = {linear.name: TORCH_DTYPES[linear.dtype] for linear in stream.model.plan.blocks[index].linears}
     matrices = {}
-    for name, linear in linears.items():
-        prune_mask, weight = pruning.prune(linear.weight, inputs[name])
-        linear.weight.copy_(weight.to(dtypes[name]))
-        matrices[name] = PrunedMatrix.of(weight, prune_mask, dtypes[name])
+    for plan in stream.model.plan.blocks[index].linears:
+        name, dtype = plan.name, TORCH_DTYPES[plan.dtype]
+        prune_mask, weight = pruning.prune(stream.stored_weight(plan, edits.get(name)), inputs[name])
+        linears[name].weight.copy_(weight.to(dtype))
+        matrices[name] = PrunedMatrix.of(weight, prune_mask, dtype)
     dampings = [factor.damping for factor in inputs.values() if isinstance(factor, Factor)]
     return PrunedLayer(index, matrices, max(dampings, default=0.0))
 

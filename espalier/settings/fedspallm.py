@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from espalier.settings.pattern import Pattern
 from espalier.settings.table import Table
@@ -50,7 +50,13 @@ class FedSpaLLMSettings(Table):
             raise ValueError("is no comma-separated list of numbers, for instance 1,2,4") from None
         if not all(0 < number < float("inf") for number in numbers):
             raise ValueError("capabilities must be greater than 0")
-        return value
+        return value.strip()
+
+    @model_validator(mode="after")
+    def _a_pattern_has_no_schedule(self) -> "FedSpaLLMSettings":
+        if self.pattern and self.schedule != "constant":
+            raise ValueError(f"schedule = '{self.schedule}': a pattern has one sparsity; set schedule to 'constant'")
+        return self
 
     @property
     def local_group(self) -> str:

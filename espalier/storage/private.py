@@ -1,8 +1,8 @@
 """A node's private state: ``<state-dir>/<lineage>/<rank>/r<NNN>``.
 
 Covers: other users of the machine cannot read it (owner-only permissions); two processes of one client do not write at
-once (a lock per client); state of an older layout is refused; only the last two rounds are kept, and
-runs that nobody touched for long are removed.
+once (a lock per client); state of an older layout is refused; of rounds only the last two are kept, what outlasts rounds
+(``lasting``) is let go by whoever put it there, and runs that nobody touched for long are removed.
 Does not cover: encryption at rest, or an attacker who has the owner's account.
 """
 

@@ -7,6 +7,8 @@ from pydantic import Field
 from espalier.wire.contract import Contract, Side
 from espalier.wire.messages import NoScalars, Scalars
 
+MOST_CAPABILITY = 1e9
+
 
 class Enrolment(Scalars):
     """What a node says of itself."""
@@ -16,7 +18,7 @@ class Enrolment(Scalars):
     model_sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     device: Literal["cpu", "cuda"]
     threads: int = Field(ge=1)
-    capability: float = Field(gt=0)
+    capability: float = Field(gt=0, le=MOST_CAPABILITY)
     """How much the site can compute, as it states or measured it."""
     measured: bool
     """Whether the capability was measured; stated and measured ones cannot be compared."""

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from espalier.settings.mistakes import Mistake
 from espalier.wire.contract import Contract, Side
-from espalier.wire.messages import Scalars
+from espalier.wire.messages import MOST_SECONDS, Scalars
 from espalier.wire.payload import TensorSpec
 
 OWN_TEXT_MODELS = ("dense", "local_only", "federated")
@@ -31,7 +31,7 @@ class Losses(Scalars):
     """Of ``OWN_TEXT_MODELS`` on the client's own held-out text; empty if it was not asked for."""
     own_windows: int = Field(ge=0)
     """Windows of the own held-out text that were evaluated."""
-    seconds: float = Field(ge=0)
+    seconds: float = Field(ge=0, le=MOST_SECONDS)
 
 
 WINDOWS_BLOB = "public-windows"

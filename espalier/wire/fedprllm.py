@@ -15,7 +15,7 @@ from espalier.settings.mistakes import Mistake
 from espalier.settings.run import RunSettings
 from espalier.wire.contract import Contract, Side
 from espalier.wire.masks import mask_name, require_exact_sparsity
-from espalier.wire.messages import Letter, NoScalars, Scalars
+from espalier.wire.messages import MOST_SECONDS, Letter, NoScalars, Scalars
 from espalier.wire.parts import PartRequest, Sha256
 from espalier.wire.payload import TensorSpec, block_key, unpack_tensors
 from espalier.wire.plan import BlockPlan, ModelPlan, cut_into_parts
@@ -25,7 +25,7 @@ from pruning_kernels.bitmask import num_words
 class VoteReport(Scalars):
     """What a client reports beside its masks."""
 
-    seconds: float = Field(ge=0)
+    seconds: float = Field(ge=0, le=MOST_SECONDS)
     calibration_tokens: int = Field(ge=1)
     calibration_sha256: Sha256
     blob_sha256: list[Sha256]

@@ -11,7 +11,7 @@ from espalier.settings.run import RunSettings
 from espalier.wire.contract import Contract, Side
 from espalier.wire.kept import kept_specs, require_kept
 from espalier.wire.masks import require_exact_sparsity
-from espalier.wire.messages import Letter, NoScalars, Scalars, validate
+from espalier.wire.messages import MOST_SECONDS, Letter, NoScalars, Scalars, validate
 from espalier.wire.parts import Sha256
 from espalier.wire.payload import TensorSpec, block_key
 from espalier.wire.plan import BlockPlan, ModelPlan, cut_into_parts
@@ -20,6 +20,10 @@ from pruning_kernels.selection import pruned_in_matrix
 BlockIndex = Annotated[int, Field(ge=0)]
 Version = Annotated[int, Field(ge=0)]
 """The round in which a layer of the global model was last pruned; 0: it is dense."""
+
+
+MOST_WINDOWS = 1_000_000
+"""Calibration windows that a client may report; with ``client-weights = "samples"`` they are its weight."""
 
 
 class Sample(Scalars):
@@ -43,9 +47,9 @@ class SamplePart(Scalars):
 class PruneReport(Scalars):
     """What a client reports beside its pruned layers."""
 
-    seconds: float = Field(ge=0)
+    seconds: float = Field(ge=0, le=MOST_SECONDS)
     calibration_tokens: int = Field(ge=1)
-    calibration_windows: int = Field(ge=1)
+    calibration_windows: int = Field(ge=1, le=MOST_WINDOWS)
     calibration_sha256: Sha256
     damping: float = Field(ge=0)
     """The largest damping that a matrix needed (SparseGPT); 0 where none is used."""
@@ -98,9 +102,13 @@ def contract(request: Letter, plan: ModelPlan, run: RunSettings) -> Contract:
         if isinstance(sample, Sample) and len(sample.versions) != len(plan.blocks):
             raise Mistake(f"Sample: {len(sample.versions)} versions for {len(plan.blocks)} layers")
 
-    def a_hash_per_block(report: Scalars) -> None:
-        if isinstance(report, PruneReport) and len(report.blob_sha256) != len(blocks):
+    def numbers_fit(report: Scalars) -> None:
+        if not isinstance(report, PruneReport):
+            return
+        if len(report.blob_sha256) != len(blocks):
             raise Mistake(f"PruneReport: {len(report.blob_sha256)} hashes for {len(blocks)} layers")
+        if report.calibration_tokens != report.calibration_windows * run.data.window_tokens:
+            raise Mistake("PruneReport: calibration_tokens and calibration_windows do not fit each other")
 
     def pruned_exactly(key: str, blob: bytes) -> None:
         block = next(block for block in plan.blocks if block_key(block.index) == key)
@@ -113,7 +121,7 @@ def contract(request: Letter, plan: ModelPlan, run: RunSettings) -> Contract:
         method="fedspallm",
         num_parts=len(parts),
         down=Side(SamplePart if fetched else Sample, check_scalars=versions_of_all),
-        up=Side(NoScalars if fetched else PruneReport, blobs, pruned_exactly, a_hash_per_block),
+        up=Side(NoScalars if fetched else PruneReport, blobs, pruned_exactly, numbers_fit),
         observer="masks and kept weights of further sampled layers, as in train" if fetched else OBSERVER,
     )
 
@@ -156,7 +164,8 @@ def _require_blocks(plan: ModelPlan, blocks: list[int]) -> None:
 
 OBSERVER = (
     "of the layers that were sampled for it: which weights this client would prune, and the kept weights, whose changes (with "
-    "SparseGPT) depend on the second moments of its activations; the number and a hash of its calibration tokens (who guesses "
+    "SparseGPT) depend on the second moments of its activations (of activations that the server chooses in part, by the layers "
+    "that it delivered before); the number and a hash of its calibration tokens (who guesses "
     "all of them can confirm the guess); the largest damping; and how long it took"
 )
 """What the contract of ``train`` says of an observer."""

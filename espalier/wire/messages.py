@@ -25,6 +25,10 @@ FLOWER_TYPES: dict[Kind, str] = {
 """Flower's message type of each kind."""
 
 
+MOST_SECONDS = 1e9
+"""A client's report of how long it worked is below 30 years."""
+
+
 class Scalars(BaseModel):
     """Scalars of one kind of message in one direction; nothing else may be in it."""
 

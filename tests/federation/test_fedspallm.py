@@ -8,17 +8,20 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from bench import Bench, model_files, results, summary
+from bench import Bench, events, model_files, results, summary
+from flwr.app import Array
 from in_process import InProcessGrid
-from promises import Promises
+from promises import Promises, spoiled
 from safetensors import safe_open
-from safetensors.torch import load
+from safetensors.torch import load, save
 
 import client_app.fedspallm
 from espalier.modeling.opened import OpenedModel
 from espalier.settings.mistakes import Mistake
 from espalier.settings.run import parse
 from espalier.wire.messages import read
+from espalier.wire.payload import STYPE
+from strategies.rounds import RunFailed
 
 
 def exact(model: OpenedModel, sparsity: float) -> float:
@@ -135,6 +138,57 @@ class TestFedSpaLLM(Promises):
             found, dense = written.get_tensor(linear.parameter), model.checkpoint.read(linear.parameter)
         assert not torch.equal(found[found != 0], dense[found != 0])
 
+    def test_a_lower_computing_dtype_leaves_the_kept_weights_alone(self, bench: Bench) -> None:
+        """The activations are float16 then, the weights that are sent those of the file: bf16, which float16 cannot hold."""
+        folder = bench.run(fedspallm__local_method="magnitude", dtype="float16")
+        model = OpenedModel(bench.model)
+        with safe_open(folder / "model" / "model.safetensors", "pt") as written:
+            for linear in (linear for block in model.plan.blocks for linear in block.linears):
+                found, dense = written.get_tensor(linear.parameter), model.checkpoint.read(linear.parameter)
+                assert torch.equal(found[found != 0], dense[found != 0])
+
+    def test_zeros_that_are_kept_are_reported(self, bench: Bench) -> None:
+        """Every client prunes whole rows by layer; by row the server must keep some of what all of them pruned."""
+        folder = bench.run(fedspallm__comparison_group="row", fedspallm__local_method="wanda")
+        document, model = summary(folder), OpenedModel(bench.model)
+        zeros = 0
+        with safe_open(folder / "model" / "model.safetensors", "pt") as written:
+            for linear in (linear for block in model.plan.blocks for linear in block.linears):
+                zeros += int((written.get_tensor(linear.parameter) == 0).sum())
+        assert document["sparsity"]["achieved"] == pytest.approx(zeros / model.plan.num_weights, abs=1e-12)
+        assert document["sparsity"]["achieved"] > document["sparsity"]["masked"]
+
+    def test_a_pattern_has_no_schedule(self, bench: Bench) -> None:
+        with pytest.raises(Mistake, match="a pattern has one sparsity"):
+            bench.run(fedspallm__pattern="2:4", fedspallm__schedule="linear")
+
+    @pytest.mark.parametrize(
+        ("name", "value"), [("seconds", 1.7e308), ("calibration_windows", 2**60), ("calibration_tokens", 10**18)]
+    )
+    def test_numbers_out_of_all_proportion_cost_their_sender_alone(self, bench: Bench, name: str, value: Any) -> None:
+        def lie(reply: Any) -> Any:
+            reply.content["scalars"][name] = value
+            return reply
+
+        grid = bench.grid()
+        grid.tamper[1] = spoiled(lie)
+        document = summary(bench.run(grid, fedspallm__client_weights="samples"))
+        assert [client["status"] for client in document["clients"]] == ["completed", "dropped", "completed", "completed"]
+
+    def test_weights_out_of_all_proportion_cost_their_sender_alone(self, bench: Bench) -> None:
+        def inflate(reply: Any) -> Any:
+            for key in list(reply.content["blobs"]):
+                tensors = load(reply.content["blobs"][key].data)
+                blown = {n: torch.full_like(t, 3e38) if n.endswith(".kept") else t for n, t in tensors.items()}
+                reply.content["blobs"][key] = Array("", (), STYPE, save(blown))
+            return reply
+
+        grid = bench.grid()
+        grid.tamper[1] = spoiled(inflate)
+        document = summary(bench.run(grid))
+        assert [client["status"] for client in document["clients"]] == ["completed", "dropped", "completed", "completed"]
+        assert "a kept weight is over 100 times the largest dense one" in document["clients"][1]["reason"]
+
     def test_a_pattern_holds_in_every_group(self, bench: Bench) -> None:
         folder = bench.run(fedspallm__pattern="2:4")
         with safe_open(folder / "model" / "model.safetensors", "pt") as written:
@@ -206,6 +260,39 @@ class TestRounds(Promises):
             (letter.header.server_round, letter.header.rank, key) for letter in sent for key in letter.blobs if "block" in key
         }
         assert down == {(2, rank, f"block-{index:04d}") for rank in range(4) for index in range(2)}
+
+    def test_the_local_share_is_that_of_own_layers_in_the_global_model(self, bench: Bench) -> None:
+        """Round 2 goes from 25% to 50%: three clients prune both layers, one prunes one and holds the other at 25%."""
+        folder = bench.run()
+        blocks = OpenedModel(bench.model).plan.blocks
+        counts = [[sum(int(li.num_weights * share) for li in block.linears) for block in blocks] for share in (0.25, 0.5)]
+        pruned = [sum(counts[1][i] if i in layers else counts[0][i] for i in (0, 1)) for layers in samples(folder).values()]
+        expected = sum(pruned) / 4 / OpenedModel(bench.model).plan.num_weights
+        assert summary(folder)["sparsity"]["local"] == pytest.approx(expected, abs=1e-12)
+
+    def test_when_nobody_takes_the_layers_the_run_ends_with_the_reasons(self, bench: Bench, monkeypatch: Any) -> None:
+        def refuse(site: Any, request: Any) -> Any:
+            raise Mistake("the disk is full")
+
+        monkeypatch.setattr(client_app.fedspallm, "deliver", refuse)
+        with pytest.raises(RunFailed, match=r"0 clients are left for round 2(.|\n)*node-00003: deliver: the disk is full"):
+            bench.run()
+
+    def test_weak_clients_do_not_take_over_from_strong_ones(self, bench: Bench) -> None:
+        """Capabilities 1, 2, 2, 2; all but the weak one die before round 3, which keeps its one layer."""
+        grid, sent = bench.grid(fedspallm__rounds=4, quorum=0.25), []
+
+        def die(request: Any, reply: Any) -> Any:
+            header = read(request.content).header
+            return None if (header.kind, header.server_round) == ("train", 3) else reply
+
+        grid.tamper = dict.fromkeys((1, 2, 3), die)
+        grid.before_push = lambda message: sent.append(read(message.content))
+        folder = bench.run(grid, fedspallm__rounds=4, quorum=0.25, evaluation__own_text=False)
+        last = [letter for letter in sent if letter.header.kind == "train" and letter.header.server_round == 4]
+        assert [(letter.header.rank, len(letter.scalars["blocks"])) for letter in last] == [(0, 1)]
+        assert [event["round"] for event in events(folder) if event["event"] == "not_covered"] == [4]
+        assert summary(folder)["sparsity"]["achieved"] == pytest.approx(self.expected_sparsity(OpenedModel(bench.model)))
 
     def test_a_round_s_sparsity_is_the_schedule_s(self, bench: Bench) -> None:
         grid = bench.grid()
