@@ -17,16 +17,17 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from espalier.settings.mistakes import Mistake
 from espalier.settings.seeds import derive_seed
-from espalier.wire.fedspallm import Sample, SamplePart, Update, sample_parts
+from espalier.wire.fedspallm import Sample, SamplePart, sample_parts
 from espalier.wire.kept import kept_name
 from espalier.wire.masks import mask_name
 from espalier.wire.messages import Letter
 from espalier.wire.payload import block_key
-from espalier.wire.plan import BlockPlan, LinearPlan, cut_into_parts
+from espalier.wire.plan import BlockPlan, LinearPlan
 from pruning_kernels.kept_mean import KeptMean
 from pruning_kernels.selection import group_size
 from pruning_kernels.votes import VoteCounter
 from strategies.evaluation import ClientEvaluation
+from strategies.held_layers import HeldLayers
 from strategies.inbox import Inbox
 from strategies.kept_result import KeptResult
 from strategies.layer_sampling import TooFewPlacesError, layers_per_client, sample_layers
@@ -57,8 +58,7 @@ class FedSpaLLM(Strategy):
         self.evaluation = ClientEvaluation(run, public_text or {})
         self._require_pattern_fits()
         self.result = KeptResult(run.settings, run.model, run.checkpoint.blobs)
-        self.held: dict[int, list[int]] = {}
-        """Version of every layer that each rank holds."""
+        self.held = HeldLayers(self.result, run.settings.part_bytes)
         self._samples: dict[int, list[int]] = {}
         self._reply_hashes: dict[int, list[str]] = {}
         self._largest: dict[str, float] = {}
@@ -93,50 +93,20 @@ class FedSpaLLM(Strategy):
 
     def state(self) -> dict[str, Any]:
         """The global model, and what each client holds of it."""
-        return {"layers": self.result.state(), "held": {str(rank): versions for rank, versions in sorted(self.held.items())}}
+        return {"layers": self.result.state(), "held": self.held.state()}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take over what ``state`` returned."""
         self.result.restore(state["layers"])
-        self.held = {int(rank): versions for rank, versions in state["held"].items()}
-
-    # ----- what clients hold ------------------------------------------------------------------------------------------
+        self.held.restore(state["held"])
 
     def prepare(self, server_round: int) -> Iterator[list[Message]]:
         """Bring each client the layers whose version there is stale; before the first round there are none."""
-        stale = {
-            seat.rank: [index for index, version in enumerate(self.result.versions) if version != self._held(seat.rank)[index]]
-            for seat in self.rounds.roster.active()
-        }
-        parts = {rank: self._cut(blocks) for rank, blocks in stale.items() if blocks}
-        for part in range(max(map(len, parts.values()), default=0)):
-            for blocks in sorted({tuple(cut[part]) for cut in parts.values() if part < len(cut)}):
-                ranks = {rank for rank, cut in parts.items() if part < len(cut) and tuple(cut[part]) == blocks}
-                yield self._updates(ranks, server_round, list(blocks), part)
-        for rank in parts:
-            self.held[rank] = list(self.result.versions)
+        return self.held.updates(self.rounds, server_round)
 
     def deliver(self, server_round: int) -> Iterator[list[Message]]:
         """Bring the result to the clients, so that they can evaluate it on their own text."""
-        return self.prepare(server_round + 1) if self.run.settings.evaluation.own_text else iter([])
-
-    def _held(self, rank: int) -> list[int]:
-        return self.held.get(rank, [0] * len(self.plan.blocks))
-
-    def _cut(self, blocks: list[int]) -> list[list[int]]:
-        sizes = [len(self.result.blob(index)) for index in blocks]
-        return [[blocks[place] for place in part] for part in cut_into_parts(sizes, self.run.settings.part_bytes)]
-
-    def _updates(self, ranks: set[int], server_round: int, blocks: list[int], part: int) -> list[Message]:
-        """The same layers for several clients; their messages share the blobs, so that memory holds one part at a time."""
-        update = Update(
-            blocks=blocks,
-            versions=[self.result.versions[index] for index in blocks],
-            num_kept=[number for index in blocks for number in self.result.num_kept[index]],
-        )
-        blobs = {block_key(index): self.result.blob(index) for index in blocks}
-        seats = [seat for seat in self.rounds.roster.active() if seat.rank in ranks]
-        return [self.rounds.request("deliver", seat, server_round, update, blobs, part) for seat in seats]
+        return self.held.updates(self.rounds, server_round + 1) if self.run.settings.evaluation.own_text else iter([])
 
     # ----- the round --------------------------------------------------------------------------------------------------
 

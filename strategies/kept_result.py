@@ -17,7 +17,7 @@ from espalier.settings.run import RunSettings
 from espalier.settings.seeds import derive_seed
 from espalier.storage.blobs import BlobStore
 from espalier.wire.fedspallm import num_kept
-from espalier.wire.kept import PrunedMatrix, pack_kept, unpack_kept
+from espalier.wire.kept import PrunedMatrix, kept_specs, pack_kept, unpack_kept
 from espalier.wire.plan import BlockPlan, LinearPlan
 from pruning_kernels.bitmask import Words, count, unpack
 from pruning_kernels.kept_mean import KeptMean
@@ -116,6 +116,12 @@ class KeptResult:
     def blob(self, index: int) -> bytes:
         """One pruned layer as it travels."""
         return self.store.get(self.blobs[index])
+
+    def num_bytes(self, index: int) -> int:
+        """Bytes of one pruned layer's tensors."""
+        block = self.model.plan.blocks[index]
+        kept = dict(zip((linear.name for linear in block.linears), self.num_kept[index], strict=True))
+        return sum(spec.num_bytes for spec in kept_specs(block, kept).values())
 
     def matrices(self, index: int) -> dict[str, PrunedMatrix]:
         """One layer by canonical linear name; empty if it is dense."""
