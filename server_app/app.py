@@ -107,6 +107,7 @@ def _work(
     summary.masked = save_masks(run.model, strategy.result.prune_masks, run.folder.path / "masks.safetensors")
     summary.sparsity = summary.masked + strategy.result.zeros_beyond_masks() / run.model.plan.num_weights
     summary.local_sparsity, summary.report = strategy.result.local_sparsity(), strategy.result.report()
+    summary.centralized_sparsity = strategy.result.centralized_sparsity()
     export_edited(run.model, strategy.result.edits, run.folder.path / "model")
     a_few = next(iter(texts.values()))[:2]
     check_export(stream, strategy.result.edits, run.folder.path / "model", a_few, run.settings.export_check)

@@ -66,6 +66,8 @@ class Summary:
     """Share of the prunable weights that are masked."""
     local_sparsity: float | None = None
     """Share of the prunable weights that one client alone masks."""
+    centralized_sparsity: float | None = None
+    """Share of the prunable weights that are pruned in the pooled-data baseline."""
     report: dict[str, Any] = field(default_factory=dict)
     """What the method says of itself alone."""
     losses: dict[str, dict[str, float | None]] = field(default_factory=dict)

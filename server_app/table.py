@@ -21,8 +21,12 @@ def show(summary: Summary, traffic: Traffic) -> None:
     for column in COLUMNS:
         figures = [_figure(summary.perplexity(text, column)) for text in summary.texts()]
         federated = column == "federated"
-        shares = {"dense": 0.0, "federated": summary.sparsity}
-        sparsity = shares.get(column, summary.local_sparsity) or 0.0
+        shares = {
+            "local_only": summary.local_sparsity,
+            "centralized": summary.centralized_sparsity,
+            "federated": summary.sparsity,
+        }
+        sparsity = shares.get(column) or 0.0
         table.add_row(
             LABELS[column],
             *figures,

@@ -147,6 +147,11 @@ class KeptResult:
         """Share of the weights that are pruned in a client's own model, on average over clients."""
         return self.local_share
 
+    def centralized_sparsity(self) -> float:
+        """Share of the weights that one party prunes which has all data: every layer, at the final sparsity."""
+        kept = sum(sum(num_kept(block, self.settings, self.settings.rounds).values()) for block in self.model.plan.blocks)
+        return 1 - kept / self.model.plan.num_weights
+
     def report(self) -> dict[str, Any]:
         """What the summary says of this method alone."""
         return {"layer_versions": self.versions, "sparsity_before_expansion": sum(self.unanimous) / self.model.plan.num_weights}

@@ -115,6 +115,10 @@ class VoteResult:
         """``(m - votes) / m`` for the weights of one block, float32, by canonical linear name."""
         return kept_shares(unpack_tensors(self.votes_blob(index)), self.num_voters[index])
 
+    def centralized_sparsity(self) -> float:
+        """Share of the prunable weights that one party masks which has all data: as much as a client does."""
+        return self.local_sparsity()
+
     def local_sparsity(self) -> float:
         """Share of the prunable weights that one client alone masks, as its settings demand it."""
         shapes = [linear.shape for block in self.model.plan.blocks for linear in block.linears]

@@ -270,6 +270,16 @@ class TestRounds(Promises):
         expected = sum(pruned) / 4 / OpenedModel(bench.model).plan.num_weights
         assert summary(folder)["sparsity"]["local"] == pytest.approx(expected, abs=1e-12)
 
+    def test_the_table_tells_the_sparsity_of_each_model(self, bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+        """Weights of the tiny model: the own models at the share of the test above, pooled and federated ones at a half."""
+        local = summary(bench.run())["sparsity"]["local"]
+        rows = [line.split("│") for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
+        found = {cells[1].strip(): next(cell.strip() for cell in cells[2:] if "%" in cell) for cells in rows}
+        half = f"{self.expected_sparsity(OpenedModel(bench.model)):.2%}"
+        expected = {"dense": "0.00%", "local-only (mean)": f"{local:.2%}", "centralized": half, "federated": half}
+        assert found == expected
+        assert found["local-only (mean)"] != half
+
     def test_when_nobody_takes_the_layers_the_run_ends_with_the_reasons(self, bench: Bench, monkeypatch: Any) -> None:
         def refuse(site: Any, request: Any) -> Any:
             raise Mistake("the disk is full")
