@@ -21,7 +21,7 @@ import torch
 from numba import njit, prange
 
 from pruning_kernels import selection
-from pruning_kernels.bitmask import pack, unpack
+from pruning_kernels.bitmask import num_words, pack, stack_of_masks, unpack
 from pruning_kernels.local import LocalMetric, LocalPruning
 from pruning_kernels.votes import VoteCounter, magnitudes, select_most_voted
 
@@ -68,7 +68,7 @@ def measure_votes(shape: tuple[int, int], voters: int, generator: np.random.Gene
     masks = voted_masks(shape, voters, generator)
     weight = torch.from_numpy(generator.standard_normal(shape, dtype=np.float32)).to(torch.bfloat16)
     sizes = magnitudes(weight)
-    flat = masks.reshape(-1)
+    flat = np.ascontiguousarray(masks).reshape(-1)
     read_all(flat[:8192])
     reading, _ = seconds(lambda: read_all(flat))
 
@@ -120,7 +120,10 @@ def measure_masks(shape: tuple[int, int], generator: np.random.Generator) -> Non
 def voted_masks(shape: tuple[int, int], voters: int, generator: np.random.Generator) -> np.ndarray:
     """Packed masks that agree as clients' do: each weight has a probability of its own."""
     probability = torch.from_numpy(generator.beta(0.3, 0.3, shape).astype(np.float32))
-    return np.stack([pack(torch.bernoulli(probability).bool().numpy()) for _ in range(voters)])
+    masks = stack_of_masks(voters, num_words(shape[0] * shape[1]))
+    for mask in masks:
+        mask[:] = pack(torch.bernoulli(probability).bool().numpy())
+    return masks
 
 
 def device_seconds(work: Callable[[], Any], times: int = 5) -> tuple[float, Any]:

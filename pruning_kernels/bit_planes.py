@@ -108,7 +108,10 @@ _add_32, _add_8 = _adder(32), _adder(8)
 
 @compiled(parallel=True)
 def count_votes(masks: NDArray[np.uint64], planes: NDArray[np.uint64]) -> None:
-    """Add up masks, (voters, words); ``planes`` has as many rows as the number of voters has bits."""
+    """Add up masks, (voters, words); ``planes`` has as many rows as the number of voters has bits.
+
+    The words of a row must lie side by side, in both; rows may be any distance apart.
+    """
     voters, words = masks.shape
     by_32, by_8 = voters // 32 * 32, voters // 8 * 8
     for tile in prange(-(-words // TILE)):

@@ -10,9 +10,26 @@ from numpy.typing import NDArray
 Words = NDArray[np.uint64]
 
 
+LINE_WORDS = 8
+"""Words of a line of the processor's caches."""
+LINES_APART = (64, 9)
+"""Rows are a multiple of 64 cache lines apart, and nine more: as many as a row has in the cache while it is read."""
+
+
 def num_words(num_weights: int) -> int:
     """Number of 64-bit words that hold ``num_weights`` bits."""
     return -(-num_weights // 64)
+
+
+def stack_of_masks(num_masks: int, words: int) -> NDArray[np.uint64]:
+    """Room for packed masks that are read side by side: (num_masks, words) uint64, not initialised.
+
+    The sizes of matrices are powers of two or nearly so. Rows of an ordinary array then begin at the same place of the cache,
+    where a few lines fit, and drive each other out while their words are added up; here they begin at different places.
+    """
+    multiple, more = LINES_APART
+    lines = -(-words // (multiple * LINE_WORDS)) * multiple + more
+    return np.empty((num_masks, lines * LINE_WORDS), np.uint64)[:, :words]
 
 
 def pack(mask: NDArray[np.bool_]) -> Words:

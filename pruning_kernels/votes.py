@@ -51,7 +51,8 @@ class VoteCounter:
 
         Parameters
         ----------
-        masks : (num_voters, words), packed prune masks from word ``first`` on
+        masks : (num_voters, words), packed prune masks from word ``first`` on; counted fastest in a
+            ``bitmask.stack_of_masks``
 
         Raises
         ------
@@ -108,22 +109,18 @@ class HostVotes:
 
     def count(self, masks: NDArray[np.uint64], first: int) -> None:
         """Count the votes of all voters in a stretch of words."""
-        words = masks.shape[1]
-        whole = words == self.planes.shape[1]
-        planes = self.planes if whole else np.empty((len(self.planes), words), np.uint64)
+        planes = self.planes[:, first : first + masks.shape[1]]
         if self._large:
             from pruning_kernels.bit_planes import count_votes
 
             use_threads_of_torch()
-            count_votes(np.ascontiguousarray(masks), planes)
+            count_votes(masks if masks.strides[1] == masks.itemsize else np.ascontiguousarray(masks), planes)
         else:
             planes[:] = 0
             for mask in masks:
                 carry = mask
                 for plane in planes:
                     plane[:], carry = plane ^ carry, plane & carry
-        if not whole:
-            self.planes[:, first : first + words] = planes
 
     def counts(self) -> NDArray[np.int32]:
         """Votes per weight, shaped like the matrix."""

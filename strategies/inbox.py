@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from espalier.storage.atomic import write_bytes
 from espalier.wire.messages import Letter, read
 from espalier.wire.payload import locate
+from pruning_kernels.bitmask import stack_of_masks
 
 STRETCH_BYTES = 8 * 1024 * 1024
 """Bytes of all clients' masks that are read together."""
@@ -73,7 +74,7 @@ class Inbox:
         places = [locate(file)[tensor] for file in files]
         total = places[0][1].num_bytes // 8
         at_once = max(LEAST_WORDS, STRETCH_BYTES // 8 // len(files))
-        buffer = np.empty((len(files), min(at_once, total)), "<u8")
+        buffer = stack_of_masks(len(files), min(at_once, total))
         for first in range(0, total, at_once):
             stretch = buffer[:, : min(at_once, total - first)]
             for row, file, (offset, _) in zip(stretch, files, places, strict=True):

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pruning_kernels.bitmask import count, has_clean_padding, num_words, pack, unpack
+from pruning_kernels.bitmask import count, has_clean_padding, num_words, pack, stack_of_masks, unpack
 
 
 def words_by_arithmetic(bits: list[bool]) -> list[int]:
@@ -65,6 +65,14 @@ def test_unpacking_refuses_another_number_of_words(words: int) -> None:
 @given(st.lists(st.integers(0, 2**64 - 1), max_size=6))
 def test_count_equals_counting_ones_in_the_binary_text(words: list[int]) -> None:
     assert count(np.array(words, dtype=np.uint64)) == sum(bin(word).count("1") for word in words)
+
+
+@pytest.mark.parametrize("words", [1, 512, 513, 1 << 16])
+def test_rows_of_a_stack_begin_at_different_places_of_a_cache(words: int) -> None:
+    """Of 64 places, lines 64 bytes long, 64 rows take each once."""
+    stack = stack_of_masks(64, words)
+    assert stack.shape == (64, words)
+    assert {row * stack.strides[0] // 64 % 64 for row in range(64)} == set(range(64))
 
 
 @pytest.mark.parametrize("weights", [1, 5, 63, 64, 65, 100, 128])

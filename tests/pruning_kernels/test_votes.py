@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pruning_kernels.bitmask import count, unpack
+from pruning_kernels.bitmask import count, stack_of_masks, unpack
 from pruning_kernels.selection import ComparisonGroup
 from pruning_kernels.votes import VoteCounter, magnitudes
 
@@ -126,6 +126,16 @@ def test_votes_of_random_words(voters: int, words: int) -> None:
     expected = sum(unpack(mask, (1, 64 * words)).astype(int) for mask in masks)
     assert (counter.counts() == expected).all()
     assert (unpack(counter.unanimous(), (1, 64 * words)) == (expected == voters)).all()
+
+    stack, apart = stack_of_masks(voters, words), VoteCounter((1, 64 * words), voters)
+    stack[:] = masks
+    apart.count(stack[:, : words // 2])
+    apart.count(stack[:, words // 2 :], words // 2)
+    assert (apart.counts() == expected).all()
+
+    turned = VoteCounter((1, 64 * words), voters)
+    turned.count(np.asfortranarray(masks))
+    assert (turned.counts() == expected).all()
 
 
 @pytest.mark.parametrize("shape", [(1, 65), (2, 64)])
