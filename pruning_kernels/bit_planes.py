@@ -22,8 +22,8 @@ from pruning_kernels.bitmask import Words, pack
 from pruning_kernels.compiled import compiled, instruction
 from pruning_kernels.lowest import threshold_of
 
-TILE = 4096
-"""Words that are worked on together: a plane's share of them fits the first cache."""
+TILE = 1024
+"""Words that are counted together: what all planes have of them fits the second cache."""
 LANES = 8
 """Words of a vector instruction."""
 PREFETCH = ir.FunctionType(ir.VoidType(), [ir.IntType(8).as_pointer(), *[ir.IntType(32)] * 3])
@@ -65,9 +65,9 @@ def _adder(group: int) -> Any:
     levels = group.bit_length() - 1
 
     @instruction
-    def add(typing: Any, masks: Any, voter: Any, planes: Any, word: Any, carry: Any, place: Any) -> Any:
+    def add(typing: Any, masks: Any, voter: Any, word: Any, planes: Any, carry: Any, place: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            masks, voter, planes, word, carry, place = arguments
+            masks, voter, word, planes, carry, place = arguments
             vector, byte = ir.VectorType(ir.IntType(64), LANES).as_pointer(), ir.IntType(8).as_pointer()
             prefetch = builder.module.declare_intrinsic("llvm.prefetch", [byte], PREFETCH)
 
@@ -91,19 +91,45 @@ def _adder(group: int) -> Any:
                 sums[level] = builder.xor(differ, c)
                 return builder.or_(builder.and_(a, b), builder.and_(differ, c))
 
-            lowest = [at(2, planes, ir.Constant(ir.IntType(64), level), word) for level in range(levels)]
+            lowest = [at(3, planes, ir.Constant(ir.IntType(64), level), place) for level in range(levels)]
             sums = [builder.load(pointer, align=8) for pointer in lowest]
             builder.store(carried(0, levels - 1), at(4, carry, None, place), align=8)
             for pointer, value in zip(lowest, sums, strict=True):
                 builder.store(value, pointer, align=8)
             return context.get_dummy_value()
 
-        return types.void(masks, types.int64, planes, types.int64, carry, types.int64), generate
+        return types.void(masks, types.int64, types.int64, planes, carry, types.int64), generate
 
     return add
 
 
 _add_32, _add_8 = _adder(32), _adder(8)
+
+
+@instruction
+def _write_past_cache(typing: Any, planes: Any, plane: Any, word: Any, value: Any) -> Any:
+    """Write a word without reading its line first, as it isn't read again soon; ``_finish_writing`` ends a series."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        planes, plane, word, value = arguments
+        made = context.make_array(signature.args[0])(context, builder, planes)
+        pointer = cgutils.get_item_pointer(context, builder, signature.args[0], made, (plane, word))
+        once = builder.module.add_metadata([ir.Constant(ir.IntType(32), 1)])
+        builder.store(value, pointer, align=8).set_metadata("nontemporal", once)
+        return context.get_dummy_value()
+
+    return types.void(planes, types.int64, types.int64, types.uint64), generate
+
+
+@instruction
+def _finish_writing(typing: Any) -> Any:
+    """Let every thread see what was written past the cache before anything that comes after."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        builder.fence("seq_cst")
+        return context.get_dummy_value()
+
+    return types.void(), generate
 
 
 @compiled(parallel=True)
@@ -116,24 +142,27 @@ def count_votes(masks: NDArray[np.uint64], planes: NDArray[np.uint64]) -> None:
     by_32, by_8 = voters // 32 * 32, voters // 8 * 8
     for tile in prange(-(-words // TILE)):
         first, stop = tile * TILE, min((tile + 1) * TILE, words)
-        by_lanes = first + (stop - first) // LANES * LANES
-        carry = np.empty(stop - first, np.uint64)
-        planes[:, first:stop] = 0
+        size, by_lanes = stop - first, (stop - first) // LANES * LANES
+        sums, carry = np.zeros((len(planes), size), np.uint64), np.empty(size, np.uint64)
         for voter in range(0, by_32, 32):
-            for word in range(first, by_lanes, LANES):
-                _add_32(masks, voter, planes, word, carry, word - first)
+            for word in range(0, by_lanes, LANES):
+                _add_32(masks, voter, first + word, sums, carry, word)
             for plane in range(5, len(planes)):
-                _half_add(planes[plane, first:by_lanes], carry)
+                _half_add(sums[plane, :by_lanes], carry)
         for voter in range(by_32, by_8, 8):
-            for word in range(first, by_lanes, LANES):
-                _add_8(masks, voter, planes, word, carry, word - first)
+            for word in range(0, by_lanes, LANES):
+                _add_8(masks, voter, first + word, sums, carry, word)
             for plane in range(3, len(planes)):
-                _half_add(planes[plane, first:by_lanes], carry)
-        for voter in range(voters):
-            start = first if voter >= by_8 else by_lanes
-            carry[start - first :] = masks[voter, start:stop]
+                _half_add(sums[plane, :by_lanes], carry)
+        for voter in range(by_8 if by_lanes == size else 0, voters):
+            start = 0 if voter >= by_8 else by_lanes
+            carry[start:] = masks[voter, first + start : stop]
             for plane in range(len(planes)):
-                _half_add(planes[plane, start:stop], carry[start - first :])
+                _half_add(sums[plane, start:], carry[start:])
+        for plane in range(len(planes)):
+            for word in range(size):
+                _write_past_cache(planes, plane, first + word, sums[plane, word])
+        _finish_writing()
 
 
 @compiled()
