@@ -1,0 +1,89 @@
+"""What is decoded adds up to what was given, but for the last residual."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pruning_kernels.error_feedback import BFLOAT16, NF4, Codec, encode_with_feedback
+
+CODECS = [pytest.param(NF4, id="nf4"), pytest.param(BFLOAT16, id="bfloat16")]
+WIDEST_GAP = 1 - 0.6961928009986877
+
+
+def decoded_rounds(values: torch.Tensor, rounds: int, codec: Codec[Any], feedback: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean in float64 of what is decoded in so many rounds, and the last residual."""
+    total, residual = torch.zeros(values.shape, dtype=torch.float64), torch.zeros_like(values)
+    for _ in range(rounds):
+        code, lost = encode_with_feedback(values, residual, codec)
+        total += codec.decode(code, values.shape)
+        residual = lost if feedback else residual
+    return total / rounds, residual
+
+
+def test_on_paper() -> None:
+    """Of 1 and 0.9, with the largest magnitude 1, 0.9 is nearest to 1; next time it is 0.8, nearest to 0.723."""
+    values = torch.tensor([1.0, 0.9])
+    code, residual = encode_with_feedback(values, torch.zeros(2), NF4)
+    assert NF4.decode(code, (2,)).tolist() == [1.0, 1.0]
+    assert residual.tolist() == pytest.approx([0.0, -0.1])
+    code, residual = encode_with_feedback(values, residual, NF4)
+    assert NF4.decode(code, (2,)).tolist() == pytest.approx([1.0, 0.7229568])
+    assert residual.tolist() == pytest.approx([0.0, 0.0770432], abs=1e-6)
+
+
+def test_bfloat16_on_paper() -> None:
+    """Between 1 and 2 its steps are 2^-7: 1 + 3/1024 becomes 1 and keeps 3/1024, twice that becomes 1 + 8/1024."""
+    values = torch.tensor([1 + 3 / 1024])
+    code, residual = encode_with_feedback(values, torch.zeros(1), BFLOAT16)
+    assert (code.dtype, code.tolist(), residual.tolist()) == (torch.bfloat16, [1.0], [3 / 1024])
+    code, residual = encode_with_feedback(values, residual, BFLOAT16)
+    assert (code.tolist(), residual.tolist()) == ([1 + 8 / 1024], [-2 / 1024])
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_the_mean_of_many_rounds_converges_with_feedback_alone(codec: Codec[Any]) -> None:
+    values = torch.randn(4, 50, generator=torch.Generator().manual_seed(0))
+    biased, _ = decoded_rounds(values, 1, codec, feedback=False)
+    bias = float((biased - values).abs().max())
+    assert bias > 1e-3
+    for rounds in (10, 100, 1000):
+        without, _ = decoded_rounds(values, rounds, codec, feedback=False)
+        assert float((without - values).abs().max()) == pytest.approx(bias)
+        mean, _ = decoded_rounds(values, rounds, codec, feedback=True)
+        assert float((mean - values).abs().max()) <= 2 * bias / rounds + 1e-6
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(1, 130), st.integers(1, 12), st.integers(0, 2**32 - 1))
+def test_the_sum_of_what_was_decoded_lacks_the_last_residual(size: int, rounds: int, seed: int) -> None:
+    """Values that change from round to round; the residual stays below its bound, a share of the largest value."""
+    generator = np.random.default_rng(seed)
+    given_sum, decoded_sum, residual = np.zeros(size), np.zeros(size), torch.zeros(size)
+    largest = 0.0
+    for _ in range(rounds):
+        values = torch.from_numpy(generator.normal(size=size).astype(np.float32))
+        largest = max(largest, float(values.abs().max()))
+        code, residual = encode_with_feedback(values, residual, NF4)
+        given_sum += values.numpy()
+        decoded_sum += NF4.decode(code, (size,)).numpy()
+    assert decoded_sum + residual.numpy() == pytest.approx(given_sum, abs=1e-5)
+    share = WIDEST_GAP / 2
+    assert float(residual.abs().max()) <= largest * share / (1 - share) * 1.00001
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("bad", [math.nan, math.inf, 3.4e38])
+def test_what_has_no_finite_code_is_refused(codec: Codec[Any], bad: float) -> None:
+    """3.4e38 twice is beyond float32, and once beyond what bfloat16 rounds to."""
+    with pytest.raises(ValueError, match="NaN or infinity"):
+        encode_with_feedback(torch.tensor([bad]), torch.tensor([bad]), codec)
+
+
+def test_a_residual_of_another_shape_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"values \(2,\) is shaped like them, got \(1,\)"):
+        encode_with_feedback(torch.ones(2), torch.ones(1), NF4)

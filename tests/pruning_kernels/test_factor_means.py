@@ -1,0 +1,219 @@
+"""Means of low-rank updates against means of dense matrices, and numbers on paper."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pruning_kernels.factor_means import KeptFactors, PrunedSide, coverage_mean, weighted_mean, zero_padded_mean
+from pruning_kernels.factors import Factors
+
+
+def drawn(rows: int, columns: int, rank: int, scaling: float, seed: int) -> Factors:
+    generator = torch.Generator().manual_seed(seed)
+    return Factors(torch.randn(rows, rank, generator=generator), torch.randn(rank, columns, generator=generator), scaling)
+
+
+def dense(factors: Factors) -> np.ndarray:
+    return factors.scaling * factors.b.double().numpy() @ factors.a.double().numpy()
+
+
+def cut(matrix: np.ndarray, rank: int) -> np.ndarray:
+    """Best approximation of this rank."""
+    u, values, vh = np.linalg.svd(matrix, full_matrices=False)
+    return (u[:, :rank] * values[:rank]) @ vh[:rank]
+
+
+def column(*numbers: float) -> torch.Tensor:
+    return torch.tensor(numbers)[:, None]
+
+
+def row(*numbers: float) -> torch.Tensor:
+    return torch.tensor([numbers])
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 4), st.floats(0.1, 4)), min_size=1, max_size=5), st.integers(1, 6), st.integers(0, 99))
+def test_the_weighted_mean_is_that_of_the_dense_updates(clients: list[tuple[int, float]], rank: int, seed: int) -> None:
+    """Ranks and scalings differ from client to client; together they are above the smaller side at times."""
+    given_clients = [drawn(10, 8, r, s, seed + i) for i, (r, s) in enumerate(clients)]
+    weights = [1.0 + 0.5 * i for i in range(len(clients))]
+    mean = sum(w * dense(client) for w, client in zip(weights, given_clients, strict=True)) / sum(weights)
+    found = weighted_mean(given_clients, weights, rank, 2.0)
+    assert (found.rank, found.scaling, found.b.dtype) == (rank, 2.0, torch.float32)
+    error = np.linalg.norm(dense(found) - mean)
+    assert error == pytest.approx(np.linalg.norm(cut(mean, rank) - mean), abs=1e-5 * (1 + np.linalg.norm(mean)))
+
+
+@pytest.mark.parametrize("number", [1, 2, 7])
+def test_equal_clients_give_what_each_of_them_has(number: int) -> None:
+    """With weights of any sum: the mean is not divided by the number of clients once more."""
+    client = drawn(9, 12, 3, 2.0, 0)
+    for found in (
+        weighted_mean([client] * number, [1.0] * number, 3, 0.5),
+        weighted_mean([client] * number, [1.0 / number] * number, 4, 2.0),
+        zero_padded_mean([client] * number, [5.0] * number, 3),
+    ):
+        assert dense(found) == pytest.approx(dense(client), abs=1e-5)
+
+
+def test_the_mean_of_products_is_not_the_product_of_means() -> None:
+    """Of e_1 e_1^T and e_2 e_2^T the mean is half the identity; that of the factors has a quarter in every entry."""
+    one, other = Factors(column(1.0, 0.0), row(1.0, 0.0), 1.0), Factors(column(0.0, 1.0), row(0.0, 1.0), 1.0)
+    assert dense(weighted_mean([one, other], [1, 1], 2, 1.0)) == pytest.approx(np.diag([0.5, 0.5]))
+    assert dense(zero_padded_mean([one, other], [1, 1], 1)) == pytest.approx(np.full((2, 2), 0.25))
+
+
+def test_coverage_of_rows_on_paper(device: torch.device) -> None:
+    """Four rows; device 0 keeps 0 and 1, device 1 keeps 1 and 2, nobody keeps 3; weights 1 and 3, scalings 2 and 1.
+
+    Row 0 is device 0's own, 2 * 1 * (1, 2). Row 1 is a quarter of 2 * 2 * (1, 2) and three quarters of 4 * (1, 0). Row 2 is
+    device 1's own, 8 * (1, 0).
+    """
+    first = Factors(column(1.0, 2.0).to(device), row(1.0, 2.0).to(device), 2.0)
+    second = Factors(column(4.0, 8.0).to(device), row(1.0, 0.0).to(device), 1.0)
+    maps = torch.tensor([[True, True, False, False], [False, True, True, False]], device=device)
+    clients = [KeptFactors(first, maps[0]), KeptFactors(second, maps[1])]
+    found = coverage_mean(clients, [1, 3], "rows", 2, 4.0)
+    mean = Factors(found.b.cpu(), found.a.cpu(), found.scaling)
+    assert dense(mean) == pytest.approx(np.array([[2.0, 4.0], [4.0, 2.0], [8.0, 0.0], [0.0, 0.0]]), abs=1e-5)
+    assert found.b[3].tolist() == [0.0, 0.0]
+    diluted = coverage_mean(clients, [1, 3], "rows", 2, 4.0, divisor="all")
+    expected = np.array([[0.5, 1.0], [4.0, 2.0], [6.0, 0.0], [0.0, 0.0]])
+    assert dense(Factors(diluted.b.cpu(), diluted.a.cpu(), 4.0)) == pytest.approx(expected, abs=1e-5)
+
+
+def test_coverage_of_columns_on_paper() -> None:
+    """The same, turned."""
+    first = KeptFactors(Factors(column(1.0, 2.0), row(1.0, 2.0), 2.0), torch.tensor([True, True, False, False]))
+    second = KeptFactors(Factors(column(1.0, 0.0), row(4.0, 8.0), 1.0), torch.tensor([False, True, True, False]))
+    found = coverage_mean([first, second], [1, 3], "columns", 2, 4.0)
+    assert dense(found) == pytest.approx(np.array([[2.0, 4.0, 8.0, 0.0], [4.0, 2.0, 0.0, 0.0]]), abs=1e-5)
+    assert found.a[:, 3].tolist() == [0.0, 0.0]
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.sampled_from(["rows", "columns"]), st.integers(1, 5), st.integers(0, 2**32 - 1))
+def test_coverage_against_a_slow_loop(side: PrunedSide, number: int, seed: int) -> None:
+    """Row by row over dense updates; ranks high enough for an exact mean, below and above the smaller side."""
+    generator = np.random.default_rng(seed)
+    sides = (12, 7) if side == "rows" else (7, 12)
+    clients, weights, total = [], generator.integers(1, 9, number).astype(float).tolist(), np.zeros((12, 7))
+    coverage = np.zeros(12)
+    for index in range(number):
+        keep = generator.random(12) < 0.6
+        keep[generator.integers(12)] = True
+        kept = (int(keep.sum()), 7) if side == "rows" else (7, int(keep.sum()))
+        factors = drawn(*kept, int(generator.integers(1, 4)), float(generator.uniform(0.5, 2)), index)
+        clients.append(KeptFactors(factors, torch.from_numpy(keep)))
+        lines = iter(dense(factors) if side == "rows" else dense(factors).T)
+        for place in np.flatnonzero(keep):
+            total[place] += weights[index] * next(lines)
+            coverage[place] += weights[index]
+    expected = total / np.where(coverage, coverage, 1)[:, None]
+    found = coverage_mean(clients, weights, side, 7, 1.5)
+    assert found.shape == sides
+    assert dense(found) == pytest.approx(expected if side == "rows" else expected.T, abs=1e-4)
+    alone = coverage_mean(clients[:1], [1.0], side, 7, 1.5)
+    unseen = ~clients[0].keep
+    assert not (alone.b[unseen] if side == "rows" else alone.a[:, unseen]).any()
+
+
+def test_a_device_without_weight_covers_nothing() -> None:
+    kept = KeptFactors(Factors(column(1.0), row(1.0, 1.0), 1.0), torch.tensor([True, False]))
+    ignored = KeptFactors(Factors(column(5.0), row(1.0, 1.0), 1.0), torch.tensor([False, True]))
+    found = coverage_mean([kept, ignored], [1, 0], "rows", 1, 1.0)
+    assert dense(found) == pytest.approx(np.array([[1.0, 1.0], [0.0, 0.0]]))
+
+
+def test_everything_kept_is_the_weighted_mean() -> None:
+    clients = [drawn(8, 9, 2, 1.0, seed) for seed in range(3)]
+    found = coverage_mean(
+        [KeptFactors(client, torch.ones(8, dtype=torch.bool)) for client in clients], [1, 2, 3], "rows", 6, 1.0
+    )
+    expected = (dense(clients[0]) + 2 * dense(clients[1]) + 3 * dense(clients[2])) / 6
+    assert dense(found) == pytest.approx(expected, abs=1e-5)
+
+
+def test_zero_padding_on_paper(device: torch.device) -> None:
+    """Ranks 1 and 2, weights 1 and 3: the second column of B is three quarters of the second client's."""
+    one = Factors(column(4.0, 8.0).to(device), row(4.0, 0.0).to(device), 2.0)
+    two = Factors(
+        torch.tensor([[0.0, 4.0], [4.0, 8.0]], device=device), torch.tensor([[8.0, 4.0], [4.0, 0.0]], device=device), 2.0
+    )
+    found = zero_padded_mean([one, two], [1, 3], 3)
+    assert found.b.tolist() == [[1.0, 3.0, 0.0], [5.0, 6.0, 0.0]]
+    assert found.a.tolist() == [[7.0, 3.0], [3.0, 0.0], [0.0, 0.0]]
+    assert (found.scaling, found.b.dtype) == (2.0, torch.float32)
+
+
+def test_refusals_of_zero_padding() -> None:
+    client = drawn(3, 3, 2, 1.0, 0)
+    with pytest.raises(ValueError, match=r"different scalings have no mean: \[1.0, 2.0\]"):
+        zero_padded_mean([client, drawn(3, 3, 2, 2.0, 1)], [1, 1], 2)
+    with pytest.raises(ValueError, match="rank 1 is below the rank 2 of a client"):
+        zero_padded_mean([client], [1], 1)
+
+
+@pytest.mark.parametrize(
+    ("weights", "text"),
+    [
+        ([1.0], "as many weights, got 2 and 1"),
+        ([0.0, 0.0], "all 0; give equal ones"),
+        ([1.0, -1.0], "the one of client 1 is not"),
+        ([math.nan, 1.0], "the one of client 0 is not"),
+        ([math.inf, 1.0], "finite and at least 0"),
+    ],
+)
+def test_weights_that_are_none_are_refused(weights: list[float], text: str) -> None:
+    clients = [drawn(3, 3, 2, 1.0, seed) for seed in range(2)]
+    keep = torch.ones(3, dtype=torch.bool)
+    with pytest.raises(ValueError, match=text):
+        weighted_mean(clients, weights, 2, 1.0)
+    with pytest.raises(ValueError, match=text):
+        zero_padded_mean(clients, weights, 2)
+    with pytest.raises(ValueError, match=text):
+        coverage_mean([KeptFactors(client, keep) for client in clients], weights, "rows", 2, 1.0)
+
+
+def test_weights_whose_sum_is_beyond_float64() -> None:
+    one, other = Factors(column(1.0), row(2.0), 1.0), Factors(column(1.0), row(4.0), 1.0)
+    assert zero_padded_mean([one, other], [1.5e308, 1.5e308], 1).a.tolist() == [[3.0]]
+
+
+def test_no_clients_and_different_shapes_are_refused() -> None:
+    with pytest.raises(ValueError, match="got 0 and 0"):
+        weighted_mean([], [], 1, 1.0)
+    clients = [drawn(3, 3, 2, 1.0, 0), drawn(3, 4, 2, 1.0, 0)]
+    for mean in (lambda: weighted_mean(clients, [1, 1], 2, 1.0), lambda: zero_padded_mean(clients, [1, 1], 2)):
+        with pytest.raises(ValueError, match=r"different shapes have no mean: \[\(3, 3\), \(3, 4\)\]"):
+            mean()
+
+
+def test_maps_that_do_not_fit_are_refused() -> None:
+    client = drawn(2, 3, 1, 1.0, 0)
+    with pytest.raises(ValueError, match=r"vector of bool, got torch.int64 \(2,\)"):
+        KeptFactors(client, torch.tensor([1, 1]))
+    with pytest.raises(ValueError, match="a map keeps 1 rows, its factors have 2"):
+        coverage_mean([KeptFactors(client, torch.tensor([True, False]))], [1], "rows", 1, 1.0)
+    with pytest.raises(ValueError, match="a map keeps 2 columns, its factors have 3"):
+        coverage_mean([KeptFactors(client, torch.tensor([True, True]))], [1], "columns", 1, 1.0)
+    maps = [torch.tensor([True, True]), torch.tensor([True, True, False])]
+    with pytest.raises(ValueError, match=r"pruned rows of matrices of different sizes: \[\(2, 3\), \(3, 3\)\]"):
+        coverage_mean([KeptFactors(client, keep) for keep in maps], [1, 1], "rows", 1, 1.0)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_what_is_not_finite_is_refused(bad: float) -> None:
+    client = Factors(column(1.0, bad), row(1.0, 1.0), 1.0)
+    keep = torch.tensor([True, True])
+    for mean in (
+        lambda: weighted_mean([client], [1], 1, 1.0),
+        lambda: zero_padded_mean([client], [1], 1),
+        lambda: coverage_mean([KeptFactors(client, keep)], [1], "rows", 1, 1.0),
+    ):
+        with pytest.raises(ValueError, match="NaN or infinity"):
+            mean()
