@@ -1,0 +1,117 @@
+"""Settings of the LoRA adapters that a tuning method trains."""
+
+import math
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+
+from pydantic import Field, field_validator
+
+from espalier.settings.table import Table
+
+_LINEAR = r"[a-z]+\.[a-z]+"
+
+
+class LoraSettings(Table):
+    """Table ``[lora]`` (Hu et al. 2022). Matrices go by their canonical names: ``attn.q``, ``mlp.down`` ..."""
+
+    rank: int = Field(8, ge=1, description="rank of an adapter")
+    alpha: float = Field(16.0, gt=0, description="an update is alpha / rank * B A")
+    dropout: float = Field(0.0, ge=0, lt=1, description="share of an adapter's inputs that training leaves out")
+    targets: str = Field("attn.q,attn.v", description="comma-separated matrices of a block that are adapted; 'all' adapts each")
+    layers: str = Field("all", description="blocks that are adapted: 'all', or numbers and ranges, for instance 0,4-7")
+    rank_pattern: str = Field("", description="other ranks of some matrices, for instance mlp.up=4,0.attn.q=16")
+    alpha_pattern: str = Field("", description="other alphas of some matrices; without one, alpha / rank is the same for all")
+    merge: bool = Field(False, description="write the base model with the adapters merged into it, beside the adapters")
+
+    @field_validator("targets")
+    @classmethod
+    def _targets_are_names(cls, value: str) -> str:
+        if value != "all" and not all(re.fullmatch(_LINEAR, part.strip()) for part in value.split(",")):
+            raise ValueError("is neither 'all' nor a list of canonical names, for instance attn.q,attn.v")
+        return value
+
+    @field_validator("layers")
+    @classmethod
+    def _layers_are_ranges(cls, value: str) -> str:
+        if value == "all":
+            return value
+        for part in value.split(","):
+            match = re.fullmatch(r"([0-9]{1,4})(?:-([0-9]{1,4}))?", part.strip())
+            if match is None:
+                raise ValueError("is neither 'all' nor a list of numbers and ranges, for instance 0,4-7")
+            if match[2] and int(match[2]) < int(match[1]):
+                raise ValueError(f"the range {part.strip()} ends before it begins")
+        return value
+
+    @field_validator("rank_pattern")
+    @classmethod
+    def _ranks_are_numbers(cls, value: str) -> str:
+        if any(not number.is_integer() or number < 1 for number in _pattern(value).values()):
+            raise ValueError("ranks must be positive integers")
+        return value
+
+    @field_validator("alpha_pattern")
+    @classmethod
+    def _alphas_are_numbers(cls, value: str) -> str:
+        if not all(0 < number < math.inf for number in _pattern(value).values()):
+            raise ValueError("alphas must be numbers greater than 0")
+        return value
+
+    def target_names(self, linears: list[str]) -> list[str]:
+        """The adapted matrices of a block that has these; names that no block has are the model's business to refuse."""
+        return linears if self.targets == "all" else [name.strip() for name in self.targets.split(",")]
+
+    def layer_numbers(self, num_blocks: int) -> list[int]:
+        """The adapted blocks, ascending; numbers beyond the model's last block are among them."""
+        if self.layers == "all":
+            return list(range(num_blocks))
+        found = set()
+        for part in self.layers.split(","):
+            first, _, last = part.strip().partition("-")
+            found |= set(range(int(first), int(last or first) + 1))
+        return sorted(found)
+
+    def rank_of(self, block: int, linear: str) -> int:
+        """Rank of one matrix's adapter."""
+        return int(_of_pattern(self.rank_pattern, block, linear) or self.rank)
+
+    def scaling_of(self, block: int, linear: str) -> float:
+        """Factor of ``B A``: ``alpha / rank`` of the matrix, or, unless ``alpha-pattern`` names it, that of the table.
+
+        So another rank alone does not change how strongly an adapter acts (the paper's reason for ``alpha / rank``).
+        """
+        alpha = _of_pattern(self.alpha_pattern, block, linear)
+        return self.alpha / self.rank if alpha is None else alpha / self.rank_of(block, linear)
+
+    @property
+    def largest_rank(self) -> int:
+        """The largest rank that a matrix may have."""
+        return int(max([self.rank, *_pattern(self.rank_pattern).values()]))
+
+    def named_in_patterns(self) -> dict[str, list[str]]:
+        """What each pattern names, ``attn.q`` or ``0.attn.q``, by the pattern's key."""
+        return {"rank-pattern": list(_pattern(self.rank_pattern)), "alpha-pattern": list(_pattern(self.alpha_pattern))}
+
+
+def _of_pattern(text: str, block: int, linear: str) -> float | None:
+    """What a pattern says of one matrix; its block's own entry comes first."""
+    pattern = _pattern(text)
+    return pattern.get(f"{block}.{linear}", pattern.get(linear))
+
+
+@lru_cache(maxsize=64)
+def _pattern(text: str) -> Mapping[str, float]:
+    """Name (with or without the number of a block) -> value."""
+    values: dict[str, float] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        match = re.fullmatch(rf"((?:[0-9]+\.)?{_LINEAR})=([0-9.]+)", part)
+        if match is None:
+            raise ValueError(f"{part!r} is no name=number, for instance mlp.up=4 or 0.attn.q=16")
+        if match[1] in values:
+            raise ValueError(f"{match[1]} is named twice")
+        try:
+            values[match[1]] = float(match[2])
+        except ValueError:
+            raise ValueError(f"{match[2]!r} is no number") from None
+    return values

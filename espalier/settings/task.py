@@ -1,0 +1,47 @@
+"""Settings of the task that a tuning method trains and tests on."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from espalier.settings.table import Table
+
+TEXT = "text"
+"""Name of the task to go on writing text as a client has it."""
+
+
+NUM_CLASSES = {"sst2": 2, "mnli": 3, "boolq": 2}
+"""Classes of the tasks that an encoder can do."""
+
+
+class TaskSettings(Table):
+    """Table ``[task]``."""
+
+    name: Literal[
+        "text",
+        "sst2",
+        "mnli",
+        "boolq",
+        "arc-easy",
+        "arc-challenge",
+        "openbookqa",
+        "mmlu",
+        "piqa",
+        "hellaswag",
+        "winogrande",
+        "gsm8k",
+        "dolly",
+        "alpaca",
+    ] = Field(
+        "text", description="'text': windows of the clients' text; else a task, whose records are in data.path or on the hub"
+    )
+    test_path: str = Field("", description="JSON Lines of public test items; empty: the hub's test split, or no test")
+    max_test_items: int = Field(200, ge=0, description="test items that are scored; 0 takes all")
+    max_tokens: int = Field(256, ge=8, description="longest sequence; prompts lose their beginning, written answers their end")
+    answer_tokens: int = Field(256, ge=1, description="tokens that a model may write in answer to a test item (gsm8k)")
+    loss_on: Literal["answer", "all"] = Field("answer", description="tokens over which the training loss is taken")
+
+    @property
+    def num_classes(self) -> int:
+        """Classes of the task, for an encoder; 0 where it is none of classification."""
+        return NUM_CLASSES.get(self.name, 0)

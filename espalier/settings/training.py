@@ -1,0 +1,42 @@
+"""Settings of the local training loop, which all tuning methods share."""
+
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from espalier.settings.table import Table
+
+LEAST_GRADIENT_NORM = 1e-3
+"""AdamW divides by a gradient's own size, but for 1e-8 that it adds: a gradient far below that would be sent as it is."""
+
+
+class TrainingSettings(Table):
+    """Table ``[training]``."""
+
+    base: Literal["float32", "bfloat16", "nf4"] = Field(
+        "float32", description="what the frozen base model is held in; nf4 quantises the blocks' linears to 4 bits"
+    )
+    double_quantisation: bool = Field(True, description="nf4: the quantisation constants are quantised too")
+    steps: int = Field(10, ge=1, description="optimiser steps of a client in a round")
+    batch_size: int = Field(4, ge=1, description="sequences of a forward pass")
+    accumulation: int = Field(1, ge=1, description="forward passes of an optimiser step")
+    learning_rate: float = Field(1e-3, gt=0, description="of AdamW, at its highest")
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        "constant", description="how the learning rate falls over all rounds together"
+    )
+    warmup_steps: int = Field(0, ge=0, description="steps over which the learning rate rises at the start of the run")
+    weight_decay: float = Field(0.0, ge=0, description="of AdamW")
+    beta1: float = Field(0.9, ge=0, lt=1, description="of AdamW")
+    beta2: float = Field(0.999, ge=0, lt=1, description="of AdamW")
+    max_gradient_norm: float = Field(1.0, ge=0, description="gradients are clipped to this norm, 0.001 or more; 0 leaves them")
+    proximal: float = Field(0.0, ge=0, description="FedProx: strength of the pull towards the round's global adapter")
+    gradient_checkpointing: bool = Field(False, description="compute activations again in the backward pass to save memory")
+
+    @field_validator("max_gradient_norm")
+    @classmethod
+    def _leaves_a_gradient(cls, value: float) -> float:
+        if 0 < value < LEAST_GRADIENT_NORM:
+            raise ValueError(
+                f"is below {LEAST_GRADIENT_NORM}, so that AdamW would send gradients as they are; raise it, or take 0"
+            )
+        return value
