@@ -7,16 +7,30 @@ lengths (``quantity``), or of random lengths for each label (``dirichlet``); ``b
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from espalier.corpora.passages import digest
-from espalier.corpora.records import Record
 from espalier.settings.seeds import derive_seed
 
 Kind = Literal["iid", "by-field", "dirichlet", "quantity"]
+
+
+class Labelled(Protocol):
+    """What can be dealt out: a text, whose hash decides, and its label; a ``Record``, or an item of a task."""
+
+    @property
+    def text(self) -> str:
+        """What is hashed."""
+
+    @property
+    def label(self) -> str:
+        """By which ``by-field`` and ``dirichlet`` deal."""
+
+
+L = TypeVar("L", bound=Labelled)
 
 
 @dataclass(frozen=True)
@@ -31,7 +45,7 @@ class Partition:
     alpha: float
     seed: int
 
-    def share_of(self, rank: int, records: Iterable[Record]) -> list[Record]:
+    def share_of(self, rank: int, records: Iterable[L]) -> list[L]:
         """The records of one client, in their order; the shares of all clients are disjoint and complete."""
         records = list(records)
         if self.kind == "by-field":
@@ -54,6 +68,6 @@ class Partition:
         return ends
 
 
-def _owner(record: Record, ends: NDArray[np.float64]) -> int:
+def _owner(record: Labelled, ends: NDArray[np.float64]) -> int:
     point = int.from_bytes(digest(record.text)[8:16], "big") / 2**64
     return min(int(np.searchsorted(ends, point, side="right")), len(ends) - 1)

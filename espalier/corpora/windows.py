@@ -52,16 +52,24 @@ def evaluation_windows(text: str, encode: Encode, window_tokens: int, max_window
     Mistake
         The text has not even one window.
     """
+    windows = all_windows(text, encode, window_tokens, what, "evaluation.window-tokens")
+    stride = len(windows) // max_windows if 0 < max_windows < len(windows) else 1
+    return windows[::stride][: max_windows or None]
+
+
+def all_windows(text: str, encode: Encode, window_tokens: int, what: str, key: str) -> Tensor:
+    """Cut a text into consecutive windows; tokens beyond the last whole one are left out: (windows, tokens), int64.
+
+    Raises
+    ------
+    Mistake
+        The text has not even one window; ``what`` it is and the ``key`` to lower are named.
+    """
     tokens = torch.tensor(encode(text), dtype=torch.int64)
     available = len(tokens) // window_tokens
     if available == 0:
-        raise Mistake(
-            f"{what} has {len(tokens)} tokens, evaluation.window-tokens = {window_tokens} are needed; "
-            "give a longer text or lower evaluation.window-tokens"
-        )
-    windows = tokens[: available * window_tokens].view(available, window_tokens)
-    stride = available // max_windows if 0 < max_windows < available else 1
-    return windows[::stride][: max_windows or None]
+        raise Mistake(f"{what} has fewer than {key} = {window_tokens} tokens; give a longer text or lower {key}")
+    return tokens[: available * window_tokens].view(available, window_tokens)
 
 
 def windows_sha256(windows: Tensor) -> str:

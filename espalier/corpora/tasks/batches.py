@@ -1,0 +1,83 @@
+"""Batches of items, padded on the right."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from espalier.corpora.tasks.encoding import Encoded
+from espalier.corpora.tasks.item import Item
+
+Counted = Literal["answer", "all"]
+"""Over which tokens the loss is a mean: those of the answer, or those of prompt and answer."""
+
+NOT_COUNTED = -100
+"""Label of a token over which no loss is taken, as torch's cross entropy and Hugging Face's models have it."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a model takes. Labels stand at the places of their own tokens; the model, not the batch, shifts them by one."""
+
+    input_ids: Tensor
+    """(B, T), int64."""
+    attention_mask: Tensor
+    """(B, T), int64: 1 at a token, 0 at padding."""
+    labels: Tensor
+    """(B, T), int64, ``NOT_COUNTED`` where no loss is taken; for an encoder the class of each item, (B,)."""
+
+
+def collate(encoded: Sequence[Encoded], pad_token: int, counted: Counted) -> Batch:
+    """One batch, as long as its longest item."""
+    shape = len(encoded), max(len(one.token_ids) for one in encoded)
+    input_ids = torch.full(shape, pad_token, dtype=torch.int64)
+    attention_mask = torch.zeros(shape, dtype=torch.int64)
+    labels = torch.full(shape, NOT_COUNTED, dtype=torch.int64)
+    for row, one in enumerate(encoded):
+        end = len(one.token_ids)
+        start = end - one.answer_tokens if counted == "answer" else 0
+        input_ids[row, :end] = torch.tensor(one.token_ids, dtype=torch.int64)
+        attention_mask[row, :end] = 1
+        labels[row, start:end] = input_ids[row, start:end]
+    return Batch(input_ids, attention_mask, labels)
+
+
+def batches(
+    encoded: Sequence[Encoded],
+    batch_size: int,
+    pad_token: int,
+    counted: Counted,
+    generator: torch.Generator | None = None,
+) -> Iterator[Batch]:
+    """One pass over the items, in their order, or in one drawn from ``generator``; the last batch may be smaller."""
+    for places in _places(len(encoded), batch_size, generator):
+        yield collate([encoded[place] for place in places], pad_token, counted)
+
+
+def class_batches(
+    items: Sequence[Item],
+    tokenizer: Any,
+    batch_size: int,
+    max_tokens: int,
+    generator: torch.Generator | None = None,
+) -> Iterator[Batch]:
+    """One pass over the items of a classification, for an encoder: text or pair of texts, and the class.
+
+    A pair that is longer than ``max_tokens`` loses tokens from the end of the longer text. ``tokenizer`` is one of Hugging
+    Face's and has a token for padding; token types are left out, as RoBERTa has none.
+    """
+    for places in _places(len(items), batch_size, generator):
+        chosen = [items[place] for place in places]
+        texts = [list(column) for column in zip(*(item.texts for item in chosen), strict=True)]
+        rows = tokenizer(
+            *texts, truncation=True, max_length=max_tokens, padding=True, padding_side="right", return_tensors="pt"
+        )
+        yield Batch(rows["input_ids"], rows["attention_mask"], torch.tensor([item.answer for item in chosen]))
+
+
+def _places(number: int, batch_size: int, generator: torch.Generator | None) -> Iterator[list[int]]:
+    order = list(range(number)) if generator is None else torch.randperm(number, generator=generator).tolist()
+    for start in range(0, number, batch_size):
+        yield order[start : start + batch_size]

@@ -1,0 +1,25 @@
+"""The tasks that there are. A new one is a function from a record's fields to an item, and a line here."""
+
+from espalier.corpora.tasks.classification import BOOLQ, MNLI, SST2
+from espalier.corpora.tasks.endings import HELLASWAG, PIQA, WINOGRANDE
+from espalier.corpora.tasks.lettered import ARC_CHALLENGE, ARC_EASY, MMLU, OPENBOOKQA
+from espalier.corpora.tasks.task import Task
+from espalier.corpora.tasks.written import ALPACA, DOLLY, GSM8K
+from espalier.settings.mistakes import Mistake
+
+TASKS: dict[str, Task] = {
+    task.name: task
+    for task in (
+        SST2, MNLI, BOOLQ,
+        ARC_EASY, ARC_CHALLENGE, OPENBOOKQA, MMLU,
+        PIQA, HELLASWAG, WINOGRANDE,
+        GSM8K, DOLLY, ALPACA,
+    )
+}  # fmt: skip
+
+
+def task_named(name: str) -> Task:
+    """A task by its name; Mistake if there is none."""
+    if name not in TASKS:
+        raise Mistake(f"task: {name!r} is unknown; choose one of {', '.join(TASKS)}")
+    return TASKS[name]

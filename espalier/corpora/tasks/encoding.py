@@ -1,0 +1,76 @@
+"""Items as token ids, split into context and answer as lm-evaluation-harness does it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from espalier.corpora.tasks.item import Item
+from espalier.corpora.windows import Encode
+from espalier.settings.mistakes import Mistake
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Token ids of a context and what follows it; the last ``answer_tokens`` of them are what follows."""
+
+    token_ids: tuple[int, ...]
+    answer_tokens: int
+
+    @property
+    def answer_mask(self) -> tuple[bool, ...]:
+        """Which tokens belong to the answer, by token."""
+        return (False,) * (len(self.token_ids) - self.answer_tokens) + (True,) * self.answer_tokens
+
+
+def encode_pair(encode: Encode, context: str, continuation: str) -> Encoded:
+    """Encode a context and its continuation together, and split the tokens where the context alone would end.
+
+    ``_encode_pair`` of lm-evaluation-harness 0.4.13: blank space at the end of the context goes to the continuation, because
+    tokenizers join it to the word that follows. ``encode`` may put a token before a text, and none after it. The last token
+    belongs to the continuation even where the two are joined into fewer tokens than the context has alone.
+
+    Raises
+    ------
+    Mistake
+        The two are a single token or none, so there is no context to predict from.
+    """
+    stem = context.rstrip()
+    token_ids = tuple(encode(context + continuation))
+    if len(token_ids) < 2:
+        raise Mistake(
+            f"an item and its answer give {len(token_ids)} tokens, at least 2 are needed to predict one from another; "
+            "take a tokenizer with a token for the beginning of a text, or remove items that are that short"
+        )
+    start = min(max(1, len(encode(stem))), len(token_ids) - 1)
+    return Encoded(token_ids, len(token_ids) - start)
+
+
+def encode_item(item: Item, encode: Encode, max_tokens: int, end_token: int | None = None) -> Encoded:
+    """Training text of an item: its prompt and right answer, in the formatting in which it is scored.
+
+    Where the text is longer than ``max_tokens``, tokens are left out from the beginning of the prompt. An ``end_token`` is
+    appended and counts as part of the answer.
+
+    Raises
+    ------
+    Mistake
+        The answer is so long that not one token of the prompt is left before it.
+    """
+    whole = encode_pair(encode, *item.requests[item.answer])
+    if end_token is not None:
+        whole = Encoded((*whole.token_ids, end_token), whole.answer_tokens + 1)
+    return keep_right(whole, max_tokens, item.where)
+
+
+def keep_right(encoded: Encoded, max_tokens: int, where: str = "") -> Encoded:
+    """The last ``max_tokens`` tokens, with the whole answer; Mistake, which says ``where``, if no token is left before it."""
+    if encoded.answer_tokens >= max_tokens:
+        raise Mistake(
+            f"{where or 'an item'}: an answer has {encoded.answer_tokens} tokens, and {max_tokens - 1} fit behind the last "
+            "token of its prompt; raise task.max-tokens, or remove items with long answers"
+        )
+    return Encoded(encoded.token_ids[-max_tokens:], encoded.answer_tokens)
+
+
+def encode_items(items: Sequence[Item], encode: Encode, max_tokens: int, end_token: int | None = None) -> list[Encoded]:
+    """``encode_item`` for each of several items."""
+    return [encode_item(item, encode, max_tokens, end_token) for item in items]

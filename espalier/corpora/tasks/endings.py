@@ -1,0 +1,62 @@
+"""What comes next: piqa, hellaswag and winogrande.
+
+Prompts and options are those of lm-evaluation-harness 0.4.13 (``piqa``, ``hellaswag``, ``winogrande``).
+"""
+
+import re
+
+from espalier.corpora.tasks.fields import Fields
+from espalier.corpora.tasks.item import Item
+from espalier.corpora.tasks.task import Hub, Task
+
+_BRACKETS = re.compile(r"\[.*?\]")
+
+
+def _piqa(record: Fields) -> Item:
+    """``goal``, ``sol1``, ``sol2``; ``label``: 0 or 1."""
+    answer = record.place("label", ("sol1", "sol2"))
+    options = (record.text("sol1"), record.text("sol2"))
+    return Item((f"Question: {record.text('goal')}\nAnswer:",), options, answer, label=str(answer))
+
+
+def _hellaswag(record: Fields) -> Item:
+    """``activity_label``, ``ctx_a``, ``ctx_b``, four ``endings``; ``label``: 0 to 3.
+
+    A file may have ``ctx`` in place of ``ctx_a`` and ``ctx_b``. The harness writes ``ctx_b`` with a capital and then small
+    letters; where it begins cannot be told from ``ctx``, so that stays as it is written.
+    """
+    activity, endings = record.text("activity_label"), record.texts("endings")
+    answer = record.place("label", ("first", "second", "third", "fourth"))
+    if len(endings) != 4:
+        raise record.refused("endings", "does not have four texts", "give it four")
+    if "ctx_a" in record:
+        second = record.text("ctx_b", may_be_blank=True)
+        context = f"{record.text('ctx_a')} {second.capitalize()}"
+    else:
+        context = record.text("ctx")
+    options = tuple(_without_markup(ending) for ending in endings)
+    return Item((_without_markup(f"{activity}: {context}"),), options, answer, label=activity)
+
+
+def _without_markup(text: str) -> str:
+    """The harness's ``preprocess``: brackets are left over from WikiHow's pages."""
+    return _BRACKETS.sub("", text.strip().replace(" [title]", ". ")).replace("  ", " ")
+
+
+def _winogrande(record: Fields) -> Item:
+    """``sentence`` with a gap ``_``, ``option1``, ``option2``; ``answer``: "1" or "2".
+
+    Partial evaluation (Trinh and Le 2018): an option fills the gap in the context, and what follows the gap is the same
+    continuation for both.
+    """
+    sentence, answer = record.text("sentence"), record.place("answer", ("option1", "option2"), first=1)
+    before, gap, after = sentence.partition("_")
+    if not gap or not after.strip():
+        raise record.refused("sentence", "has no gap '_' with text after it", "mark the gap, or remove the record")
+    contexts = tuple(before + record.text(option) for option in ("option1", "option2"))
+    return Item(contexts, (after.strip(),) * 2, answer, label=str(answer + 1), question=sentence)
+
+
+PIQA = Task("piqa", Hub("baber/piqa", test="validation"), ("acc", "acc_norm"), _piqa)
+HELLASWAG = Task("hellaswag", Hub("Rowan/hellaswag", test="validation"), ("acc", "acc_norm"), _hellaswag)
+WINOGRANDE = Task("winogrande", Hub("allenai/winogrande", "winogrande_xl", test="validation"), ("acc",), _winogrande)

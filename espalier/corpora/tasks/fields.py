@@ -1,0 +1,99 @@
+"""Fields of a record, checked as they are read; errors name the place and the field, and never quote what it holds."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from espalier.settings.mistakes import Mistake
+
+
+class Fields:
+    """Fields of one record; ``where`` names its file and line, or its dataset and row."""
+
+    def __init__(self, record: Mapping[str, Any], where: str) -> None:
+        self._record = record
+        self._where = where
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._record
+
+    def text(self, name: str, *, may_be_blank: bool = False) -> str:
+        """A field that is a string.
+
+        Raises
+        ------
+        Mistake
+            It is missing, not a string, blank, or not Unicode.
+        """
+        value = self._value(name)
+        if value is None and may_be_blank:
+            return ""
+        return self._checked(value, name, may_be_blank)
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        """A field that is a list of strings; Mistake as for ``text``, or if it is empty."""
+        return tuple(self._checked(value, name) for value in self._list(name))
+
+    def inner(self, name: str) -> "Fields":
+        """A field that is a record itself."""
+        value = self._value(name)
+        if not isinstance(value, Mapping):
+            raise Mistake(f"{self._where}, field '{name}' is not a JSON object; see the task's form of a record")
+        return Fields(value, f"{self._where}, field '{name}'")
+
+    def inners(self, name: str) -> list["Fields"]:
+        """A field that is a list of records."""
+        values = self._list(name)
+        if not all(isinstance(value, Mapping) for value in values):
+            raise Mistake(f"{self._where}, field '{name}' is not a list of JSON objects; see the task's form of a record")
+        return [Fields(value, f"{self._where}, field '{name}'") for value in values]
+
+    def is_record(self, name: str) -> bool:
+        """Whether the field is a record itself."""
+        return isinstance(self._record.get(name), Mapping)
+
+    def place(self, name: str, names: Sequence[str], first: int = 0) -> int:
+        """Place of a field's value among ``names``: the name itself, or its number, counted from ``first``.
+
+        Raises
+        ------
+        Mistake
+            The field is missing or is neither, such as -1 where a dataset keeps its labels back.
+        """
+        value = self._value(name)
+        if isinstance(value, str) and value.strip() in names:
+            return list(names).index(value.strip())
+        if isinstance(value, str) and value.strip() in map(str, range(first, first + len(names))):
+            value = int(value)
+        if isinstance(value, int) and first <= value < first + len(names):
+            return int(value) - first
+        raise self.refused(
+            name,
+            f"is none of the labels {', '.join(names)} and no number from {first} to {first + len(names) - 1}",
+            "give the record its label, or take a split that has labels",
+        )
+
+    def refused(self, name: str, why: str, remedy: str) -> Mistake:
+        """The error that says where a field is, what is wrong with it, and what to do."""
+        return Mistake(f"{self._where}, field '{name}' {why}; {remedy}")
+
+    def _value(self, name: str) -> Any:
+        if name not in self._record:
+            raise Mistake(f"{self._where} has no field '{name}'; check that the file is of this task, or add the field")
+        return self._record[name]
+
+    def _list(self, name: str) -> list[Any]:
+        value = self._value(name)
+        if not isinstance(value, list) or not value:
+            raise self.refused(name, "is not a list with something in it", "see the task's form of a record")
+        return value
+
+    def _checked(self, value: Any, name: str, may_be_blank: bool = False) -> str:
+        if not isinstance(value, str):
+            raise self.refused(name, "is not a string", "write it as one")
+        if not value.strip() and not may_be_blank:
+            raise self.refused(name, "is blank", "give it a text, or remove the record")
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise self.refused(name, "holds half of a surrogate pair", "write the file again as UTF-8") from None
+        return value

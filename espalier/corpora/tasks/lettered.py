@@ -1,0 +1,61 @@
+"""Questions with lettered choices: arc-easy, arc-challenge, openbookqa and mmlu.
+
+Prompts and options are those of lm-evaluation-harness 0.4.13 (``arc``, ``openbookqa``, ``mmlu/default``).
+"""
+
+from espalier.corpora.tasks.fields import Fields
+from espalier.corpora.tasks.item import Item
+from espalier.corpora.tasks.task import Hub, Task
+
+LETTERS = ("A", "B", "C", "D")
+
+
+def _arc(record: Fields) -> Item:
+    question, options, answer = _lettered(record, "question")
+    return Item((f"Question: {question}\nAnswer:",), options, answer, label=_letter(answer))
+
+
+def _openbookqa(record: Fields) -> Item:
+    question, options, answer = _lettered(record, "question_stem")
+    return Item((question,), options, answer, label=_letter(answer))
+
+
+def _lettered(record: Fields, stem: str) -> tuple[str, tuple[str, ...], int]:
+    """Question, options and place of the right one; the letters may be "1" to "4" as well.
+
+    The hub's form is ``{stem: "...", "choices": {"text": [...], "label": [...]}, "answerKey": "..."}``, that of the files which
+    the authors publish is ``{"question": {"stem": "...", "choices": [{"text": "...", "label": "..."}]}, "answerKey": "..."}``.
+    """
+    if record.is_record("question"):
+        inner = record.inner("question")
+        question, choices = inner.text("stem"), inner.inners("choices")
+        options = tuple(choice.text("text") for choice in choices)
+        letters = tuple(choice.text("label") for choice in choices)
+    else:
+        question, inner = record.text(stem), record.inner("choices")
+        options, letters = inner.texts("text"), inner.texts("label")
+    key = record.text("answerKey").strip()
+    if len(letters) != len(options) or key not in letters:
+        raise record.refused("answerKey", "is not the label of one of the choices", "give it the label of the right one")
+    return question, options, letters.index(key)
+
+
+def _letter(place: int) -> str:
+    return chr(ord("A") + place)
+
+
+def _mmlu(record: Fields) -> Item:
+    """``question``, four ``choices``, ``answer``: 0 to 3 or its letter; ``subject``, which the auxiliary split leaves empty."""
+    question, choices = record.text("question").strip(), record.texts("choices")
+    answer, subject = record.place("answer", LETTERS), record.text("subject", may_be_blank=True)
+    if len(choices) != len(LETTERS):
+        raise record.refused("choices", "does not have four texts", "give it four")
+    about = f"The following are multiple choice questions (with answers) about {subject.replace('_', ' ')}.\n\n"
+    lines = [question, *(f"{letter}. {choice}" for letter, choice in zip(LETTERS, choices, strict=True)), "Answer:"]
+    return Item(((about if subject else "") + "\n".join(lines),), LETTERS, answer, label=subject, question=question)
+
+
+ARC_EASY = Task("arc-easy", Hub("allenai/ai2_arc", "ARC-Easy", test="test"), ("acc", "acc_norm"), _arc)
+ARC_CHALLENGE = Task("arc-challenge", Hub("allenai/ai2_arc", "ARC-Challenge", test="test"), ("acc", "acc_norm"), _arc)
+OPENBOOKQA = Task("openbookqa", Hub("allenai/openbookqa", "main", test="test"), ("acc", "acc_norm"), _openbookqa)
+MMLU = Task("mmlu", Hub("cais/mmlu", "all", "auxiliary_train", "test"), ("acc",), _mmlu)

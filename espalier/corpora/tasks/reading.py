@@ -1,0 +1,64 @@
+"""Items from JSON Lines files and Hugging Face datasets; errors name the file, the line and the field, and quote nothing."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from espalier.corpora.files import CLIENT_KEYS, read_text
+from espalier.corpora.tasks.fields import Fields
+from espalier.corpora.tasks.item import Item
+from espalier.corpora.tasks.task import Task
+from espalier.settings.mistakes import Mistake
+
+
+def read_items(task: Task, path: str, keys: str = CLIENT_KEYS) -> Iterator[Item]:
+    """Yield the items of a JSON Lines file; blank lines are passed over. ``keys`` are the settings that name the file.
+
+    Raises
+    ------
+    Mistake
+        The file is missing, empty or not UTF-8, a line is not a JSON object, a field is missing or wrong, or a label is
+        missing or out of range.
+    """
+    (text,) = read_text(path, keys)
+    for number, line in enumerate(text.split("\n"), start=1):  # splitlines would break at U+2028 within a string
+        if not line.strip():
+            continue
+        where = f"{path}: line {number}"
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            raise Mistake(f"{where} is not JSON; write one JSON object per line") from None
+        if not isinstance(record, dict):
+            raise Mistake(f"{where} is not a JSON object; write one JSON object per line")
+        yield _item(task, record, where)
+
+
+def read_hub_items(task: Task, split: str, name: str = "", config: str = "") -> Iterator[Item]:
+    """Yield the items of a dataset's split; without a ``name``, of the dataset in which the hub keeps the task.
+
+    Raises
+    ------
+    Mistake
+        The library is not installed, the dataset cannot be loaded, a field is missing or wrong, or a label is missing or out
+        of range, as in test splits whose labels are kept back.
+    """
+    try:
+        from datasets import load_dataset
+    except ImportError:
+        raise Mistake("data.source = 'hub': the library 'datasets' is not installed; run: pip install -e '.[hub]'") from None
+    if not name:
+        name, config = task.hub.name, config or task.hub.config
+    try:
+        dataset = load_dataset(name, config or None, split=split)
+    except Exception as error:
+        reason = (str(error).splitlines() or [""])[0][:200]
+        raise Mistake(f"data.path = {name!r}: the dataset cannot be loaded: {type(error).__name__}: {reason}") from error
+    for number, record in enumerate(dataset, start=1):
+        yield _item(task, record, f"{name} ({split}): record {number}")
+
+
+def _item(task: Task, record: Mapping[str, Any], where: str) -> Item:
+    named = f"{where} (task {task.name})"
+    return replace(task.item(Fields(record, named)), where=named)

@@ -1,0 +1,94 @@
+"""Test items as token ids: what a model needs to be scored on them, and what travels when they are public."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from espalier.corpora.tasks.batches import class_batches
+from espalier.corpora.tasks.encoding import Encoded, encode_pair, keep_right
+from espalier.corpora.tasks.item import Item
+from espalier.corpora.tasks.task import Task
+from espalier.corpora.windows import Encode
+
+
+@dataclass(frozen=True)
+class ScoredItems:
+    """Requests, item after item: a context with one of its options behind it, or a text to be classified."""
+
+    requests: tuple[Encoded, ...]
+    """Of a text to be classified, all tokens are context: ``answer_tokens`` is 0."""
+    num_options: tuple[int, ...]
+    """Requests of each item."""
+    answers: tuple[int, ...]
+    """The right option of each item, or its class."""
+    characters: tuple[int, ...]
+    """Length of each request's option, for ``acc_norm``."""
+
+    def __len__(self) -> int:
+        return len(self.answers)
+
+    def options(self) -> list[tuple[Encoded, ...]]:
+        """Requests of each item."""
+        ends = np.cumsum(self.num_options)
+        return [self.requests[end - number : end] for end, number in zip(ends, self.num_options, strict=True)]
+
+
+def scored_items(task: Task, items: Sequence[Item], encode: Encode, max_tokens: int) -> ScoredItems:
+    """Items for a language model; contexts that are too long lose their beginning, written answers their end.
+
+    Raises
+    ------
+    Mistake
+        An option alone is longer than ``max_tokens``.
+    """
+    requests = [cut(encode_pair(encode, *request), max_tokens, task, item.where) for item in items for request in item.requests]
+    return ScoredItems(
+        tuple(requests),
+        tuple(len(item.options) for item in items),
+        tuple(item.answer for item in items),
+        tuple(len(option) for item in items for option in item.options),
+    )
+
+
+def cut(encoded: Encoded, max_tokens: int, task: Task, where: str = "") -> Encoded:
+    """At most ``max_tokens`` tokens.
+
+    The prompt loses its beginning; a written answer that leaves no room for it loses its end, and half of the room stays the
+    prompt's. Mistake where one of several options is that long; it says ``where``.
+    """
+    written = "acc" not in task.metrics
+    if written and encoded.answer_tokens >= max_tokens:
+        prompt = len(encoded.token_ids) - encoded.answer_tokens
+        kept = max_tokens // 2
+        return Encoded(encoded.token_ids[max(0, prompt - (max_tokens - kept)) : prompt + kept], kept)
+    return keep_right(encoded, max_tokens, where)
+
+
+def class_items(items: Sequence[Item], tokenizer: Any, max_tokens: int) -> ScoredItems:
+    """Items for an encoder with a head for classes."""
+    rows = [next(iter(class_batches([item], tokenizer, 1, max_tokens))).input_ids[0].tolist() for item in items]
+    requests = tuple(Encoded(tuple(row), 0) for row in rows)
+    return ScoredItems(requests, (1,) * len(items), tuple(item.answer for item in items), (1,) * len(items))
+
+
+def to_arrays(items: ScoredItems) -> dict[str, NDArray[np.int32]]:
+    """Flat arrays, int32; ``from_arrays`` reads them."""
+    return {
+        "tokens": np.array([token for one in items.requests for token in one.token_ids], np.int32),
+        "lengths": np.array([len(one.token_ids) for one in items.requests], np.int32),
+        "answer-tokens": np.array([one.answer_tokens for one in items.requests], np.int32),
+        "characters": np.array(items.characters, np.int32),
+        "num-options": np.array(items.num_options, np.int32),
+        "answers": np.array(items.answers, np.int32),
+    }
+
+
+def from_arrays(arrays: Mapping[str, NDArray[np.int32]]) -> ScoredItems:
+    """Invert ``to_arrays``."""
+    tokens, ends = arrays["tokens"].tolist(), np.cumsum(arrays["lengths"])
+    spans = zip(ends, arrays["lengths"], arrays["answer-tokens"], strict=True)
+    requests = tuple(Encoded(tuple(tokens[end - length : end]), int(answer)) for end, length, answer in spans)
+    return ScoredItems(requests, *(tuple(arrays[name].tolist()) for name in ("num-options", "answers", "characters")))

@@ -1,0 +1,60 @@
+"""Questions whose answers are written: gsm8k by exact match, dolly and alpaca by the loss on the answer.
+
+gsm8k's prompt, patterns and stop strings are those of lm-evaluation-harness 0.4.13 (``gsm8k``), without its five examples.
+"""
+
+import re
+
+from espalier.corpora.tasks.fields import Fields
+from espalier.corpora.tasks.item import Item
+from espalier.corpora.tasks.task import Generation, Hub, Task
+
+_RESULT = re.compile(r"#### -?[0-9.,]")
+
+NUMBERS = Generation(
+    stop=("Question:", "</s>", "<|im_end|>"),
+    patterns=(
+        ("strict-match", re.compile(r"#### (\-?[0-9\.\,]+)"), 0),
+        ("flexible-extract", re.compile(r"(-?[$0-9.,]{2,})|(-?[0-9]+)"), -1),
+    ),
+    ignored=(re.compile(","), re.compile(r"\$"), re.compile("(?s).*#### "), re.compile(r"\.$")),
+)
+
+
+def _gsm8k(record: Fields) -> Item:
+    """``question``; ``answer``: the steps, and "#### number" at its end. Nothing labels a record."""
+    answer = record.text("answer")
+    if not _RESULT.search(answer):
+        raise record.refused("answer", "does not end with '#### ' and a number", "add them, or remove the record")
+    return Item((f"Question: {record.text('question')}\nAnswer:",), (answer,), 0)
+
+
+def _dolly(record: Fields) -> Item:
+    """``instruction``, ``context`` (may be empty), ``response``; ``category``."""
+    prompt = _instruction(record.text("instruction"), record.text("context", may_be_blank=True))
+    return Item((prompt,), (record.text("response"),), 0, "\n", label=record.text("category"))
+
+
+def _alpaca(record: Fields) -> Item:
+    """``instruction``, ``input`` (may be empty), ``output``. Nothing labels a record."""
+    prompt = _instruction(record.text("instruction"), record.text("input", may_be_blank=True))
+    return Item((prompt,), (record.text("output"),), 0, "\n")
+
+
+def _instruction(instruction: str, given: str) -> str:
+    """The prompt of Stanford Alpaca (Taori et al. 2023); the answer follows on a line of its own, as in Alpaca-LoRA."""
+    if given.strip():
+        return (
+            "Below is an instruction that describes a task, paired with an input that provides further context. "
+            "Write a response that appropriately completes the request.\n\n"
+            f"### Instruction:\n{instruction}\n\n### Input:\n{given}\n\n### Response:"
+        )
+    return (
+        "Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n"
+        f"### Instruction:\n{instruction}\n\n### Response:"
+    )
+
+
+GSM8K = Task("gsm8k", Hub("openai/gsm8k", "main", test="test"), ("exact_match", "loss"), _gsm8k, generation=NUMBERS)
+DOLLY = Task("dolly", Hub("databricks/databricks-dolly-15k"), ("loss",), _dolly)
+ALPACA = Task("alpaca", Hub("tatsu-lab/alpaca"), ("loss",), _alpaca)

@@ -1,0 +1,75 @@
+"""Scores of a model on test items as token ids, each by the name of its metric."""
+
+import math
+from typing import Any
+
+import torch
+
+from espalier.corpora.tasks.batches import collate
+from espalier.corpora.tasks.encoding import Encoded
+from espalier.corpora.tasks.scored_items import ScoredItems
+from espalier.evaluation.options import log_likelihoods
+from espalier.evaluation.perplexity import bounded
+
+HIGHER_IS_BETTER = {"acc": True, "acc_norm": True, "exact_match": True, "loss": False}
+
+
+def score(
+    model: Any, items: ScoredItems, classes: bool, batch_size: int, device: torch.device, loss_limit: float | None = None
+) -> dict[str, float]:
+    """``loss`` and accuracies of a model on items, of which there is at least one.
+
+    Parameters
+    ----------
+    model : in evaluation mode; a language model, or with ``classes`` an encoder with a head
+    loss_limit : nats that one token, or one item with ``classes``, counts at most, see ``perplexity.bounded``; None: any number
+
+    Returns
+    -------
+    dict
+        ``loss``: of the right answers, in nats per token, or per item with ``classes``. ``acc``: share of the items whose right
+        option or class is the likeliest; ``acc_norm``: the same per character of the option. Neither where there is no choice.
+    """
+    scored = _score_classes if classes else _score_options
+    return scored(model, items, batch_size, device, loss_limit)
+
+
+def _score_options(
+    model: Any, items: ScoredItems, batch_size: int, device: torch.device, loss_limit: float | None
+) -> dict[str, float]:
+    found = log_likelihoods(model, items.requests, batch_size, device, loss_limit)
+    gold = [options[answer] for options, answer in zip(items.options(), items.answers, strict=True)]
+    tokens = sum(one.answer_tokens for one in gold)
+    scores = {"loss": -math.fsum(found[one] for one in gold) / tokens}
+    if max(items.num_options) > 1:
+        lengths = iter(items.characters)
+        per_item = [[(found[one], next(lengths)) for one in options] for options in items.options()]
+        scores["acc"] = _share_right([[value for value, _ in options] for options in per_item], items)
+        scores["acc_norm"] = _share_right([[value / length for value, length in options] for options in per_item], items)
+    return scores
+
+
+def _share_right(values: list[list[float]], items: ScoredItems) -> float:
+    """Of equal options the first is chosen; a value that is no number is never right."""
+    right = sum(
+        not any(math.isnan(value) for value in options) and options.index(max(options)) == answer
+        for options, answer in zip(values, items.answers, strict=True)
+    )
+    return right / len(items)
+
+
+@torch.no_grad()
+def _score_classes(
+    model: Any, items: ScoredItems, batch_size: int, device: torch.device, loss_limit: float | None
+) -> dict[str, float]:
+    order = sorted(range(len(items)), key=lambda place: len(items.requests[place].token_ids))
+    right, losses, pad = 0, [], model.config.pad_token_id or 0
+    for start in range(0, len(order), batch_size):
+        places = order[start : start + batch_size]
+        batch = collate([Encoded(items.requests[place].token_ids, 1) for place in places], pad, "all")
+        logits = model(input_ids=batch.input_ids.to(device), attention_mask=batch.attention_mask.to(device)).logits
+        logits = logits.to("cpu", torch.float32)
+        answers = torch.tensor([items.answers[place] for place in places])
+        right += int((logits.argmax(dim=-1) == answers).logical_and(~logits.isnan().any(dim=-1)).sum())
+        losses += bounded(torch.nn.functional.cross_entropy(logits, answers, reduction="none"), loss_limit).tolist()
+    return {"loss": math.fsum(losses) / len(items), "acc": right / len(items)}

@@ -1,0 +1,125 @@
+"""Files and datasets of items; what is wrong with them is told by line and field, without a word of theirs."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from espalier.corpora.tasks.catalogue import TASKS
+from espalier.corpora.tasks.reading import read_hub_items, read_items
+from espalier.corpora.tasks.scored_items import scored_items
+from espalier.settings.mistakes import Mistake
+
+SECRET = "hawthorn"
+GOOD: dict[str, dict[str, Any]] = {
+    "sst2": {"sentence": SECRET, "label": 0},
+    "mnli": {"premise": SECRET, "hypothesis": SECRET, "label": "neutral"},
+    "boolq": {"passage": SECRET, "question": SECRET, "answer": False},
+    "arc-easy": {"question": SECRET, "choices": {"text": [SECRET, "b"], "label": ["A", "B"]}, "answerKey": "A"},
+    "openbookqa": {"question_stem": SECRET, "choices": {"text": [SECRET, "b"], "label": ["A", "B"]}, "answerKey": "A"},
+    "mmlu": {"question": SECRET, "choices": [SECRET, "b", "c", "d"], "answer": 0, "subject": "botany"},
+    "piqa": {"goal": SECRET, "sol1": SECRET, "sol2": "b", "label": 0},
+    "hellaswag": {"activity_label": SECRET, "ctx": SECRET, "endings": [SECRET, "b", "c", "d"], "label": 0},
+    "winogrande": {"sentence": f"{SECRET} _ grew", "option1": "a", "option2": "b", "answer": "1"},
+    "gsm8k": {"question": SECRET, "answer": f"{SECRET} #### 3"},
+    "dolly": {"instruction": SECRET, "context": "", "response": SECRET, "category": "open_qa"},
+    "alpaca": {"instruction": SECRET, "input": "", "output": SECRET},
+}
+
+
+def write(folder: Path, *records: Any) -> str:
+    file = folder / "items.jsonl"
+    file.write_text("\n".join(map(json.dumps, records)))
+    return str(file)
+
+
+@pytest.mark.parametrize("task", GOOD)
+def test_a_field_that_is_missing_is_named_with_its_line(task: str, tmp_path: Path) -> None:
+    for field in GOOD[task]:
+        lacking = {name: value for name, value in GOOD[task].items() if name != field}
+        asked = {"answer": "label"}.get(field, field) if task == "boolq" else field
+        with pytest.raises(Mistake, match=rf"items.jsonl: line 2 \(task {task}\) has no field '{asked}'") as refused:
+            list(read_items(TASKS[task], write(tmp_path, GOOD[task], lacking)))
+        assert SECRET not in str(refused.value)
+
+
+@pytest.mark.parametrize("task", GOOD)
+def test_a_field_of_another_kind_is_a_mistake_that_quotes_nothing(task: str, tmp_path: Path) -> None:
+    for field in GOOD[task]:
+        for wrong in (None, 17, 0.5, -1, [SECRET], {"x": SECRET}, f" {SECRET} \ud800", []):
+            record = GOOD[task] | {field: wrong}
+            if wrong is None and (task, field) in {("dolly", "context"), ("alpaca", "input"), ("mmlu", "subject")}:
+                continue
+            with pytest.raises(Mistake, match=rf"line 1 \(task {task}\).*'[a-zA-Z_0-9]+'") as refused:
+                list(read_items(TASKS[task], write(tmp_path, record)))
+            assert SECRET not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("task", "changed", "why"),
+    [
+        ("sst2", {"label": -1}, "field 'label' is none of the labels negative, positive and no number from 0 to 1"),
+        ("sst2", {"label": "1" * 5000}, "field 'label' is none of the labels"),  # more digits than Python makes a number of
+        ("hellaswag", {"label": ""}, "field 'label' is none of the labels"),
+        ("winogrande", {"answer": "3"}, "no number from 1 to 2"),
+        ("winogrande", {"sentence": "no gap"}, "has no gap '_' with text after it"),
+        ("arc-easy", {"answerKey": "E"}, "field 'answerKey' is not the label of one of the choices"),
+        ("mmlu", {"choices": ["a"]}, "does not have four texts"),
+        ("gsm8k", {"answer": "three"}, "does not end with '#### ' and a number"),
+        ("dolly", {"response": " \n"}, "field 'response' is blank"),
+    ],
+)
+def test_a_label_or_text_that_will_not_do(task: str, changed: dict[str, Any], why: str, tmp_path: Path) -> None:
+    with pytest.raises(Mistake) as refused:
+        list(read_items(TASKS[task], write(tmp_path, GOOD[task], GOOD[task] | changed)))
+    assert f"line 2 (task {task})" in str(refused.value)
+    assert why in str(refused.value)
+
+
+def test_an_option_that_is_too_long_is_named_with_its_line(tmp_path: Path) -> None:
+    path = write(tmp_path, GOOD["piqa"], GOOD["piqa"] | {"sol1": "x" * 40})
+    items = list(read_items(TASKS["piqa"], path))
+    told = rf"{path}: line 2 \(task piqa\): an answer has 41 tokens, and 19 fit .*; raise task.max-tokens"
+    with pytest.raises(Mistake, match=told):
+        scored_items(TASKS["piqa"], items, lambda text: list(text.encode()), 20)
+
+
+def test_lines_that_are_not_records(tmp_path: Path) -> None:
+    file = tmp_path / "items.jsonl"
+    for line, why in ((SECRET, "is not JSON"), (f'["{SECRET}"]', "is not a JSON object")):
+        file.write_text(f"\n{line}\n")
+        with pytest.raises(Mistake, match=f"items.jsonl: line 2 {why}") as refused:
+            list(read_items(TASKS["sst2"], str(file)))
+        assert SECRET not in str(refused.value)
+    with pytest.raises(Mistake, match=r"no such file; check data\.path"):
+        list(read_items(TASKS["sst2"], str(tmp_path / "nowhere")))
+
+
+def test_line_separators_within_a_string_do_not_end_the_line(tmp_path: Path) -> None:
+    file = tmp_path / "items.jsonl"
+    file.write_text('{"sentence": "one\u2028two", "label": 1}\r\n\n{"sentence": "three", "label": 0}\n', encoding="utf-8")
+    assert [item.texts for item in read_items(TASKS["sst2"], str(file))] == [("one\u2028two",), ("three",)]
+
+
+@pytest.fixture
+def dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    pytest.importorskip("datasets", reason="the extra 'hub' is not installed")
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    folder = tmp_path / "trees"
+    folder.mkdir()
+    records = [{"sentence": f"tree {number}", "label": number % 2 if number < 5 else -1} for number in range(6)]
+    (folder / "train.jsonl").write_text("\n".join(map(json.dumps, records)))
+    return str(folder)
+
+
+def test_a_dataset_is_read_like_a_file(dataset: str) -> None:
+    items = read_hub_items(TASKS["sst2"], "train", dataset)
+    assert [next(items).label for _ in range(5)] == ["negative", "positive", "negative", "positive", "negative"]
+    with pytest.raises(Mistake, match=r"trees \(train\): record 6 \(task sst2\), field 'label' is none of the labels"):
+        next(items)
+
+
+def test_a_dataset_that_is_not_there_is_a_mistake(dataset: str) -> None:
+    with pytest.raises(Mistake, match="the dataset cannot be loaded"):
+        list(read_hub_items(TASKS["sst2"], "train", f"{dataset}/nowhere"))

@@ -1,0 +1,58 @@
+"""Split and shares of items: disjoint, complete, repeatable, and blind to the order of the file."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from espalier.corpora.partition import Kind, Partition
+from espalier.corpora.tasks.item import Item
+from espalier.corpora.tasks.sharing import share_of_items, split_items
+from espalier.settings.mistakes import Mistake
+
+KINDS: tuple[Kind, ...] = ("iid", "by-field", "dirichlet", "quantity")
+ITEMS = [Item((f"Which tree is number {n}?",), ("oak", "elm"), n % 2, label=f"wood-{n % 3}") for n in range(600)]
+
+
+def test_a_tenth_is_held_out() -> None:
+    train, held_out = split_items(ITEMS)
+    assert sorted(map(repr, train + held_out)) == sorted(map(repr, ITEMS))
+    assert 35 < len(held_out) < 85
+
+
+def test_an_item_that_occurs_again_is_kept_once() -> None:
+    spaced = Item(("Which  tree is\nnumber 3?",), ("oak", "elm"), 1)
+    train, held_out = split_items([ITEMS[3], spaced, ITEMS[3], ITEMS[4]])
+    assert Counter([*train, *held_out]) == {ITEMS[3]: 1, ITEMS[4]: 1}
+
+
+def test_a_question_with_another_answer_stays_on_its_side() -> None:
+    others = [Item(item.contexts, ("oak", "yew"), 1, label="other") for item in ITEMS]
+    train, held_out = split_items([*ITEMS, *others])
+    assert len(train) + len(held_out) == 1200
+    assert not {item.text for item in train} & {item.text for item in held_out}
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.sampled_from(KINDS), st.integers(1, 7), st.integers(0, 3))
+def test_shares_are_disjoint_and_complete_in_any_order(kind: Kind, clients: int, seed: int) -> None:
+    partition = Partition(kind, clients, 0.5, seed)
+    shares = [share_of_items(partition, rank, [*ITEMS, *ITEMS[:50]]) for rank in range(clients)]
+    assert Counter(item for share in shares for item in share) == Counter(ITEMS)
+    assert [set(share) for share in shares] == [
+        set(share_of_items(partition, rank, reversed(ITEMS))) for rank in range(clients)
+    ]
+
+
+def test_by_field_gives_whole_labels() -> None:
+    labels = [{item.label for item in share_of_items(Partition("by-field", 2, 1.0, 0), rank, ITEMS)} for rank in range(2)]
+    assert labels == [{"wood-0", "wood-2"}, {"wood-1"}]
+
+
+@pytest.mark.parametrize("kind", ["by-field", "dirichlet"])
+def test_items_without_labels_are_not_dealt_out_by_label(kind: Kind) -> None:
+    bare = [Item(("Which?",), ("#### 4",), 0)]
+    with pytest.raises(Mistake, match=f"data.partition = '{kind}': the task has records without a label; choose 'iid'"):
+        share_of_items(Partition(kind, 2, 0.5, 0), 0, bare)
+    assert sum(len(share_of_items(Partition("quantity", 2, 0.5, 0), rank, bare)) for rank in range(2)) == 1

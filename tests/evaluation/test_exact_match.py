@@ -1,0 +1,73 @@
+"""Generated answers against a slow greedy loop; what is found in them, written out by hand."""
+
+from typing import Any
+
+import pytest
+import torch
+from tiny_model import save_tiny_llama
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from espalier.corpora.tasks.item import Item
+from espalier.corpora.tasks.task import Generation
+from espalier.corpora.tasks.written import NUMBERS
+from espalier.evaluation.exact_match import exact_match, found_answers, generate
+from espalier.settings.mistakes import Mistake
+
+
+@pytest.fixture(scope="module")
+def model_and_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
+    folder = save_tiny_llama(tmp_path_factory.mktemp("model"), dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype=torch.float32).eval()
+    return model, AutoTokenizer.from_pretrained(folder, local_files_only=True, eos_token="<s>")
+
+
+@torch.no_grad()
+def slowly(model: Any, tokenizer: Any, prompt: str, max_new_tokens: int, max_tokens: int) -> str:
+    tokens = tokenizer.encode(prompt)[-(max_tokens - max_new_tokens) :]
+    start = len(tokens)
+    while len(tokens) < start + max_new_tokens:
+        tokens.append(int(model(input_ids=torch.tensor([tokens])).logits[0, -1].argmax()))
+        if tokens[-1] == tokenizer.eos_token_id:
+            break
+    return str(tokenizer.decode(tokens[start:], skip_special_tokens=True))
+
+
+PROMPTS = ["oak", "birch cedar elder fir gorse", "hazel ivy juniper", "maple"]
+
+
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_texts_equal_those_of_a_slow_loop_up_to_the_stop_string(model_and_tokenizer: tuple[Any, Any], batch_size: int) -> None:
+    model, tokenizer = model_and_tokenizer
+    whole = [slowly(model, tokenizer, prompt, 12, 22) for prompt in PROMPTS]
+    stop = whole[0][3:5]
+    assert stop
+    assert len({text.split(stop)[0] for text in whole}) > 1
+    how = Generation((stop,), NUMBERS.patterns, NUMBERS.ignored, 12)
+    assert generate(model, tokenizer, PROMPTS, how, 22, batch_size) == [text.split(stop)[0] for text in whole]
+
+
+def test_a_model_without_room_for_an_answer_is_a_mistake(model_and_tokenizer: tuple[Any, Any]) -> None:
+    with pytest.raises(Mistake, match=r"takes 256 tokens, and an answer may have 256, .* lower task.answer-tokens"):
+        generate(*model_and_tokenizer, PROMPTS, NUMBERS, 256)
+
+
+@pytest.mark.parametrize(
+    ("text", "strict", "flexible"),
+    [
+        ("3 + 4 = 7\n#### 7", "7", "7"),
+        ("#### 1,200.", "1,200.", "1,200."),
+        ("#### -5 or #### 6", "-5", "6"),
+        ("so it is $18", "[invalid]", "$18"),
+        ("about 3 of 9 pears.", "[invalid]", "9"),
+        ("it is -12 degrees...", "[invalid]", "..."),
+        ("none", "[invalid]", "[invalid]"),
+    ],
+)
+def test_answers_are_found_by_the_harness_patterns(text: str, strict: str, flexible: str) -> None:
+    assert found_answers([text], NUMBERS) == {"strict-match": [strict], "flexible-extract": [flexible]}
+
+
+def test_answers_are_compared_without_commas_dollars_and_a_last_full_stop() -> None:
+    items = [Item(("?",), (f"It grew.\n#### {number}",), 0) for number in ("1,200", "18", "7", "5")]
+    texts = ["#### 1200.", "that is $18", "#### 7\nQuestion 9", "none"]
+    assert exact_match(texts, items, NUMBERS) == {"strict-match": 0.5, "flexible-extract": 0.5}
