@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, RobertaConfig, RobertaForMaskedLM
 
 WORDS = ["alder", "birch", "cedar", "damson", "elder", "fir", "gorse", "hazel", "ivy", "juniper", "larch", "maple", "oak"]
 
@@ -21,7 +21,7 @@ def save_tokenizer(folder: Path) -> int:
     return tokenizer.get_vocab_size()
 
 
-def save_tiny_llama(folder: Path, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> Path:
+def save_tiny_llama(folder: Path, seed: int = 0, dtype: torch.dtype = torch.bfloat16, positions: int = 64) -> Path:
     """Save a LLaMA of two blocks with grouped-query attention: hidden 16, 4 heads over 2 groups, feed-forward 24."""
     vocabulary = save_tokenizer(folder)
     config = LlamaConfig(
@@ -31,7 +31,7 @@ def save_tiny_llama(folder: Path, seed: int = 0, dtype: torch.dtype = torch.bflo
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        max_position_embeddings=64,
+        max_position_embeddings=positions,
         tie_word_embeddings=True,
     )
     with torch.random.fork_rng():
@@ -40,4 +40,27 @@ def save_tiny_llama(folder: Path, seed: int = 0, dtype: torch.dtype = torch.bflo
         for parameter in model.parameters():
             torch.nn.init.normal_(parameter, std=0.3)
     model.to(dtype).save_pretrained(folder)
+    return folder
+
+
+def save_tiny_roberta(folder: Path, seed: int = 0) -> Path:
+    """Save a RoBERTa of two blocks as a masked language model, with a tokenizer of whole words: hidden 64, 4 heads."""
+    special = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+    vocabulary = {word: place for place, word in enumerate([*special.values(), *WORDS])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)
+    config = RobertaConfig(
+        vocab_size=len(vocabulary),
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=64,
+        pad_token_id=1,
+        hidden_dropout_prob=0.0,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        RobertaForMaskedLM(config).save_pretrained(folder)
     return folder

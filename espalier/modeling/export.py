@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -34,19 +35,37 @@ def export_edited(model: OpenedModel, edits: Edits, target: Path) -> None:
     Mistake
         The file system refused.
     """
+    with made_whole(target) as unfinished:
+        for shard in model.checkpoint.shards:
+            _write_shard(model, shard, unfinished / shard.name, edits)
+        copy_beside(model.directory, unfinished, NOT_COPIED)
+
+
+@contextmanager
+def made_whole(target: Path) -> Iterator[Path]:
+    """A directory to write in, which takes the place of ``target`` when all is written, and is not seen before.
+
+    Raises
+    ------
+    Mistake
+        The file system refused.
+    """
     unfinished = target.with_name(f".{target.name}.unfinished")
     try:
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
-        for shard in model.checkpoint.shards:
-            _write_shard(model, shard, unfinished / shard.name, edits)
-        for file in sorted(model.directory.iterdir()):
-            if file.is_file() and not file.name.startswith(".") and not file.name.endswith(NOT_COPIED):
-                shutil.copyfile(file, unfinished / file.name)
+        yield unfinished
         shutil.rmtree(target, ignore_errors=True)
         unfinished.rename(target)
     except OSError as error:
         raise Mistake(f"cannot write {target}: {error.strerror or error}; free the disk and resume the run") from error
+
+
+def copy_beside(source: Path, target: Path, left_out: tuple[str, ...]) -> None:
+    """Copy a model's files but for hidden ones and those with these endings: tokenizer, configuration, licence."""
+    for file in sorted(source.iterdir()):
+        if file.is_file() and not file.name.startswith(".") and not file.name.endswith(left_out):
+            shutil.copyfile(file, target / file.name)
 
 
 def _write_shard(model: OpenedModel, shard: Path, target: Path, edits: Edits) -> None:
@@ -54,11 +73,11 @@ def _write_shard(model: OpenedModel, shard: Path, target: Path, edits: Edits) ->
     specs = {name: (tensor.dtype, tensor.shape, tensor.stop - tensor.start) for name, tensor in stored.items()}
     with replacing(target) as file:
         writer = ShardWriter(file, specs, {"format": "pt"})
-        for name, value in _edited_tensors(model, specs, edits):
-            writer.write(name, _bits(value).numpy().data)
+        for name, value in edited_tensors(model, specs, edits):
+            writer.write(name, bits_of(value).numpy().data)
 
 
-def _edited_tensors(model: OpenedModel, names: Iterable[str], edits: Edits) -> Iterator[tuple[str, Tensor]]:
+def edited_tensors(model: OpenedModel, names: Iterable[str], edits: Edits) -> Iterator[tuple[str, Tensor]]:
     """Tensors of the model as they are to be exported, one at a time; a block's edits are made once for its tensors."""
     owner = {linear.parameter: (block.index, linear.name) for block in model.plan.blocks for linear in block.linears}
     block_in_hand, block_edits = -1, edits(0)
@@ -73,7 +92,8 @@ def _edited_tensors(model: OpenedModel, names: Iterable[str], edits: Edits) -> I
         yield name, value
 
 
-def _bits(value: Tensor) -> Tensor:
+def bits_of(value: Tensor) -> Tensor:
+    """The bytes of a tensor, flat, uint8."""
     return value.contiguous().view(-1).view(torch.uint8)
 
 
@@ -93,29 +113,41 @@ def check_export(stream: BlockStream, edits: Edits, target: Path, windows: Tenso
     ExportError
         Logits differ by more than the computing dtype explains, or a tensor is not the (edited) dense one.
     """
-    expected = _logits(stream, windows, edits)
+    expected = logits_of(stream, windows, edits)
     if reload_with == "transformers":
         transformers_logging.disable_progress_bar()
         reloaded = AutoModelForCausalLM.from_pretrained(target, local_files_only=True, dtype=stream.computing.dtype)
         reloaded = reloaded.to(stream.computing.device).eval()
         found = reloaded(input_ids=windows.to(stream.computing.device), use_cache=False).logits
     else:
-        found = _logits(BlockStream(OpenedModel(target), stream.computing), windows, dense)
-    tolerance = 1e-4 if stream.computing.dtype == torch.float32 else 5e-2
+        found = logits_of(BlockStream(OpenedModel(target), stream.computing), windows, dense)
+    require_close(found, expected, stream.computing.dtype, target)
+    _check_tensors(stream.model, edits, target)
+
+
+def require_close(found: Tensor, expected: Tensor, dtype: torch.dtype, target: Path) -> None:
+    """Compare logits of what was exported with those that were meant.
+
+    Raises
+    ------
+    ExportError
+        They differ by more than the computing dtype explains.
+    """
+    tolerance = 1e-4 if dtype == torch.float32 else 5e-2
     difference = (found.float() - expected.float()).abs().max().item()
     scale = max(1.0, expected.float().abs().max().item())
     if not difference <= tolerance * scale:
         raise ExportError(f"{target}: logits of the reloaded model differ by {difference:.3g}; the export is not usable")
-    _check_tensors(stream.model, edits, target)
 
 
-def _logits(stream: BlockStream, windows: Tensor, edits: Edits) -> Tensor:
+def logits_of(stream: BlockStream, windows: Tensor, edits: Edits) -> Tensor:
+    """Logits of an edited model, (windows, tokens, vocabulary)."""
     return torch.cat(list(stream.logits(run_through(stream, windows, edits))))
 
 
 def _check_tensors(model: OpenedModel, edits: Edits, target: Path) -> None:
     """Every tensor of the export is, bit for bit, the dense one or the edited one."""
     written = Checkpoint(target)
-    for name, expected in _edited_tensors(model, model.checkpoint.tensors, edits):
-        if name not in written.tensors or not torch.equal(_bits(written.read(name)), _bits(expected)):
+    for name, expected in edited_tensors(model, model.checkpoint.tensors, edits):
+        if name not in written.tensors or not torch.equal(bits_of(written.read(name)), bits_of(expected)):
             raise ExportError(f"{target}: {name} is not what was to be exported; the export is not usable")

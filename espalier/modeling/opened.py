@@ -7,6 +7,8 @@ plan; so it is imported where a model or a tokenizer is made.
 import hashlib
 import json
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,9 +21,9 @@ from espalier.settings.mistakes import Mistake
 from espalier.wire.plan import BlockPlan, LinearPlan, ModelPlan
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "vocab.txt", "sentencepiece.bpe.model")
 
 
 class OpenedModel:
@@ -33,7 +35,7 @@ class OpenedModel:
         Raises
         ------
         Mistake
-            The directory, a file or a tensor is missing, or the model is of a kind that cannot be pruned.
+            The directory, a file or a tensor is missing, or the model is of a kind that is not supported.
         """
         self.directory = directory
         path = directory / "config.json"
@@ -56,42 +58,65 @@ class OpenedModel:
         num_blocks = self.config.get(key)
         if not isinstance(num_blocks, int) or num_blocks < 1:
             raise Mistake(f"{self.directory / 'config.json'}: {key} = {num_blocks!r} must be a positive integer")
-        if f"{self.family.blocks}.{num_blocks}." in " ".join(self.checkpoint.tensors):
+        beyond = tuple(self.family.file_names(f"{self.family.blocks}.{num_blocks}."))
+        if any(name.startswith(beyond) for name in self.checkpoint.tensors):
             raise Mistake(
                 f"{self.directory / 'config.json'}: {key} = {num_blocks}, but the files hold more blocks; copy the model again"
             )
         blocks = tuple(BlockPlan(index, tuple(self._linears(index))) for index in range(num_blocks))
-        return ModelPlan(blocks, sum(math.prod(stored.shape) for stored in self.checkpoint.tensors.values()))
+        parts = self._parts()
+        counted = (stored for name, stored in self.checkpoint.tensors.items() if name.startswith(parts))
+        features = blocks[0].linears[0].shape[1] if self.family.kind == "encoder" else 0
+        return ModelPlan(blocks, sum(math.prod(stored.shape) for stored in counted), features)
+
+    def _parts(self) -> tuple[str, ...]:
+        """How names of the model's tensors begin; files of an encoder may hold heads for other tasks beside it."""
+        family = self.family
+        if family.kind == "decoder":
+            return ("",)
+        return tuple(name for part in (family.embeddings, family.blocks) for name in family.file_names(f"{part}."))
+
+    def stored_name(self, name: str) -> str | None:
+        """Name in the files of the model's tensor ``name``; None if they do not hold it."""
+        return next((found for found in self.family.file_names(name) if found in self.checkpoint.tensors), None)
+
+    @property
+    def num_positions(self) -> int | None:
+        """How many tokens the model takes; None where ``config.json`` does not say."""
+        positions, pad = self.config.get("max_position_embeddings"), self.config.get("pad_token_id", 1)
+        if not isinstance(positions, int):
+            return None
+        return positions - (pad + 1) if self.family.first_position_after_padding and isinstance(pad, int) else positions
 
     def _linears(self, index: int) -> list[LinearPlan]:
         linears = []
         for name, module in self.family.linears.items():
-            parameter = f"{self.family.blocks}.{index}.{module}.weight"
+            wanted = f"{self.family.blocks}.{index}.{module}.weight"
+            parameter = self.stored_name(wanted) or wanted
             stored = self.checkpoint.tensors.get(parameter)
             if stored is None or len(stored.shape) != 2:
                 raise Mistake(f"{self.directory}: tensor {parameter} is missing or not a matrix; copy the model again")
             linears.append(LinearPlan(name, parameter, (stored.shape[0], stored.shape[1]), stored.dtype))
         return linears
 
-    def new_skeleton(self) -> Any:
+    def new_skeleton(self, num_labels: int | None = None) -> Any:
         """The model's modules without their weights: parameters on the meta device, buffers real, evaluation mode.
+
+        A decoder comes with its language-model head; an encoder with a head for ``num_labels`` classes, which only tuning
+        has a number for. So whoever prunes learns here that an encoder cannot be.
 
         Raises
         ------
         Mistake
-            transformers cannot build a model from ``config.json``.
+            transformers cannot build a model from ``config.json``, or ``num_labels`` does not go with the family.
         """
-        from accelerate import init_empty_weights
-        from transformers import AutoConfig, AutoModelForCausalLM
+        from transformers import AutoConfig
 
-        try:
+        path = self.directory / "config.json"
+        check_labels(self.family, num_labels, str(path))
+        with _explained(str(path)):
             config = AutoConfig.from_pretrained(self.directory, local_files_only=True)
-            with init_empty_weights(include_buffers=False):
-                skeleton = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-        except Exception as error:
-            path, text = self.directory / "config.json", str(error).splitlines() or [""]
-            raise Mistake(f"{path}: transformers cannot build this model: {type(error).__name__}: {text[0]}") from error
-        return skeleton.eval()
+        return skeleton_of(config, self.family, num_labels, str(path))
 
     @cached_property
     def tokenizer(self) -> "PreTrainedTokenizerBase":
@@ -122,6 +147,52 @@ class OpenedModel:
             if (path := self.directory / file).exists():
                 digest.update(file.encode() + hashlib.sha256(path.read_bytes()).digest())
         return digest.hexdigest()
+
+
+def check_labels(family: Family, num_labels: int | None, where: str) -> None:
+    """Refuse an encoder without a number of labels, and a decoder with one.
+
+    Raises
+    ------
+    Mistake
+        What is asked for does not go with the family.
+    """
+    if family.kind == "encoder" and num_labels is None:
+        raise Mistake(
+            f"{where}: model_type is of the family {family.name}, an encoder; encoders can be tuned for classification, "
+            "not pruned: name a decoder such as LLaMA, or a method that tunes"
+        )
+    if family.kind == "decoder" and num_labels is not None:
+        raise Mistake(
+            f"{where}: model_type is of the family {family.name}, a decoder; decoders are tuned as language models, "
+            "not for classification: name an encoder such as RoBERTa"
+        )
+    if num_labels is not None and num_labels < 2:
+        raise Mistake(f"number of labels = {num_labels}: classification needs at least two")
+
+
+def skeleton_of(config: "PretrainedConfig", family: Family, num_labels: int | None, where: str) -> Any:
+    """A model as ``OpenedModel.new_skeleton`` gives it, from a configuration alone; tied parameters are one parameter."""
+    import transformers
+    from accelerate import init_empty_weights
+
+    with _explained(where):
+        if num_labels is not None:
+            config.num_labels = num_labels
+        with init_empty_weights(include_buffers=False):
+            skeleton = getattr(transformers, family.auto_class).from_config(config, dtype=torch.float32)
+        skeleton.tie_weights()
+    return skeleton.eval()
+
+
+@contextmanager
+def _explained(where: str) -> Iterator[None]:
+    """Turn what transformers raises when it builds a model into a mistake that names the file."""
+    try:
+        yield
+    except Exception as error:
+        text = str(error).splitlines() or [""]
+        raise Mistake(f"{where}: transformers cannot build this model: {type(error).__name__}: {text[0]}") from error
 
 
 def open_model(name: str) -> OpenedModel:

@@ -44,7 +44,7 @@ def private_folder(root: Path, *parts: str) -> Path:
 
 
 def collect_old_runs(root: Path, older_than: float) -> None:
-    """Remove the private state of runs that were not touched since ``older_than`` (seconds since the epoch)."""
+    """Remove the private state of runs, and quantised models, not used since ``older_than`` (seconds since the epoch)."""
     for lock in root.glob("*/*/lock"):
         if lock.stat().st_mtime < older_than:
             shutil.rmtree(lock.parent)
@@ -84,6 +84,15 @@ class PrivateState:
     def load(self, server_round: int, name: str) -> dict[str, Any] | None:
         """Load a JSON document of a round; None if it was never saved."""
         path = self._round(server_round) / f"{name}.json"
+        return _read_json(path) if path.exists() else None
+
+    def save_lasting(self, name: str, value: dict[str, Any]) -> None:
+        """Save a JSON document that the client keeps whatever the round, atomically."""
+        write_json(self._open(self.folder / "lasting") / f"{name}.json", value, OWNER_ONLY_FILE)
+
+    def load_lasting(self, name: str) -> dict[str, Any] | None:
+        """Load a document of ``save_lasting``; None if it was never saved."""
+        path = self.folder / "lasting" / f"{name}.json"
         return _read_json(path) if path.exists() else None
 
     def collect_garbage(self, server_round: int) -> None:

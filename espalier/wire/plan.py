@@ -42,6 +42,8 @@ class ModelPlan:
     blocks: tuple[BlockPlan, ...]
     num_parameters: int
     """All parameters of the model, prunable or not; tied ones once."""
+    head_features: int = 0
+    """Features that an encoder's classification head reads; 0 for a decoder, which has none."""
 
     @property
     def num_weights(self) -> int:

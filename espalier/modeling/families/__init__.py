@@ -3,15 +3,17 @@
 from collections.abc import Mapping
 from typing import Any
 
+from espalier.modeling.families.bert import BERT
 from espalier.modeling.families.family import Family
 from espalier.modeling.families.llama import LLAMA
 from espalier.modeling.families.mistral import MISTRAL
 from espalier.modeling.families.opt import OPT
 from espalier.modeling.families.qwen2 import QWEN2
 from espalier.modeling.families.qwen3 import QWEN3
+from espalier.modeling.families.roberta import ROBERTA
 from espalier.settings.mistakes import Mistake
 
-FAMILIES: tuple[Family, ...] = (LLAMA, MISTRAL, QWEN2, QWEN3, OPT)
+FAMILIES: tuple[Family, ...] = (LLAMA, MISTRAL, QWEN2, QWEN3, OPT, BERT, ROBERTA)
 
 EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_intermediate_size")
 
@@ -25,7 +27,7 @@ def family_of(config: Mapping[str, Any], where: str) -> Family:
         The model is of an unknown type, already quantised, or a mixture of experts; the configuration key is named.
     """
     if config.get("quantization_config"):
-        raise Mistake(f"{where}: quantization_config is set; prune the model before it is quantised")
+        raise Mistake(f"{where}: quantization_config is set; name the model as it was before it was quantised")
     for key in EXPERT_KEYS:
         if config.get(key):
             raise Mistake(f"{where}: {key} = {config[key]!r}; mixture-of-experts models are not supported")

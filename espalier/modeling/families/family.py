@@ -1,16 +1,24 @@
 """What a model family tells about itself: names, never code. A new family is one file with one ``Family`` in it.
 
 To add one: name its ``model_type`` values, the path of its block list, and for each linear of a block the canonical name
-and the module's own; list it in ``families/__init__.py``; add a test class with a tiny random configuration.
+and the module's own; list it in ``families/__init__.py``; add a test class with a tiny random configuration. An encoder
+also names the path of its base model and the linears of its classification head.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
 
 from espalier.settings.mistakes import Mistake
 
 CANONICAL_LINEARS = ("attn.q", "attn.k", "attn.v", "attn.o", "mlp.gate", "mlp.up", "mlp.down")
 """Canonical names of a block's linears; a family without a gate has no ``mlp.gate``."""
+
+CANONICAL_HEAD = ("head.dense", "head.out")
+"""Canonical names of the linears of a classification head, in the order in which it uses them."""
+
+OLD_NORM_NAMES = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+"""Ends of tensor names, and what files of the first BERT models have in their place."""
 
 
 @dataclass(frozen=True)
@@ -20,8 +28,8 @@ class Family:
     name: str
     model_types: tuple[str, ...]
     """Values of ``model_type`` in ``config.json``."""
-    kind: str
-    """``decoder`` or ``encoder``."""
+    kind: Literal["decoder", "encoder"]
+    """Decoders are language models with their own head; encoders are tuned with a classification head made for the task."""
     blocks: str
     """Path of the module list of blocks, from the model with its head."""
     linears: Mapping[str, str]
@@ -33,17 +41,45 @@ class Family:
     """Configuration keys of the attention groups; a missing ``kv_heads_key`` means one group per query head."""
     embeddings: str = "model.embed_tokens"
     head: str = "lm_head"
+    base: str = ""
+    """Path of the encoder in a model with a head; files of the encoder alone leave it out of their tensors' names."""
+    first_position_after_padding: bool = False
+    """Positions are counted from behind the padding token's number; so a model has fewer than its configuration says."""
+    head_linears: Mapping[str, str] = field(default_factory=dict)
+    """Canonical name of each linear of the classification head -> its path in the model; none in a decoder."""
 
     def __post_init__(self) -> None:
-        unknown = set(self.linears) - set(CANONICAL_LINEARS)
+        unknown = set(self.linears) - set(CANONICAL_LINEARS) | set(self.head_linears) - set(CANONICAL_HEAD)
         if unknown:
             raise ValueError(f"family {self.name}: {', '.join(sorted(unknown))} is no canonical linear name")
+        if (self.kind == "encoder") != bool(self.base and self.head_linears):
+            raise ValueError(f"family {self.name}: an encoder names its base and the linears of its head, a decoder does not")
+
+    @property
+    def auto_class(self) -> str:
+        """Class of transformers that builds a whole model of the family from its configuration."""
+        return "AutoModelForCausalLM" if self.kind == "decoder" else "AutoModelForSequenceClassification"
+
+    def file_names(self, name: str) -> Iterator[str]:
+        """Names that the model's tensor ``name`` may have in files, the likeliest first."""
+        names = [name]
+        if self.base:
+            names += [name.removeprefix(f"{self.base}.")]
+            names += [_old_name(known) for known in names]
+        yield from dict.fromkeys(names)
 
     def kv_groups(self, config: Mapping[str, object]) -> tuple[int, int]:
         """Number of key-value groups, and of query heads in each."""
         heads = _positive(config, self.query_heads_key, None)
         groups = _positive(config, self.kv_heads_key, heads)
         return groups, heads // groups
+
+
+def _old_name(name: str) -> str:
+    for new, old in OLD_NORM_NAMES.items():
+        if name.endswith(new):
+            return name.removesuffix(new) + old
+    return name
 
 
 def _positive(config: Mapping[str, object], key: str, default: int | None) -> int:

@@ -1,0 +1,161 @@
+"""Write adapters as peft does, and check what was written by letting plain peft load it on the base model."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import save
+from torch import Tensor
+
+from espalier.modeling.adapters import NAME, lora_config, module_path
+from espalier.modeling.block_stream import BlockStream
+from espalier.modeling.computing import Computing
+from espalier.modeling.edits import Edits, WeightEdit
+from espalier.modeling.export import ExportError, logits_of, made_whole, require_close
+from espalier.modeling.opened import OpenedModel
+from espalier.storage.atomic import write_bytes, write_json
+from espalier.wire.adapters import HEAD_KEY, AdapterPlan
+from espalier.wire.payload import block_key
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
+
+BlobTensors = Callable[[str], Mapping[str, Tensor]]
+"""Tensors of a blob by its key: float32, by canonical name."""
+
+UPDATE_TOLERANCE = 1e-4
+"""Of an update, relative to its largest number: two float32 products of the same factors differ by their rounding."""
+
+
+def export_adapter(model: OpenedModel, adapters: AdapterPlan, tensors: BlobTensors, target: Path) -> None:
+    """Write ``adapter_config.json`` and ``adapter_model.safetensors``; the directory appears whole or not at all.
+
+    The same adapters give the same bytes. No base model is named: it lies elsewhere on every machine, and what a model's own
+    ``config.json`` says of its name is often that of the model it was made from. So the base is loaded first, and then
+    ``PeftModel.from_pretrained(base, adapter)``.
+
+    Raises
+    ------
+    Mistake
+        The file system refused.
+    """
+    named = {}
+    for index in sorted(adapters.blocks):
+        block = tensors(block_key(index))
+        for adapter in adapters.blocks[index]:
+            path = f"base_model.model.{module_path(model.family, index, adapter.linear.name)}"
+            named[f"{path}.lora_A.weight"] = block[adapter.name_a].contiguous()
+            named[f"{path}.lora_B.weight"] = block[adapter.name_b].contiguous()
+    for name in adapters.head:
+        linear, _, kind = name.rpartition(".")
+        named[f"base_model.model.{model.family.head_linears[linear]}.{kind}"] = tensors(HEAD_KEY)[name].contiguous()
+    with made_whole(target) as unfinished:
+        config = lora_config(model.family, adapters, len(model.plan.blocks), 0.0)
+        write_json(unfinished / "adapter_config.json", _as_json(config))
+        write_bytes(unfinished / "adapter_model.safetensors", save(named, metadata={"format": "pt"}))
+
+
+def _as_json(config: "LoraConfig") -> dict[str, Any]:
+    """peft's own description, for use; what it holds as a set gets an order, as its own files do not."""
+    config.inference_mode = True
+    return {key: sorted(value) if isinstance(value, set) else value for key, value in sorted(config.to_dict().items())}
+
+
+@torch.no_grad()
+def check_adapter(stream: BlockStream, edits: Edits, target: Path, windows: Tensor) -> None:
+    """Let plain peft load the adapter on the base model, and compare what it computes with the merged weights.
+
+    Logits, and matrix by matrix the updates: those of a short training may be smaller than the tolerance of logits. That merged
+    weights are rounded to the dtype of the model's files is no fault of the adapter, so here they are not.
+
+    Parameters
+    ----------
+    stream : the base model
+    edits : what merges the adapters
+    windows : (windows, tokens), int64, a few windows of public text
+
+    Raises
+    ------
+    ExportError
+        peft cannot load it, it adapts other matrices, or updates or logits differ by more than rounding explains.
+    """
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
+    base = AutoModelForCausalLM.from_pretrained(stream.model.directory, local_files_only=True, dtype=stream.computing.dtype).to(
+        stream.computing.device
+    )
+    try:
+        tuned = PeftModel.from_pretrained(base, str(target)).eval()
+    except Exception as error:
+        raise ExportError(f"{target}: peft cannot load it ({type(error).__name__}); the export is not usable") from error
+    _check_updates(tuned.get_base_model(), stream.model, edits, target)
+    found = tuned(input_ids=windows.to(stream.computing.device), use_cache=False).logits
+    require_close(found, logits_of(stream, windows, _unrounded(edits)), stream.computing.dtype, target)
+
+
+def _unrounded(edits: Edits) -> Edits:
+    """The same edits, whose results are in float32."""
+
+    def in_float32(edit: WeightEdit) -> WeightEdit:
+        return lambda weight: edit(weight.to(torch.float32))
+
+    return lambda index: {name: in_float32(edit) for name, edit in edits(index).items()}
+
+
+@torch.no_grad()
+def check_encoder_adapter(model: OpenedModel, computing: Computing, meant: Any, target: Path, num_classes: int) -> None:
+    """Let plain peft load adapter and head on the base encoder, and compare its logits with those of the model in memory.
+
+    Parameters
+    ----------
+    meant : the encoder with the adapters and the head in it, on ``computing.device``; its base may be quantised
+    num_classes : of the head
+
+    Raises
+    ------
+    ExportError
+        Logits differ by more than the dtypes explain.
+    """
+    tuned = encoder_in_peft(model, target, num_classes).to(computing.device)
+    exact = all(parameter.dtype == torch.float32 for parameter in meant.parameters())
+    tokens = a_few_tokens(model).to(computing.device)
+    found, expected = tuned(input_ids=tokens).logits, meant(input_ids=tokens).logits
+    require_close(found, expected, torch.float32 if exact else torch.bfloat16, target)
+
+
+def encoder_in_peft(model: OpenedModel, target: Path, num_classes: int) -> Any:
+    """The base encoder with adapter and head as plain peft loads them: float32, on the CPU, in evaluation mode."""
+    from peft import PeftModel
+    from transformers import AutoModelForSequenceClassification
+
+    base = AutoModelForSequenceClassification.from_pretrained(
+        model.directory, local_files_only=True, num_labels=num_classes, dtype=torch.float32
+    )
+    return PeftModel.from_pretrained(base, str(target)).eval()
+
+
+def a_few_tokens(model: OpenedModel) -> Tensor:
+    """Two short rows on which encoders are compared, (2, 8), int64."""
+    return torch.arange(4, 20).view(2, 8) % len(model.tokenizer)
+
+
+def _check_updates(tuned: Any, model: OpenedModel, edits: Edits, target: Path) -> None:
+    """Every matrix of every block is adapted as it is merged: an edit of zeros is the update itself."""
+    for block in model.plan.blocks:
+        block_edits = edits(block.index)
+        for linear in block.linears:
+            module = tuned.get_submodule(module_path(model.family, block.index, linear.name))
+            found = module.get_delta_weight(NAME).to("cpu", torch.float32) if hasattr(module, "get_delta_weight") else None
+            edit, name = block_edits.get(linear.name), f"{linear.name} of block {block.index}"
+            if (found is None) != (edit is None):
+                raise ExportError(f"{target}: {name} is adapted in one of file and result alone; the export is not usable")
+            if found is None or edit is None:
+                continue
+            expected = edit(torch.zeros(linear.shape))
+            limit = UPDATE_TOLERANCE * expected.abs().max().item()
+            if not (found - expected).abs().max().item() <= limit:
+                raise ExportError(f"{target}: the update of {name} is not the one that was trained; the export is not usable")

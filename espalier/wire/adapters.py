@@ -1,0 +1,128 @@
+"""Which adapters a run trains: a function of the model's plan and the ``[lora]`` settings, and the shapes of their tensors.
+
+A LoRA adapter of a matrix (out, in) is ``A`` (rank, in) and ``B`` (out, rank); the update is ``scaling * B A``. On the wire
+their names are canonical, ``attn.q.lora_a`` and ``attn.q.lora_b``, in a blob per block, whatever the model family calls them.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from torch import Tensor
+
+from espalier.settings.lora import LoraSettings
+from espalier.settings.mistakes import Mistake
+from espalier.wire.payload import block_key
+from espalier.wire.plan import LinearPlan, ModelPlan
+
+HEAD_KEY = "head"
+"""Blob of the tensors that are trained whole: an encoder's classification head."""
+
+Tensors = Mapping[str, Mapping[str, Tensor]]
+"""What is trained: tensors by blob key and canonical name."""
+Shapes = dict[str, dict[str, tuple[int, ...]]]
+"""Their shapes."""
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """The adapter of one matrix."""
+
+    linear: LinearPlan
+    rank: int
+    scaling: float
+
+    @property
+    def name_a(self) -> str:
+        """Canonical name of A, (rank, in)."""
+        return f"{self.linear.name}.lora_a"
+
+    @property
+    def name_b(self) -> str:
+        """Canonical name of B, (out, rank)."""
+        return f"{self.linear.name}.lora_b"
+
+    def limited(self, rank: int) -> "Adapter":
+        """The same adapter with a rank of at most ``rank``; the scaling stays."""
+        return replace(self, rank=min(self.rank, rank))
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of both."""
+        out_features, in_features = self.linear.shape
+        return {self.name_a: (self.rank, in_features), self.name_b: (out_features, self.rank)}
+
+
+@dataclass(frozen=True)
+class AdapterPlan:
+    """All adapters of a run, by the number of their block, and what else is trained."""
+
+    blocks: Mapping[int, tuple[Adapter, ...]]
+    head: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Shapes of tensors that are trained whole, by canonical name."""
+
+    def __iter__(self) -> Iterator[tuple[int, Adapter]]:
+        """Every adapter with the number of its block, in order."""
+        for index in sorted(self.blocks):
+            for adapter in self.blocks[index]:
+                yield index, adapter
+
+    def shapes(self) -> Shapes:
+        """Shapes of everything that is trained."""
+        found: Shapes = {}
+        for index, adapter in self:
+            found.setdefault(block_key(index), {}).update(adapter.shapes())
+        return found | ({HEAD_KEY: dict(self.head)} if self.head else {})
+
+    def limited(self, rank: int) -> "AdapterPlan":
+        """The same adapters with ranks of at most ``rank``; scalings stay."""
+        blocks = {index: tuple(a.limited(rank) for a in adapters) for index, adapters in self.blocks.items()}
+        return replace(self, blocks=blocks)
+
+    @property
+    def num_parameters(self) -> int:
+        """Numbers that are trained."""
+        per_adapter = sum(adapter.rank * sum(adapter.linear.shape) for _, adapter in self)
+        return per_adapter + sum(math.prod(shape) for shape in self.head.values())
+
+
+def adapter_plan(plan: ModelPlan, lora: LoraSettings, num_classes: int = 0) -> AdapterPlan:
+    """The adapters that the settings describe, and an encoder's classification head, which is trained whole.
+
+    Raises
+    ------
+    Mistake
+        The model has no such matrix or block, a pattern names a matrix that is not adapted, or a rank is larger than the
+        smaller side of its matrix.
+    """
+    names = [linear.name for linear in plan.blocks[0].linears]
+    chosen = lora.target_names(names)
+    if unknown := sorted(set(chosen) - set(names)):
+        raise Mistake(f"lora.targets: the model has no {', '.join(unknown)}; its blocks have {', '.join(names)}")
+    layers = lora.layer_numbers(len(plan.blocks))
+    if layers[-1] >= len(plan.blocks):
+        raise Mistake(f"lora.layers = {lora.layers!r}: the model has the blocks 0 to {len(plan.blocks) - 1}")
+    adapted = {*chosen, *(f"{index}.{name}" for index in layers for name in chosen)}
+    for key, named in lora.named_in_patterns().items():
+        if unused := [name for name in named if name not in adapted]:
+            raise Mistake(
+                f"lora.{key}: no adapter is on {', '.join(unused)}; add it to lora.targets and lora.layers, or remove it"
+            )
+    blocks = {index: tuple(_adapters(plan, lora, index, chosen)) for index in layers}
+    return AdapterPlan(blocks, _head(plan.head_features, num_classes) if plan.head_features else {})
+
+
+def _head(features: int, num_classes: int) -> dict[str, tuple[int, ...]]:
+    """Shapes of a head: a dense layer, and one number per class."""
+    dense = {"head.dense.weight": (features, features), "head.dense.bias": (features,)}
+    return dense | {"head.out.weight": (num_classes, features), "head.out.bias": (num_classes,)}
+
+
+def _adapters(plan: ModelPlan, lora: LoraSettings, index: int, chosen: list[str]) -> Iterator[Adapter]:
+    for linear in plan.blocks[index].linears:
+        if linear.name in chosen:
+            rank = lora.rank_of(index, linear.name)
+            if rank > min(linear.shape):
+                shape = f"{linear.shape[0]} x {linear.shape[1]}"
+                key = "rank" if rank == lora.rank else "rank-pattern"
+                raise Mistake(f"lora.{key}: {rank} is larger than a side of {linear.name} in block {index} ({shape}); lower it")
+            yield Adapter(linear, rank, lora.scaling_of(index, linear.name))

@@ -1,0 +1,275 @@
+"""The adapter that is written is one that plain peft loads to the merged model's logits, and a damaged one is noticed."""
+
+import errno
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from tiny_models import CPU, VOCABULARY, llama_config, save_model, token_windows, whole_model
+from torch import Tensor
+from transformers import OPTConfig, PretrainedConfig
+
+from espalier.modeling import export_adapter as exporting
+from espalier.modeling.adapters import factors_of, merged
+from espalier.modeling.block_stream import BlockStream
+from espalier.modeling.computing import Computing
+from espalier.modeling.edits import Edits
+from espalier.modeling.export import ExportError, export_edited
+from espalier.modeling.export_adapter import check_adapter, export_adapter
+from espalier.modeling.opened import OpenedModel
+from espalier.settings.lora import LoraSettings
+from espalier.settings.mistakes import Mistake
+from espalier.wire.adapters import AdapterPlan, adapter_plan
+from espalier.wire.payload import block_key
+
+WINDOWS = token_windows(2, 9)
+CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
+    "llama": llama_config,
+    "opt": lambda: OPTConfig(
+        vocab_size=VOCABULARY, hidden_size=32, ffn_dim=48, word_embed_proj_dim=24, num_hidden_layers=3, num_attention_heads=4,
+        max_position_embeddings=64, init_std=0.2,
+    ),
+}  # fmt: skip
+PLANS: dict[str, dict[str, Any]] = {
+    "all matrices": {"targets": "all"},
+    "two of each block": {"targets": "attn.q,attn.v"},
+    "some blocks": {"targets": "attn.k,mlp.down", "layers": "0,2"},
+    "ranks and alphas": {
+        "targets": "all", "rank_pattern": "mlp.up=1,1.attn.q=5", "alpha_pattern": "attn.v=7,0.attn.o=2.5",
+    },
+    "a limit": {"targets": "all", "rank": 6, "rank_pattern": "attn.q=1"},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, OpenedModel]:
+    """LLaMA with two query heads per group, OPT with embeddings narrower than its blocks."""
+    return {
+        name: OpenedModel(save_model(tmp_path_factory.mktemp(f"base-{name}"), config())) for name, config in CONFIGS.items()
+    }
+
+
+class Result:
+    """Adapters as a run ends with them."""
+
+    def __init__(self, model: OpenedModel, limit: int = 4, scale: float = 0.1, **lora: Any) -> None:
+        self.model = model
+        self.plan: AdapterPlan = adapter_plan(model.plan, LoraSettings(**{"rank": 3, "alpha": 4.0} | lora)).limited(limit)
+        generator = torch.Generator().manual_seed(6)
+        self.values = {
+            key: {name: scale * torch.randn(shape, generator=generator) for name, shape in block.items()}
+            for key, block in self.plan.shapes().items()
+        }
+
+    def tensors(self, key: str) -> dict[str, Tensor]:
+        return self.values[key]
+
+    @property
+    def edits(self) -> Edits:
+        return merged(lambda index: factors_of(self.plan, index, self.values.get(block_key(index), {})))
+
+    def export(self, target: Path) -> Path:
+        export_adapter(self.model, self.plan, self.tensors, target)
+        return target
+
+    def check(self, target: Path, computing: Computing = CPU) -> None:
+        check_adapter(BlockStream(self.model, computing), self.edits, target, WINDOWS)
+
+
+def config_of(target: Path) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads((target / "adapter_config.json").read_text())
+    return document
+
+
+# ----- what is written ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("family", CONFIGS)
+@torch.no_grad()
+def test_plain_peft_computes_what_the_merged_model_does(
+    models: dict[str, OpenedModel], family: str, plan: str, tmp_path: Path
+) -> None:
+    result = Result(models[family], **PLANS[plan])
+    target = result.export(tmp_path / "adapter")
+    export_edited(result.model, result.edits, tmp_path / "model")
+    tuned = PeftModel.from_pretrained(whole_model(result.model.directory), str(target)).eval()
+    found, dense = tuned(input_ids=WINDOWS).logits, whole_model(result.model.directory)(input_ids=WINDOWS).logits
+    torch.testing.assert_close(found, whole_model(tmp_path / "model")(input_ids=WINDOWS).logits, rtol=1e-4, atol=1e-4)
+    assert (found - dense).abs().max() > 0.01
+    result.check(target)
+
+
+def test_tensors_by_hand(models: dict[str, OpenedModel], tmp_path: Path) -> None:
+    result = Result(models["llama"], targets="attn.k", layers="2")
+    stored = load_file(result.export(tmp_path / "adapter") / "adapter_model.safetensors")
+    path = "base_model.model.model.layers.2.self_attn.k_proj"
+    assert set(stored) == {f"{path}.lora_A.weight", f"{path}.lora_B.weight"}
+    assert torch.equal(stored[f"{path}.lora_A.weight"], result.values["block-0002"]["attn.k.lora_a"])
+    assert torch.equal(stored[f"{path}.lora_B.weight"], result.values["block-0002"]["attn.k.lora_b"])
+    with safe_open(tmp_path / "adapter" / "adapter_model.safetensors", "pt") as opened:
+        assert opened.metadata() == {"format": "pt"}
+
+
+def test_the_description_by_hand(models: dict[str, OpenedModel], tmp_path: Path) -> None:
+    config = config_of(Result(models["llama"], **PLANS["ranks and alphas"]).export(tmp_path / "adapter"))
+    wanted = {
+        "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 3, "lora_alpha": 4, "lora_dropout": 0.0, "bias": "none",
+        "inference_mode": True, "base_model_name_or_path": None,
+        "target_modules": [
+            "mlp.down_proj", "mlp.gate_proj", "mlp.up_proj",
+            "self_attn.k_proj", "self_attn.o_proj", "self_attn.q_proj", "self_attn.v_proj",
+        ],
+    }  # fmt: skip
+    assert {key: config[key] for key in wanted} == wanted
+    assert {path.replace("\\", ""): rank for path, rank in config["rank_pattern"].items()} == {
+        "model.layers.1.self_attn.q_proj": 4,
+        **{f"model.layers.{index}.mlp.up_proj": 1 for index in range(3)},
+    }
+
+
+def test_no_base_model_and_no_path_of_this_machine_is_named(models: dict[str, OpenedModel], tmp_path: Path) -> None:
+    """It lies elsewhere for whoever reads the file."""
+    target = Result(models["llama"], targets="all").export(tmp_path / "adapter")
+    for file in target.iterdir():
+        for named in (tmp_path, models["llama"].directory):
+            assert str(named).encode() not in file.read_bytes()
+    assert os.sep not in (target / "adapter_config.json").read_text()
+    assert sorted(file.name for file in target.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
+
+
+def test_the_same_adapters_give_the_same_bytes(models: dict[str, OpenedModel], tmp_path: Path) -> None:
+    """Lists are in order: peft holds some as sets, which Python goes through in another order in another process."""
+    one, other = (Result(models["llama"], targets="all", layers="0,2").export(tmp_path / name) for name in ("one", "other"))
+    for file in one.iterdir():
+        assert file.read_bytes() == (other / file.name).read_bytes()
+    assert len(config_of(one)["target_modules"]) == 14
+    assert config_of(one)["target_modules"] == sorted(config_of(one)["target_modules"])
+    assert list(config_of(one)) == sorted(config_of(one))
+
+
+def test_an_older_adapter_is_replaced_and_a_half_written_one_forgotten(models: dict[str, OpenedModel], tmp_path: Path) -> None:
+    target, unfinished = tmp_path / "adapter", tmp_path / ".adapter.unfinished"
+    for folder in (target, unfinished):
+        folder.mkdir()
+        (folder / "leftover").write_text("old")
+    result = Result(models["opt"])
+    result.check(result.export(target))
+    assert [path.name for path in tmp_path.iterdir()] == ["adapter"]
+    assert not (target / "leftover").exists()
+
+
+def test_a_full_disk_leaves_no_adapter(models: dict[str, OpenedModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(Mistake, match=r"cannot write .*adapter.*: No space left on device"):
+        Result(models["llama"]).export(tmp_path / "adapter")
+    assert not (tmp_path / "adapter").exists()
+
+
+# ----- the check ------------------------------------------------------------------------------------------------------
+
+
+def damaged(target: Path, change: Callable[[dict[str, Tensor]], Any]) -> None:
+    file = target / "adapter_model.safetensors"
+    tensors = load_file(file)
+    change(tensors)
+    save_file(tensors, file, {"format": "pt"})
+
+
+def _one_number(tensors: dict[str, Tensor]) -> None:
+    tensors["base_model.model.model.layers.1.self_attn.q_proj.lora_A.weight"][1, 3] += 0.01
+
+
+def _two_exchanged(tensors: dict[str, Tensor]) -> None:
+    one, other = (f"base_model.model.model.layers.{index}.self_attn.q_proj.lora_B.weight" for index in (0, 2))
+    tensors[one], tensors[other] = tensors[other], tensors[one]
+
+
+def _one_missing(tensors: dict[str, Tensor]) -> None:
+    del tensors["base_model.model.model.layers.0.self_attn.v_proj.lora_B.weight"]
+
+
+def _not_a_number(tensors: dict[str, Tensor]) -> None:
+    tensors["base_model.model.model.layers.0.self_attn.v_proj.lora_B.weight"][0, 0] = float("nan")
+
+
+@pytest.mark.parametrize("scale", [0.1, 1e-4])
+@pytest.mark.parametrize("change", [_one_number, _two_exchanged, _one_missing, _not_a_number])
+@pytest.mark.filterwarnings("ignore:Found missing adapter keys")
+def test_damaged_tensors_fail_the_check(models: dict[str, OpenedModel], change: Any, scale: float, tmp_path: Path) -> None:
+    """Also where the update is so small that logits would not tell."""
+    result = Result(models["llama"], scale=scale)
+    damaged(result.export(tmp_path / "adapter"), change)
+    with pytest.raises(ExportError, match=r"adapter: the update of attn.[qv] of block [012] is not the one that was trained"):
+        result.check(tmp_path / "adapter")
+
+
+@pytest.mark.parametrize("keep", [0, 100, -1])
+def test_a_file_that_was_cut_fails_the_check(models: dict[str, OpenedModel], keep: int, tmp_path: Path) -> None:
+    result = Result(models["llama"])
+    file = result.export(tmp_path / "adapter") / "adapter_model.safetensors"
+    file.write_bytes(file.read_bytes()[:keep])
+    with pytest.raises(ExportError, match=r"adapter: peft cannot load it \(SafetensorError\)"):
+        result.check(tmp_path / "adapter")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("lora_alpha", 8, "the update of attn.q of block 0"),
+        ("r", 4, r"peft cannot load it \(RuntimeError\)"),
+        ("target_modules", ["self_attn.q_proj"], "attn.v of block 0 is adapted in one of file and result alone"),
+        ("target_modules", ["q_proj", "v_proj", "down_proj"], "mlp.down of block 0 is adapted in one of file and result alone"),
+        ("use_rslora", True, "the update of attn.q of block 0"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Found missing adapter keys")
+def test_a_damaged_description_fails_the_check(
+    models: dict[str, OpenedModel], key: str, value: Any, words: str, tmp_path: Path
+) -> None:
+    result = Result(models["llama"])
+    target = result.export(tmp_path / "adapter")
+    (target / "adapter_config.json").write_text(json.dumps(config_of(target) | {key: value}))
+    with pytest.raises(ExportError, match=words):
+        result.check(target)
+
+
+def test_logits_are_compared_too(models: dict[str, OpenedModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = Result(models["llama"])
+    target = result.export(tmp_path / "adapter")
+    monkeypatch.setattr(exporting, "logits_of", lambda *_: torch.zeros(2, 9, VOCABULARY))
+    with pytest.raises(ExportError, match="logits of the reloaded model differ"):
+        result.check(target)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_model_in_bfloat16_passes(dtype: torch.dtype, tmp_path: Path) -> None:
+    """Its merged weights are rounded to bfloat16; the adapters beside it are not."""
+    model = OpenedModel(save_model(tmp_path / "base", llama_config(), dtype=torch.bfloat16))
+    result = Result(model, targets="all")
+    result.check(result.export(tmp_path / "adapter"), Computing(torch.device("cpu"), dtype, 1))
+
+
+@pytest.mark.parametrize("scale", [0.5, 2.0])
+def test_large_updates_of_a_model_in_bfloat16_are_compared_as_closely_as_small_ones(scale: float, tmp_path: Path) -> None:
+    """The rounding of merged weights is no fault of the adapter, however far it moves the logits."""
+    model = OpenedModel(save_model(tmp_path / "base", llama_config(), dtype=torch.bfloat16))
+    result = Result(model, targets="all", scale=scale)
+    result.check(result.export(tmp_path / "adapter"))
+
+
+def test_adapters_that_have_learnt_nothing_pass(models: dict[str, OpenedModel], tmp_path: Path) -> None:
+    result = Result(models["llama"])
+    for block in result.values.values():
+        block["attn.q.lora_b"].zero_()
+    result.check(result.export(tmp_path / "adapter"))

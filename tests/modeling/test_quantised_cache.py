@@ -1,0 +1,245 @@
+"""The node's cache gives the bits of a fresh quantisation, whatever happened to its files."""
+
+import multiprocessing
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_models import llama_config, save_model
+
+from espalier.modeling import quantised_cache
+from espalier.modeling.opened import OpenedModel
+from espalier.modeling.quantised import nf4_bytes
+from espalier.modeling.quantised_cache import cache_key, quantised_linears
+from espalier.settings.mistakes import Mistake
+from espalier.storage.private import collect_old_runs
+
+CPU = torch.device("cpu")
+Bits = dict[str, dict[str, bytes]]
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    config = llama_config(hidden_size=64, intermediate_size=128, num_hidden_layers=2)
+    return save_model(tmp_path_factory.mktemp("nf4"), config)
+
+
+@pytest.fixture
+def model(directory: Path) -> OpenedModel:
+    return OpenedModel(directory)
+
+
+@pytest.fixture
+def quantised(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Shapes of the matrices that were quantised, in order."""
+    shapes, work = [], quantised_cache.quantise
+
+    def counted(*arguments, **named):  # type: ignore[no-untyped-def]
+        shapes.append(arguments[1])
+        return work(*arguments, **named)
+
+    monkeypatch.setattr(quantised_cache, "quantise", counted)
+    return shapes
+
+
+def bits(model: OpenedModel, cache: Path | None, double: bool = True, device: torch.device = CPU) -> Bits:
+    """Bytes of every tensor of every matrix."""
+    return {
+        linear.parameter: {name: bytes(tensor.cpu().numpy().tobytes()) for name, tensor in matrix.tensors.items()}
+        for linear, matrix in quantised_linears(model, device, double, cache)
+    }
+
+
+def file_of(model: OpenedModel, cache: Path, double: bool = True) -> Path:
+    return cache / cache_key(model, CPU, double) / "model.safetensors"
+
+
+def test_what_is_used_stays_and_what_is_not_goes(model: OpenedModel, tmp_path: Path, quantised: list[tuple[int, int]]) -> None:
+    root, long_ago = tmp_path / "state", 1_000_000.0
+    cache = root / "quantised"
+    bits(model, cache)
+    bits(model, cache, double=False)
+    for folder in cache.iterdir():
+        os.utime(folder / "lock", (long_ago, long_ago))
+    quantised.clear()
+    bits(model, cache)
+    collect_old_runs(root, long_ago + 1)
+    assert not quantised
+    assert file_of(model, cache).exists()
+    assert not file_of(model, cache, double=False).parent.exists()
+
+
+@pytest.mark.parametrize("double", [True, False])
+def test_the_second_load_does_not_quantise_and_gives_the_same_bits(
+    model: OpenedModel, tmp_path: Path, double: bool, quantised: list[tuple[int, int]], device: torch.device
+) -> None:
+    fresh = bits(model, None, double, device)
+    assert len(fresh) == len(quantised) == 14
+    assert bits(model, tmp_path / "cache", double, device) == fresh
+    assert len(quantised) == 28
+    assert bits(OpenedModel(model.directory), tmp_path / "cache", double, device) == fresh
+    assert len(quantised) == 28
+
+
+def test_a_refused_model_is_refused_before_anything_is_quantised(tmp_path: Path, quantised: list[tuple[int, int]]) -> None:
+    config = llama_config(hidden_size=64, intermediate_size=96)
+    narrow = OpenedModel(save_model(tmp_path / "model", config))
+    with pytest.raises(Mistake, match=r"base = .nf4.: model.layers.0.mlp.down_proj.weight has 96 input features"):
+        bits(narrow, tmp_path / "cache")
+    assert not quantised
+    assert not (tmp_path / "cache").exists()
+
+
+def test_the_file_is_plain_safetensors_and_holds_codes_scales_and_tables(model: OpenedModel, tmp_path: Path) -> None:
+    fresh = bits(model, tmp_path)
+    stored = load_file(file_of(model, tmp_path))
+    assert stored["tables.table"].shape == (16,)
+    assert stored["tables.nested_table"].shape == (256,)
+    for parameter, tensors in fresh.items():
+        for name, data in tensors.items():
+            assert stored[f"{parameter}.{name}"].numpy().tobytes() == data
+    hashes = [name for name in stored if name.endswith(".sha256")]
+    assert sum(tensor.nbytes for tensor in stored.values()) == nf4_bytes(model.plan) + 32 * len(hashes)
+
+
+def test_another_way_of_quantising_or_another_model_has_a_file_of_its_own(
+    model: OpenedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = OpenedModel(save_model(tmp_path / "other", llama_config(hidden_size=64, intermediate_size=128)))
+    keys = [cache_key(model, CPU, True), cache_key(model, CPU, False), cache_key(other, CPU, True)]
+    keys.append(cache_key(model, torch.device("cuda"), True))
+    monkeypatch.setattr(quantised_cache.bitsandbytes(), "__version__", "0.51.0")
+    keys.append(cache_key(model, CPU, True))
+    assert len(set(keys)) == 5
+
+
+def test_nobody_else_can_read_it(model: OpenedModel, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    bits(model, cache)
+    folder = file_of(model, cache).parent
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (cache, folder)] == [0o700, 0o700]
+    assert {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {
+        "model.safetensors": 0o600,
+        "lock": 0o600,
+    }
+
+
+# ----- damage ---------------------------------------------------------------------------------------------------------
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 100)
+
+
+def emptied(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def one_bit_at(place: float) -> Callable[[Path], None]:
+    def flip(path: Path) -> None:
+        data = bytearray(path.read_bytes())
+        data[int(len(data) * place)] ^= 1
+        path.write_bytes(data)
+
+    return flip
+
+
+def another_table(path: Path) -> None:
+    tensors = load_file(path)
+    tensors["tables.table"] += 0.01
+    save_file(tensors, path)
+
+
+def a_tensor_less(path: Path) -> None:
+    tensors = load_file(path)
+    del tensors["model.layers.1.mlp.up_proj.weight.offset"]
+    save_file(tensors, path)
+
+
+def other_shape(path: Path) -> None:
+    tensors = load_file(path)
+    name = "model.layers.1.mlp.up_proj.weight.packed"
+    save_file(tensors | {name: tensors[name].view(1, -1)}, path)
+
+
+def exchanged(path: Path) -> None:
+    """Two matrices of one shape, each with its own hash."""
+    tensors = load_file(path)
+    one, other = "model.layers.0.self_attn.k_proj.weight.", "model.layers.0.self_attn.v_proj.weight."
+    for name in ("packed", "absmax", "nested_absmax", "offset", "sha256"):
+        tensors[one + name], tensors[other + name] = tensors[other + name], tensors[one + name]
+    save_file(tensors, path)
+
+
+DAMAGES = [cut, emptied, os.unlink, one_bit_at(0.5), one_bit_at(0.999), another_table, a_tensor_less, other_shape, exchanged]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_file_is_made_anew(
+    model: OpenedModel, tmp_path: Path, damage: Callable[[Path], None], quantised: list[tuple[int, int]]
+) -> None:
+    expected = bits(model, tmp_path)
+    damage(file_of(model, tmp_path))
+    assert bits(model, tmp_path) == expected
+    assert len(quantised) == 28
+    assert bits(model, tmp_path) == expected
+    assert len(quantised) == 28
+
+
+def test_what_a_killed_process_left_is_removed(model: OpenedModel, tmp_path: Path) -> None:
+    path = file_of(model, tmp_path)
+    path.parent.mkdir(parents=True)
+    (path.parent / ".model.safetensors.abcd").write_bytes(b"half")
+    bits(model, tmp_path)
+    assert {file.name for file in path.parent.iterdir()} == {"model.safetensors", "lock"}
+
+
+def test_a_load_that_ends_half_way_leaves_no_file(model: OpenedModel, tmp_path: Path) -> None:
+    linears = quantised_linears(model, CPU, True, tmp_path)
+    next(linears)
+    linears.close()  # type: ignore[attr-defined]
+    assert [file.name for file in file_of(model, tmp_path).parent.iterdir()] == ["lock"]
+    assert len(bits(model, tmp_path)) == 14
+
+
+def test_a_folder_that_cannot_be_written_is_named(model: OpenedModel, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(Mistake, match="file"):
+        bits(model, tmp_path / "file")
+
+
+# ----- two processes --------------------------------------------------------------------------------------------------
+
+
+def _load(directory: Path, cache: Path, together: object, found: object) -> None:
+    shapes: list[tuple[int, int]] = []
+    work = quantised_cache.quantise
+
+    def counted(*arguments, **named):  # type: ignore[no-untyped-def]
+        shapes.append(arguments[1])
+        return work(*arguments, **named)
+
+    quantised_cache.quantise = counted  # type: ignore[assignment]
+    torch.set_num_threads(1)
+    model = OpenedModel(directory)
+    together.wait()  # type: ignore[attr-defined]
+    found.put((len(shapes), bits(model, cache), len(shapes)))  # type: ignore[attr-defined]
+
+
+def test_of_processes_that_load_at_once_one_quantises_and_all_get_the_same(model: OpenedModel, tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    together, found = context.Barrier(3), context.Queue()
+    processes = [context.Process(target=_load, args=(model.directory, tmp_path, together, found)) for _ in range(3)]
+    for process in processes:
+        process.start()
+    results = [found.get(timeout=60) for _ in processes]
+    for process in processes:
+        process.join()
+    fresh = bits(model, None)
+    assert all(loaded == fresh for _, loaded, _ in results)
+    assert sorted(count for _, _, count in results) == [0, 0, 14]
+    assert bits(model, tmp_path) == fresh
