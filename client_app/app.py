@@ -10,7 +10,7 @@ import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from client_app import fedprllm, fedspallm
+from client_app import fedprllm, fedspallm, tuning
 from client_app.capability import measured_capability
 from client_app.egress import egress
 from client_app.site import Site, reply_to
@@ -22,7 +22,7 @@ from espalier.wire.contracts import contract_for
 from espalier.wire.enrolment import Enrolment
 from espalier.wire.messages import Letter, failure, read, write
 
-JOBS: dict[str, ModuleType] = {"fedprllm": fedprllm, "fedspallm": fedspallm}
+JOBS: dict[str, ModuleType] = {"fedpetuning": tuning, "fedprllm": fedprllm, "fedspallm": fedspallm, "hetlora": tuning}
 """The local job of each method: a module with ``train``, ``fetch``, ``deliver`` and ``evaluate``."""
 
 SECONDS_PER_DAY = 86_400

@@ -4,35 +4,41 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
-import torch
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.superlink.grid import GrpcGrid
 
-from espalier.corpora.public_text import public_windows
-from espalier.evaluation.perplexity import mean_losses, perplexity
-from espalier.modeling.block_stream import BlockStream
+from espalier.evaluation.perplexity import perplexity
 from espalier.modeling.computing import Computing, set_up
-from espalier.modeling.edits import Edits, dense
-from espalier.modeling.export import check_export, export_edited
+from espalier.modeling.export import ExportError
 from espalier.modeling.opened import open_model
 from espalier.settings.mistakes import FLOWER_REPORTS_IT_TOO, Mistake
 from espalier.settings.node import NodeSettings
 from espalier.settings.run import parse
-from espalier.storage.blobs import BlobStore
 from espalier.wire.evaluation import OWN_TEXT_MODELS
-from server_app.results import Summary, save_masks
+from server_app.measurement import measure_pruned, measure_tuned
+from server_app.model_fit import require_fit
+from server_app.outcome import write_outcome
+from server_app.public_tests import PublicTests, public_tests
+from server_app.results import Summary
 from server_app.run_directory import open_run_directory
 from server_app.table import show
-from strategies.baselines.centralized import centralized
+from strategies.adapter_result import AdapterResult
 from strategies.clock import Clock
+from strategies.fedpetuning import FedPETuning
 from strategies.fedprllm import FedPrLLM
 from strategies.fedspallm import FedSpaLLM
+from strategies.hetlora import HetLoRA
 from strategies.rounds import RunFailed
 from strategies.run import Run
 
-AnyStrategy = FedPrLLM | FedSpaLLM
-STRATEGIES: dict[str, type[AnyStrategy]] = {"fedprllm": FedPrLLM, "fedspallm": FedSpaLLM}
+AnyStrategy = FedPETuning | FedPrLLM | FedSpaLLM
+STRATEGIES: dict[str, type[AnyStrategy]] = {
+    "fedpetuning": FedPETuning,
+    "fedprllm": FedPrLLM,
+    "fedspallm": FedSpaLLM,
+    "hetlora": HetLoRA,
+}
 
 app = ServerApp()
 
@@ -42,7 +48,7 @@ def main(grid: Grid, context: Context) -> None:
     """Run the method that the settings name, and write its results."""
     try:
         run_method(grid, context)
-    except (Mistake, RunFailed, OSError) as error:
+    except (ExportError, Mistake, RunFailed, OSError) as error:
         print(f"\nthe run failed: {error}\n{FLOWER_REPORTS_IT_TOO}", flush=True)
         raise error.with_traceback(None) from None
 
@@ -57,8 +63,8 @@ def run_method(grid: Grid, context: Context, clock: Clock | None = None) -> Path
     RunFailed
         Too few clients did their part.
     """
-    settings = parse(context.run_config)
     simulation = not isinstance(grid, GrpcGrid)
+    settings = parse(context.run_config, simulation=simulation)
     if settings.evaluation.centralized == "on" and not simulation:
         raise Mistake(
             "evaluation.centralized = 'on': the pooled-data baseline needs all clients' data in one place and exists in "
@@ -66,23 +72,23 @@ def run_method(grid: Grid, context: Context, clock: Clock | None = None) -> Path
         )
     computing = set_up(settings, Path(settings.out_dir))
     model = open_model(settings.model)
-    model.new_skeleton()
-    texts = public_windows(settings.evaluation, model.encode)
+    tests = public_tests(settings, model)
+    require_fit(settings, model, tests)
     folder, lineage = open_run_directory(settings, model, str(context.run_id))
     print(f"run directory {folder.path}", flush=True)
-    summary = Summary(settings, model, computing.threads, computing.device.type, losses={name: {} for name in texts})
+    summary = Summary(settings, model, computing.threads, computing.device.type, losses={name: {} for name in tests.texts})
     run = Run(settings, model, folder, lineage, clock or Clock(), simulation, computing.device)
     started = run.clock.now()
     summary.write(folder, "failed", "the ServerApp is still at work, or it was killed", folder.ledger.total())
     try:
-        _work(run, grid, computing, texts, summary, simulation)
+        _work(run, grid, computing, tests, summary)
     except BaseException as error:
         with suppress(Mistake):  # on a full disk summary.json stays as it is, and says "failed" too
             _note_end(run, summary, started, "failed", f"{type(error).__name__}: {error}")
         raise
     _note_end(run, summary, started, "completed", None)
     show(summary, folder.ledger.total())
-    print(f"\nthe pruned model is in {folder.path / 'model'}", flush=True)
+    print(f"\n{summary.where}", flush=True)
     return folder.path
 
 
@@ -91,62 +97,57 @@ def _note_end(run: Run, summary: Summary, started: float, status: str, reason: s
     summary.write(run.folder, status, reason, run.folder.ledger.total())
 
 
-def _work(
-    run: Run, grid: Grid, computing: Computing, texts: dict[str, torch.Tensor], summary: Summary, simulation: bool
-) -> None:
-    """Rounds, export, evaluation; what is finished is in ``summary`` also when a later step fails."""
-    strategy = STRATEGIES[run.settings.method](run, texts if run.settings.evaluation.local_only else {})
+def _work(run: Run, grid: Grid, computing: Computing, tests: PublicTests, summary: Summary) -> None:
+    """Rounds, export, evaluation; what is finished is in ``summary`` also when a later step fails.
+
+    Raises
+    ------
+    ExportError
+        The result was written and measured, but does not load to the same logits.
+    """
+    strategy = _strategy(run, tests)
     try:
         result = strategy.start(grid)
     finally:
         if (rounds := getattr(strategy, "rounds", None)) is not None:
             summary.roster, summary.rounds = rounds.roster, rounds.finished
-        if simulation:
+        if run.simulation:
             _collect_egress_logs(run)
-    stream = BlockStream(run.model, computing)
-    summary.masked = save_masks(run.model, strategy.result.prune_masks, run.folder.path / "masks.safetensors")
-    summary.sparsity = summary.masked + strategy.result.zeros_beyond_masks() / run.model.plan.num_weights
-    summary.local_sparsity, summary.report = strategy.result.local_sparsity(), strategy.result.report()
-    summary.centralized_sparsity = strategy.result.centralized_sparsity()
-    export_edited(run.model, strategy.result.edits, run.folder.path / "model")
-    a_few = next(iter(texts.values()))[:2]
-    check_export(stream, strategy.result.edits, run.folder.path / "model", a_few, run.settings.export_check)
-    run.progress.note("exported", "exported     model/ reloads to the same logits", sparsity=summary.sparsity)
-    _measure(run, stream, strategy, texts, summary, simulation)
+    fault = None
+    try:
+        write_outcome(run, computing, strategy.result, tests, summary)
+    except ExportError as error:  # what was computed is measured all the same, and stays on disk; then the run says "failed"
+        fault = error
+        run.progress.note("export_fault", f"export       {error}; the result is measured all the same", reason=str(error))
+    if isinstance(strategy.result, AdapterResult):
+        measure_tuned(run, computing, strategy.result, tests, summary)
+    else:
+        measure_pruned(run, computing, strategy.result, tests, summary)
     for server_round in result.evaluate_metrics_clientapp.values():
-        for key, losses in server_round.items():
+        for key, figures in server_round.items():
             name, _, rank = key.partition("/")
             if name == "loss":
-                for text, loss in zip(texts, losses, strict=True):
+                for text, loss in zip(tests.texts, figures, strict=True):
                     summary.local_perplexities.setdefault(text, {})[int(rank)] = perplexity(loss)
+            elif name == "test":
+                for metric, value in zip(tests.metrics, figures, strict=True):
+                    summary.local_scores.setdefault(metric, {})[int(rank)] = value
             else:
-                summary.own_text[int(rank)] = dict(zip(OWN_TEXT_MODELS, map(perplexity, losses), strict=True))
-    if simulation:
+                summary.own_text[int(rank)] = dict(zip(OWN_TEXT_MODELS, map(perplexity, figures), strict=True))
+    if fault is not None:
+        raise fault
+    if run.simulation:
         _remove_private_state(run)
 
 
-def _measure(
-    run: Run,
-    stream: BlockStream,
-    strategy: FedPrLLM | FedSpaLLM,
-    texts: dict[str, torch.Tensor],
-    summary: Summary,
-    simulation: bool,
-) -> None:
-    """Losses of the dense, the federated and, in simulation, the centralized model."""
-    wanted = run.settings.evaluation.centralized
-    edits: dict[str, Edits] = {"dense": dense, "federated": strategy.result.edits}
-    scratch = run.folder.path / "centralized"
-    if simulation and wanted != "off":
-        edits["centralized"] = centralized(run, stream, BlobStore(scratch))
-    run.progress.begin("evaluating", len(edits))
-    for column, made in edits.items():
-        losses = mean_losses(stream, texts, made)
-        for name, loss in losses.items():
-            summary.losses[name][column] = loss
-        text = ", ".join(f"{name} {perplexity(loss):.2f}" for name, loss in losses.items())
-        run.progress.step("evaluated", f"{column}: {text}", column=column, losses=losses)
-    shutil.rmtree(scratch, ignore_errors=True)
+def _strategy(run: Run, tests: PublicTests) -> AnyStrategy:
+    """The method's strategy; clients evaluate what they make alone, unless the settings say otherwise."""
+    made, local_only = STRATEGIES[run.settings.method], run.settings.evaluation.local_only
+    if issubclass(made, FedPETuning):
+        return made(
+            run, tests.of_clients(run.settings), (tests.encoded, tests.metrics) if tests.encoded and local_only else None
+        )
+    return made(run, tests.of_clients(run.settings))
 
 
 def _collect_egress_logs(run: Run) -> None:

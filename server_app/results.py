@@ -76,7 +76,15 @@ class Summary:
     """text -> rank -> perplexity of the client's own result."""
     own_text: dict[int, dict[str, float]] = field(default_factory=dict)
     """rank -> model -> perplexity on the client's own held-out text."""
+    scores: dict[str, dict[str, float]] = field(default_factory=dict)
+    """metric -> column -> score on the task's public items; ``local_only`` is kept apart."""
+    local_scores: dict[str, dict[int, float]] = field(default_factory=dict)
+    """metric -> rank -> score of the client's own result."""
+    chances: dict[str, float] = field(default_factory=dict)
+    """metric -> what a model reaches that has learnt nothing."""
     seconds: float = 0.0
+    where: str = ""
+    """Where the result lies, in words."""
 
     def texts(self) -> list[str]:
         """Names of the texts that models were evaluated on."""
@@ -92,6 +100,36 @@ class Summary:
             return sum(values.values()) / len(values) if values else None
         loss = self.losses.get(text, {}).get(column)
         return None if loss is None else perplexity(loss)
+
+    def score(self, metric: str, column: str) -> float | None:
+        """One score of the table, for local-only a mean over clients; None where it does not apply."""
+        if column == "local_only":
+            values = self.local_scores.get(metric, {})
+            return sum(values.values()) / len(values) if values else None
+        return self.scores.get(metric, {}).get(column)
+
+    def _metrics(self) -> list[dict[str, Any]]:
+        """All figures that models are compared by."""
+        perplexities = [
+            {
+                "name": "perplexity",
+                "dataset": text,
+                "direction": "lower",
+                "values": {column: _finite(self.perplexity(text, column)) for column in COLUMNS},
+            }
+            for text in self.texts()
+        ]
+        scores = [
+            {
+                "name": metric,
+                "dataset": self.settings.task.name,
+                "direction": "lower" if metric == "loss" else "higher",
+                "chance": self.chances.get(metric),
+                "values": {column: _finite(self.score(metric, column)) for column in COLUMNS},
+            }
+            for metric in self.scores
+        ]
+        return perplexities + scores
 
     def write(self, folder: RunFolder, status: str, reason: str | None, traffic: Traffic) -> None:
         """Write ``summary.json``."""
@@ -112,15 +150,7 @@ class Summary:
                 "definition": SPARSITY_DEFINITION,
             },
             "report": self.report,
-            "metrics": [
-                {
-                    "name": "perplexity",
-                    "dataset": text,
-                    "direction": "lower",
-                    "values": {column: _finite(self.perplexity(text, column)) for column in COLUMNS},
-                }
-                for text in self.texts()
-            ],
+            "metrics": self._metrics(),
             "bytes_up": traffic.up,
             "bytes_down": traffic.down,
             "seconds": round(self.seconds, 3),
@@ -137,6 +167,7 @@ class Summary:
         for rank, seat in sorted(self.roster.seats.items()):
             traffic = folder.ledger.by_rank.get(rank, Traffic())
             local = {f"perplexity/{text}": _finite(values.get(rank)) for text, values in self.local_perplexities.items()}
+            local |= {f"{metric}/{self.settings.task.name}": values.get(rank) for metric, values in self.local_scores.items()}
             local |= {f"perplexity/{OWN_TEXT}/{model}": _finite(value) for model, value in self.own_text.get(rank, {}).items()}
             clients.append(
                 {

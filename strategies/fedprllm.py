@@ -7,13 +7,12 @@ in one round, iterative pruning one block per round, and sends each decision bac
 open and its code breaks at random without a seed, go to the smaller magnitude by default.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result, Strategy
 
 from espalier.settings.mistakes import Mistake
 from espalier.wire.fedprllm import Decision, block_parts, blocks_of_round, decided_parts, votes_key
@@ -25,12 +24,12 @@ from pruning_kernels.selection import group_size
 from pruning_kernels.votes import VoteCounter
 from strategies.evaluation import ClientEvaluation
 from strategies.inbox import Inbox
-from strategies.rounds import Rounds
-from strategies.run import Run, live
+from strategies.method import Method
+from strategies.run import Run
 from strategies.vote_result import VoteResult
 
 
-class FedPrLLM(Strategy):
+class FedPrLLM(Method):
     """Mask voting.
 
     Parameters
@@ -39,29 +38,17 @@ class FedPrLLM(Strategy):
     public_text : name -> windows (windows, tokens), int64, on which clients evaluate their own result; may be empty
     """
 
-    rounds: Rounds
-
     def __init__(self, run: Run, public_text: Mapping[str, torch.Tensor] | None = None) -> None:
-        self.run = run
+        super().__init__(run, ClientEvaluation(run, public_text or {}))
         self.settings = run.settings.fedprllm
-        self.evaluation = ClientEvaluation(run, public_text or {})
         self._require_pattern_fits()
-        self.num_rounds = 1 if self.settings.strategy == "one-shot" else len(run.model.plan.blocks)
         self.result = VoteResult(run.settings, run.model, run.checkpoint.blobs)
         self._reply_hashes: dict[int, list[str]] = {}
 
-    def start(
-        self,
-        grid: Grid,
-        initial_arrays: ArrayRecord | None = None,
-        num_rounds: int = 1,
-        timeout: float = 0.0,
-        train_config: ConfigRecord | None = None,
-        evaluate_config: ConfigRecord | None = None,
-        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
-    ) -> Result:
-        """Run on a grid; of Flower's arguments only ``grid`` is used, the others are part of the run's settings."""
-        return live(self, grid)
+    @property
+    def num_rounds(self) -> int:
+        """One, or one per block."""
+        return 1 if self.settings.strategy == "one-shot" else len(self.run.model.plan.blocks)
 
     def summary(self) -> None:
         """Show what will be done."""
@@ -161,11 +148,3 @@ class FedPrLLM(Strategy):
             decision = Decision(num_voters=[self.result.num_voters[index] for index in blocks])
             seats = self.rounds.roster.active()
             yield [self.rounds.request("deliver", seat, server_round, decision, blobs, part) for seat in seats]
-
-    def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
-        """Ask every client how well its own pruned model predicts public text, which is sent along, and its own text."""
-        return self.evaluation.requests(self.rounds, server_round)
-
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord:
-        """Losses of each client's own result per public text, and of ``OWN_TEXT_MODELS`` on its own text."""
-        return self.evaluation.collect(self.rounds, replies)

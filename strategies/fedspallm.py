@@ -6,14 +6,13 @@ most clients pruned until the sparsity is reached (equations 6 and 7). A layer i
 not reach, because the samples are too few or their clients died, are pruned in further rounds.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result, Strategy
 
 from espalier.settings.mistakes import Mistake
 from espalier.settings.seeds import derive_seed
@@ -31,8 +30,8 @@ from strategies.held_layers import HeldLayers
 from strategies.inbox import Inbox
 from strategies.kept_result import KeptResult
 from strategies.layer_sampling import TooFewPlacesError, layers_per_client, sample_layers
-from strategies.rounds import Rounds
-from strategies.run import Run, live
+from strategies.method import Method
+from strategies.run import Run
 
 LARGEST_KEPT = 100
 """A kept weight may be so many times as large as the largest of its dense matrix; SparseGPT's updates stay far below."""
@@ -40,7 +39,7 @@ COLUMNS_PER_BLOCK = 128
 """Columns that SparseGPT decides together; an n:m pattern must divide them."""
 
 
-class FedSpaLLM(Strategy):
+class FedSpaLLM(Method):
     """l0 aggregation with mask expansion and layer sampling.
 
     Parameters
@@ -49,13 +48,10 @@ class FedSpaLLM(Strategy):
     public_text : name -> windows (windows, tokens), int64, on which clients evaluate their own result; may be empty
     """
 
-    rounds: Rounds
-
     def __init__(self, run: Run, public_text: Mapping[str, torch.Tensor] | None = None) -> None:
-        self.run = run
+        super().__init__(run, ClientEvaluation(run, public_text or {}))
         self.settings = run.settings.fedspallm
         self.plan = run.model.plan
-        self.evaluation = ClientEvaluation(run, public_text or {})
         self._require_pattern_fits()
         self.result = KeptResult(run.settings, run.model, run.checkpoint.blobs)
         self.held = HeldLayers(self.result, run.settings.part_bytes)
@@ -69,19 +65,6 @@ class FedSpaLLM(Strategy):
         finished = self.rounds.finished
         more = finished >= self.settings.rounds and self.result.unfinished()
         return max(self.settings.rounds, finished + 1 if more else finished)
-
-    def start(
-        self,
-        grid: Grid,
-        initial_arrays: ArrayRecord | None = None,
-        num_rounds: int = 1,
-        timeout: float = 0.0,
-        train_config: ConfigRecord | None = None,
-        evaluate_config: ConfigRecord | None = None,
-        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
-    ) -> Result:
-        """Run on a grid; of Flower's arguments only ``grid`` is used, the others are part of the run's settings."""
-        return live(self, grid)
 
     def summary(self) -> None:
         """Show what will be done."""
@@ -244,13 +227,3 @@ class FedSpaLLM(Strategy):
                     f"fedspallm.pattern = '{self.settings.pattern}': sparsegpt decides {COLUMNS_PER_BLOCK} columns at a time, "
                     f"which {size} does not divide; choose another pattern or local-method"
                 )
-
-    # ----- evaluation by the clients ----------------------------------------------------------------------------------
-
-    def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
-        """Ask every client how well its own pruned model predicts public text, which is sent along, and its own text."""
-        return self.evaluation.requests(self.rounds, server_round)
-
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord:
-        """Losses of each client's own result per public text, and of ``OWN_TEXT_MODELS`` on its own text."""
-        return self.evaluation.collect(self.rounds, replies)

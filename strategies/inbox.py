@@ -22,7 +22,14 @@ from pruning_kernels.bitmask import stack_of_masks
 STRETCH_BYTES = 8 * 1024 * 1024
 """Bytes of all clients' masks that are read together."""
 LEAST_WORDS = 4096
-INBOX_DTYPES = {"U64": torch.uint64, "F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64}
+INBOX_DTYPES = {
+    "U64": torch.uint64,
+    "U8": torch.uint8,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+}
 
 
 class Inbox:

@@ -197,18 +197,21 @@ class Rounds:
             seat.drop(reason)
         self.progress.note("dropped", f"dropped      {seat.site}: {reason}", rank=seat.rank, site=seat.site, reason=reason)
 
-    def require_quorum(self, number: int, what: str) -> None:
-        """End the run if too few clients did something.
+    def require_quorum(self, number: int, what: str, of: int | None = None) -> None:
+        """End the run if too few clients did something, of all or of ``of`` that were asked.
 
         Raises
         ------
         RunFailed
             With the reason of every client that did not.
         """
-        needed = math.ceil(round(self.settings.num_clients * self.settings.quorum, 6))
+        asked = self.settings.num_clients if of is None else of
+        needed = math.ceil(round(asked * self.settings.quorum, 6))
         if number >= needed:
             return
         reasons = [f"{seat.site}: {seat.reason}" for seat in self.roster.seats.values() if seat.reason]
         reasons += [f"{who}: {why}" for who, why in self.roster.refused.items()]
         lines = "".join(f"\n  {reason}" for reason in reasons)
-        raise RunFailed(f"{number} clients {what}, the quorum is {needed} of num-clients = {self.settings.num_clients}{lines}")
+        raise RunFailed(
+            f"{number} clients {what}, the quorum is {needed} of {'num-clients =' if of is None else 'the'} {asked}{lines}"
+        )

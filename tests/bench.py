@@ -88,8 +88,9 @@ def private_text(client: int) -> str:
 
 
 def model_files(folder: Path) -> dict[str, bytes]:
-    """The pruned model and its masks, by file name."""
-    files = [folder / "masks.safetensors", *sorted(folder.glob("model/*"))]
+    """The pruned model and its masks, or the adapters, by file name."""
+    files = [*folder.glob("masks.safetensors"), *sorted(folder.glob("adapter/*")), *sorted(folder.glob("model/*"))]
+    assert files
     return {str(file.relative_to(folder)): file.read_bytes() for file in files}
 
 

@@ -11,7 +11,7 @@ from espalier.corpora.hub import read_dataset
 from espalier.corpora.partition import Partition
 from espalier.corpora.passages import passages, split
 from espalier.corpora.records import Record
-from espalier.corpora.windows import Encode, calibration_windows, evaluation_windows
+from espalier.corpora.windows import Encode, all_windows, calibration_windows, evaluation_windows
 from espalier.settings.mistakes import Mistake
 from espalier.settings.node import NodeSettings
 from espalier.settings.run import DataSettings, RunSettings
@@ -46,14 +46,24 @@ def _split_passages(
         own = _records(node.data_path, node.file_format(), node.data_field or data.field)
     elif data.source == "documentation":
         own = _own_documentation(rank, num_clients)
+    elif not data.path:
+        raise no_data()
     elif "{rank}" in data.path:
         own = _records(data.path.replace("{rank}", str(rank)), data.source, data.field)
     elif data.partition == "by-file":
-        own = _records(_own_file(data.path, rank, num_clients), data.source, data.field)
+        own = _records(own_file(data.path, rank, num_clients), data.source, data.field)
     else:
         deal = Partition(data.partition, num_clients, data.alpha, seed)
         own = deal.share_of(rank, _shared(data))
     return split(record.text for record in own)
+
+
+def no_data() -> Mistake:
+    """The error of a site that has no data: in a deployment the run's ``[data]`` may name none, since sites have their own."""
+    return Mistake(
+        "data-path: this site names no file of its own, and the run's data.path names none either; give the site one, with "
+        "data-path in --node-config"
+    )
 
 
 def _own_documentation(rank: int, num_clients: int) -> list[Record]:
@@ -64,7 +74,7 @@ def _own_documentation(rank: int, num_clients: int) -> list[Record]:
     return Partition("iid", sharers, 1.0, 0).share_of(rank // len(documentation.SOURCES), records)
 
 
-def _own_file(directory: str, rank: int, num_clients: int) -> str:
+def own_file(directory: str, rank: int, num_clients: int) -> str:
     """The client's file of a directory: files in order of their names, dealt out in turn."""
     folder = Path(directory).expanduser()
     files = sorted(str(file) for file in folder.glob("*") if file.is_file() and not file.name.startswith("."))
@@ -105,6 +115,19 @@ def client_windows(settings: RunSettings, node: NodeSettings, encode: Encode, ra
     return calibration_windows(own, encode, node.windows or data.windows, data.window_tokens, seed)
 
 
+def training_windows(settings: RunSettings, node: NodeSettings, encode: Encode, rank: int) -> Tensor:
+    """All windows of one client's text, held-out passages excluded: (windows, data.window-tokens), int64.
+
+    Raises
+    ------
+    Mistake
+        The source or file is wrong, or there is not one window of text.
+    """
+    data = settings.data
+    own = "\n\n".join(client_passages(data, node, rank, settings.num_clients, settings.seed))
+    return all_windows(own, encode, data.window_tokens, "data: the client's text", "data.window-tokens")
+
+
 def held_out_windows(settings: RunSettings, node: NodeSettings, encode: Encode, rank: int) -> Tensor:
     """Windows of the client's own held-out passages, of which no calibration window has a token.
 
@@ -116,8 +139,8 @@ def held_out_windows(settings: RunSettings, node: NodeSettings, encode: Encode, 
     Raises
     ------
     Mistake
-        The site does not allow it, the source or file is wrong, or the held-out passages have too few tokens; the numbers
-        are named, the text is not.
+        The site does not allow it, the source or file is wrong, or the held-out passages have too few tokens; the least number
+        is named, the text is not.
     """
     if not node.allows_own_text():
         raise Mistake("evaluation.own-text: this site does not allow it; its owner can, with own-text=true in --node-config")
@@ -128,7 +151,7 @@ def held_out_windows(settings: RunSettings, node: NodeSettings, encode: Encode, 
     predictions = len(windows) * (chosen.window_tokens - 1)
     if predictions < LEAST_PREDICTIONS:
         raise Mistake(
-            f"{what} gives {predictions} predictions, a mean over fewer than {LEAST_PREDICTIONS} says too much about single "
-            "words; give the client more text, or raise evaluation.max-windows or evaluation.window-tokens"
+            f"{what} gives fewer than {LEAST_PREDICTIONS} predictions, and a mean over them says too much about single words; "
+            "give the client more text, or raise evaluation.max-windows or evaluation.window-tokens"
         )
     return windows

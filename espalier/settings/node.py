@@ -10,6 +10,9 @@ from pydantic import Field, ValidationError
 from espalier.settings.mistakes import Mistake
 from espalier.settings.table import Table, mistake_lines
 
+LEAST_SAMPLES = 8
+"""Sequences of a round's training at a site whose owner names no number."""
+
 
 class NodeSettings(Table):
     """Keys of ``flower-supernode --node-config``; all are optional."""
@@ -23,7 +26,10 @@ class NodeSettings(Table):
     model_path: str = Field("", description="directory of the base model at this site; empty: the run's model")
     state_dir: str = Field("", description="where private state is kept; empty: ESPALIER_STATE_DIR or ~/.espalier")
     windows: int = Field(0, ge=0, le=1_000_000, description="calibration windows of this site; 0: the run's data.windows")
-    own_text: bool = Field(False, description="whether the run may evaluate on this site's held-out text")
+    own_text: bool = Field(False, description="whether the run may evaluate on this site's held-out text or items")
+    least_samples: int = Field(
+        0, ge=0, description="fewest training sequences on which a round's update may rest; 0: 8, and 1 of a simulated site"
+    )
     capability: float = Field(1.0, ge=0, le=1e9, description="how much this site can compute, beside others; 0: measure it")
     keep_days: int = Field(30, ge=1, description="private state that was not touched for so long is removed")
     device: Literal["", "auto", "cpu", "cuda"] = Field("", description="empty: the run's device")
@@ -37,6 +43,10 @@ class NodeSettings(Table):
     def allows_own_text(self) -> bool:
         """Whether a run may evaluate on the site's held-out text: if its owner says so, or the site is simulated."""
         return self.own_text or self.partition_id >= 0
+
+    def fewest_samples(self) -> int:
+        """Fewest training sequences of a round's update: as the owner says, else 8; a simulated site has nothing to hide."""
+        return self.least_samples or (1 if self.partition_id >= 0 else LEAST_SAMPLES)
 
     def file_format(self) -> Literal["text", "jsonl"]:
         """Format of ``data_path``."""

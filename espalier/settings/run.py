@@ -7,13 +7,23 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError, field_validator
 
+from espalier.settings.fedpetuning import AdapterAveraging, FedPETuningSettings
 from espalier.settings.fedprllm import FedPrLLMSettings
 from espalier.settings.fedspallm import FedSpaLLMSettings
+from espalier.settings.hetlora import HetLoRASettings
+from espalier.settings.lora import LoraSettings
 from espalier.settings.mistakes import Mistake
 from espalier.settings.table import Table, mistake_lines
+from espalier.settings.task import TEXT, TaskSettings
+from espalier.settings.training import TrainingSettings
 
-METHODS: dict[str, type[Table]] = {"fedprllm": FedPrLLMSettings, "fedspallm": FedSpaLLMSettings}
-"""The settings table of each method; only the chosen method's table is validated."""
+METHODS: dict[str, tuple[str, ...]] = {
+    "fedpetuning": ("fedpetuning", "lora", "task", "training"),
+    "fedprllm": ("fedprllm",),
+    "fedspallm": ("fedspallm",),
+    "hetlora": ("hetlora", "lora", "task", "training"),
+}
+"""The tables of each method, its own and those that it shares with others; the rest is not validated."""
 
 OWN_TEXT = "own-text"
 """Name of the clients' own held-out texts among the texts that models are evaluated on."""
@@ -93,8 +103,13 @@ class RunSettings(Table):
     )
     data: DataSettings = DataSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
+    lora: LoraSettings = LoraSettings()
+    training: TrainingSettings = TrainingSettings()
+    task: TaskSettings = TaskSettings()
+    fedpetuning: FedPETuningSettings = FedPETuningSettings()
     fedprllm: FedPrLLMSettings = FedPrLLMSettings()
     fedspallm: FedSpaLLMSettings = FedSpaLLMSettings()
+    hetlora: HetLoRASettings = HetLoRASettings()
 
     @property
     def job(self) -> Any:
@@ -102,9 +117,8 @@ class RunSettings(Table):
         return getattr(self, self.method)
 
     def nested(self) -> dict[str, Any]:
-        """Plain values under hyphenated keys, without the tables of methods that were not chosen."""
-        values = self.model_dump(by_alias=True)
-        return {key: value for key, value in values.items() if key not in METHODS or key == self.method}
+        """Plain values under hyphenated keys, without the tables that the chosen method does not have."""
+        return {key: value for key, value in self.model_dump(by_alias=True).items() if _concerns(key, self.method)}
 
     def digest(self) -> str:
         """SHA-256 of all settings that the result depends on."""
@@ -112,8 +126,10 @@ class RunSettings(Table):
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
-def parse(flat: Mapping[str, Any]) -> RunSettings:
+def parse(flat: Mapping[str, Any], *, simulation: bool = False) -> RunSettings:
     """Read the run configuration that Flower hands out (flat, dotted keys).
+
+    In ``simulation`` nodes have no data of their own, so that ``[data]`` must say where all of it comes from.
 
     Raises
     ------
@@ -132,33 +148,62 @@ def parse(flat: Mapping[str, Any]) -> RunSettings:
     mistakes = [f"{key} = {flat[key]!r}: is a table, set its keys" for key in sorted(tables & flat.keys())]
     if isinstance(method, str) and method not in METHODS:
         mistakes.append(f"method = {method!r}: choose one of {', '.join(sorted(METHODS))}")
-    chosen = {key: value for key, value in nested.items() if key not in METHODS or key == method}
+    chosen = {key: value for key, value in nested.items() if _concerns(key, method)}
     try:
         settings = RunSettings.model_validate(chosen)
     except ValidationError as error:
         mistakes += mistake_lines(error, RunSettings)
-    mistakes += _wrong_combinations(nested)
+    mistakes += _wrong_combinations(nested, simulation)
+    mistakes += _contradictions(nested)
     if mistakes:
         raise Mistake("the run's settings are wrong:\n" + "\n".join(f"  {line}" for line in mistakes))
     return settings
 
 
-def _wrong_combinations(nested: Mapping[str, Any]) -> list[str]:
+def _contradictions(nested: Mapping[str, Any]) -> list[str]:
+    """What does not fit within a table that averages adapters, or with the adapters; unless either is wrong anyway."""
+    method = nested.get("method")
+    if not isinstance(method, str) or method not in METHODS:
+        return []
+    table = RunSettings.model_fields[method].annotation
+    if not (isinstance(table, type) and issubclass(table, AdapterAveraging)):
+        return []
+    try:
+        job = table.model_validate(nested.get(method, {}))
+        return job.contradictions(method, LoraSettings.model_validate(nested.get("lora", {})))
+    except ValidationError:
+        return []
+
+
+def _concerns(key: str, method: Any) -> bool:
+    """Whether a method has a table; what is no method's table concerns all of them."""
+    own = METHODS.get(method, ()) if isinstance(method, str) else ()
+    return key in own or not any(key in tables for tables in METHODS.values())
+
+
+def _wrong_combinations(nested: Mapping[str, Any], simulation: bool) -> list[str]:
     """Keys that do not fit each other; looked for also when single values are wrong, so that all is told at once."""
     data = nested.get("data", {})
     if not isinstance(data, Mapping):
         return []
     source, path = data.get("source", "documentation"), data.get("path", "")
     partition, field = data.get("partition", "iid"), data.get("partition-field", "")
+    task = nested.get("task", {})
+    tuned = "task" in METHODS.get(str(nested.get("method")), ())
+    name = task.get("name", TEXT) if tuned and isinstance(task, Mapping) else TEXT
     lines = []
-    if partition in ("by-field", "dirichlet") and (source not in ("jsonl", "hub") or not field):
+    if partition in ("by-field", "dirichlet") and name == TEXT and (source not in ("jsonl", "hub") or not field):
         lines.append(f"data.partition = '{partition}': needs data.source = 'jsonl' or 'hub' and data.partition-field")
+    if name != TEXT and source not in ("jsonl", "hub", *(() if simulation else ("documentation",))):
+        lines.append(f"task.name = '{name}': needs data.source = 'jsonl' or 'hub', not '{source}'")
     if partition != "iid" and source == "documentation":
         lines.append(f"data.partition = '{partition}': the documentation has one source per client; set data.source")
     if partition == "by-file" and source == "hub":
         lines.append("data.partition = 'by-file': a Hugging Face dataset has no files to hand out; choose another partition")
-    if source in ("text", "jsonl", "hub") and not path:
+    if simulation and source in ("text", "jsonl", "hub") and not path and not (source == "hub" and name != TEXT):
         lines.append(f"data.path = '': data.source = '{source}' needs the path of a file or the name of a dataset")
+    if name != TEXT and path and path == task.get("test-path"):
+        lines.append(f"task.test-path = '{path}': clients train on these items (data.path); name a file of others")
     if source == "documentation" and path:
         lines.append(f"data.path = '{path}': set data.source to 'text', 'jsonl' or 'hub', or leave the path empty")
     return lines

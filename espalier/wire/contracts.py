@@ -4,12 +4,12 @@ from types import ModuleType
 
 from espalier.settings.mistakes import Mistake
 from espalier.settings.run import RunSettings
-from espalier.wire import enrolment, evaluation, fedprllm, fedspallm
+from espalier.wire import enrolment, evaluation, fedprllm, fedspallm, tuning
 from espalier.wire.contract import Contract
 from espalier.wire.messages import Letter, validate
 from espalier.wire.plan import ModelPlan
 
-METHODS: dict[str, ModuleType] = {"fedprllm": fedprllm, "fedspallm": fedspallm}
+METHODS: dict[str, ModuleType] = {"fedpetuning": tuning, "fedprllm": fedprllm, "fedspallm": fedspallm, "hetlora": tuning}
 """The module that holds each method's contracts: ``contract`` of train and fetch, and ``delivery``."""
 
 

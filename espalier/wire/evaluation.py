@@ -20,6 +20,14 @@ class Texts(Scalars):
     num_windows: list[Annotated[int, Field(ge=1)]]
     window_tokens: int = Field(ge=2)
     own_text: bool
+    test_metrics: list[str] = Field(default_factory=list)
+    """Scores that are asked for on public test items; none without such items."""
+    test_items: int = Field(0, ge=0)
+    test_requests: int = Field(0, ge=0)
+    test_tokens: int = Field(0, ge=0)
+    """How many items there are, and requests and tokens in them."""
+    rank_limit: int = Field(0, ge=0)
+    """Rank of the adapters that a client trains alone which no round has asked; 0: as the settings say."""
 
 
 class Losses(Scalars):
@@ -30,15 +38,30 @@ class Losses(Scalars):
     own_losses: list[float]
     """Of ``OWN_TEXT_MODELS`` on the client's own held-out text; empty if it was not asked for."""
     own_windows: int = Field(ge=0)
-    """Windows of the own held-out text that were evaluated."""
+    """Windows, or items, of the own held-out data that were evaluated."""
+    test_scores: list[float] = Field(default_factory=list)
+    """Of the client's local result, per metric that was asked for."""
     seconds: float = Field(ge=0, le=MOST_SECONDS)
 
 
 WINDOWS_BLOB = "public-windows"
+TEST_BLOB = "public-test"
 
 
 OWN_LOSS_DIGITS = 3
 """Decimals to which a loss on a client's own text is rounded."""
+
+OWN_LOSS_LIMIT = 20.0
+"""Nats that one prediction, or one item of a class, counts at most in a loss on a client's own text, whatever the model: a
+server that delivers one with huge numbers would read single items off the mean. One in 485 million has this loss."""
+
+
+def test_specs(texts: Texts) -> dict[str, TensorSpec]:
+    """The tensors of public test items, flat."""
+    per_request = ("lengths", "answer-tokens", "characters")
+    sizes = {"tokens": texts.test_tokens, "num-options": texts.test_items, "answers": texts.test_items}
+    sizes |= dict.fromkeys(per_request, texts.test_requests)
+    return {name: TensorSpec("I32", (size,)) for name, size in sizes.items()}
 
 
 def contract(method: str, texts: Texts, own_text: bool) -> Contract:
@@ -51,6 +74,9 @@ def contract(method: str, texts: Texts, own_text: bool) -> Contract:
         name: TensorSpec("I32", (count, texts.window_tokens))
         for name, count in zip(texts.names, texts.num_windows, strict=True)
     }
+    blobs = {WINDOWS_BLOB: windows} if windows else {}
+    if texts.test_items:
+        blobs[TEST_BLOB] = test_specs(texts)
     own = len(OWN_TEXT_MODELS) if texts.own_text else 0
 
     def a_loss_per_text(report: Scalars) -> None:
@@ -59,14 +85,22 @@ def contract(method: str, texts: Texts, own_text: bool) -> Contract:
             raise Mistake(f"Losses: {found}")
         if isinstance(report, Losses) and any(loss != round(loss, OWN_LOSS_DIGITS) for loss in report.own_losses):
             raise Mistake(f"Losses: own_losses have more than {OWN_LOSS_DIGITS} decimals")
+        if isinstance(report, Losses) and any(not 0 <= loss <= OWN_LOSS_LIMIT for loss in report.own_losses):
+            raise Mistake(f"Losses: own_losses are not between 0 and {OWN_LOSS_LIMIT}")
+        if isinstance(report, Losses) and len(report.test_scores) != len(texts.test_metrics):
+            raise Mistake(f"Losses: {len(report.test_scores)} scores for {len(texts.test_metrics)} metrics")
 
     return Contract(
         kind="evaluate",
         method=method,
-        down=Side(Texts, {WINDOWS_BLOB: windows} if windows else {}),
+        down=Side(Texts, blobs),
         up=Side(Losses, check_scalars=a_loss_per_text),
-        observer="how well the client's own local result predicts public text, one number per text; with "
+        observer="how well the client's own local result predicts public text, one number per text, and does on public test "
+        "items, one number per metric; with "
         "`evaluation.own-text`, where the site allows it, how well the dense, its own and the federated model predict its own "
-        "held-out text: one number each, a mean over at least 1000 words rounded to three decimals, and how many windows that "
-        "has (who may ask for many such means, of other windows or models, can narrow down single words); and how long it took",
+        "held-out text or items: one number each, a mean over at least 1000 predicted tokens of text, 1000 classified items, "
+        "or 1000 tokens of at least 100 answers, in which no prediction counts over 20 nats, rounded to three decimals, and "
+        "how many windows or items that has (a server that chooses the model learns counts of tokens or classes, and one that "
+        "takes the difference of two such means, one of which has an item more, learns that item's; so a site allows this only "
+        "to a server that it trusts with them); and how long it took",
     )

@@ -3,11 +3,13 @@
 python -m espalier.wire.privacy_table
 """
 
-from typing import Any
+from dataclasses import replace
+from typing import Any, get_args
 
-from espalier.settings.run import parse
+from espalier.settings.fedpetuning import Payload
+from espalier.settings.run import METHODS, parse
 from espalier.wire.contract import FAILED, Contract, Side
-from espalier.wire.contracts import METHODS, contract_for
+from espalier.wire.contracts import contract_for
 from espalier.wire.evaluation import Texts
 from espalier.wire.messages import SCHEMA_VERSION, Header, Kind, Letter
 from espalier.wire.plan import BlockPlan, LinearPlan, ModelPlan
@@ -16,12 +18,25 @@ EXAMPLE = ModelPlan(tuple(BlockPlan(i, (LinearPlan("attn.q", f"{i}", (1024, 64),
 """A model whose masks need two parts, so that ``fetch`` has a contract too."""
 SHA256 = "0" * 64
 LAYERS = {"blocks": [0, 1]}
+RANK = {"rank_limit": 8}
 SCALARS: dict[tuple[str, Kind], dict[str, Any]] = {
+    ("fedpetuning", "train"): RANK,
+    ("fedpetuning", "fetch"): {**RANK, "rank": 8, "blob_sha256": [SHA256]},
+    ("fedpetuning", "deliver"): RANK,
     ("fedspallm", "train"): {**LAYERS, "versions": [0, 0]},
     ("fedspallm", "fetch"): {**LAYERS, "blob_sha256": [SHA256]},
     ("fedspallm", "deliver"): {**LAYERS, "versions": [1, 1], "num_kept": [1, 1]},
+    ("hetlora", "train"): RANK,
+    ("hetlora", "fetch"): {**RANK, "rank": 8, "blob_sha256": [SHA256]},
+    ("hetlora", "deliver"): RANK,
 }
 """Scalars of requests on which a contract depends, for the example model."""
+SETTINGS = {"evaluation.own-text": True, "lora.targets": "attn.q"}
+ONE_BLOCK = 8192
+"""Bytes of a part that holds a block's mask of the example model; a second part is asked for by ``fetch``."""
+CLASSIFIER = replace(EXAMPLE, head_features=2), {"task.name": "sst2", "data.source": "jsonl", "data.path": "example"}
+"""The same model as an encoder, whose classification head travels too."""
+ONE_BLOCK_AND_HEAD = 40_000
 KINDS: tuple[Kind, ...] = ("enrol", "train", "fetch", "deliver", "evaluate")
 FAILURE = "why the client could not do its part; it may name a setting, a file path of the site or a number, never data"
 
@@ -30,17 +45,26 @@ def privacy_table() -> str:
     """One row per method and kind of message: what the reply holds, and what somebody who reads it learns."""
     lines = ["| method | message | leaves the client | what an observer learns |", "|---|---|---|---|"]
     for method in METHODS:
-        lines += [_row(_contract(method, kind)) for kind in KINDS]
-    lines.append(f"| all | any, failed | {_fields(FAILED)} | {FAILURE} |")
+        lines += [_row([_contract(method, kind, *variant) for variant in _variants(method)]) for kind in KINDS]
+    lines.append(f"| all | any, failed | {_fields([FAILED])} | {FAILURE} |")
     return "\n".join(lines)
 
 
-def _contract(method: str, kind: Kind) -> Contract:
+def _variants(method: str) -> list[tuple[ModelPlan, dict[str, Any]]]:
+    """Models and settings on which the tensors of a method's messages depend."""
+    if "lora" not in METHODS[method]:
+        return [(EXAMPLE, {})]
+    return [*((EXAMPLE, {f"{method}.payload": payload}) for payload in get_args(Payload)), CLASSIFIER]
+
+
+def _contract(method: str, kind: Kind, plan: ModelPlan, settings: dict[str, Any]) -> Contract:
     part = 1 if kind == "fetch" else 0
+    size = ONE_BLOCK_AND_HEAD if plan.head_features else ONE_BLOCK
+    cut = {"part-bytes": size} if kind == "fetch" else {}
     common = {
         "schema_version": SCHEMA_VERSION,
         "lineage": "example",
-        "server_round": 1,
+        "server_round": 2 if kind == "deliver" else 1,
         "rank": 0,
         "attempt": 1,
         "num_parts": 1,
@@ -48,17 +72,23 @@ def _contract(method: str, kind: Kind) -> Contract:
     header = Header.model_validate({**common, "kind": kind, "method": method, "part": part})
     texts = Texts(names=["text"], num_windows=[1], window_tokens=2, own_text=True)
     request = Letter(header, texts.model_dump() if kind == "evaluate" else SCALARS.get((method, kind), {}))
-    return contract_for(request, EXAMPLE, parse({"method": method, "part-bytes": 8192, "evaluation.own-text": True}))
+    return contract_for(request, plan, parse({"method": method, **SETTINGS, **settings, **cut}))
 
 
-def _row(contract: Contract) -> str:
-    return f"| `{contract.method}` | {contract.kind} | {_fields(contract.up)} | {contract.observer} |"
+def _row(contracts: list[Contract]) -> str:
+    first = contracts[0]
+    return f"| `{first.method}` | {first.kind} | {_fields([contract.up for contract in contracts])} | {first.observer} |"
 
 
-def _fields(side: Side) -> str:
-    tensors = sorted({f"{name.split('.')[-1]} ({spec.dtype})" for specs in side.blobs.values() for name, spec in specs.items()})
-    per_matrix = [f"{tensor} per matrix" for tensor in tensors]
-    return "; ".join([*per_matrix, *(f"`{name}`" for name in side.scalars.model_fields)])
+def _fields(sides: list[Side]) -> str:
+    dtypes: dict[str, set[str]] = {}
+    for name, spec in (pair for side in sides for specs in side.blobs.values() for pair in specs.items()):
+        what = "an encoder's classification head" if name.startswith("head.") else f"{name.removeprefix('attn.q.')} per matrix"
+        dtypes.setdefault(what, set()).add(spec.dtype)
+    tensors = [
+        f"{what} ({' or '.join(sorted(dtypes[what]))})" for what in sorted(dtypes, key=lambda what: (" per " not in what, what))
+    ]
+    return "; ".join([*tensors, *(f"`{name}`" for name in sides[0].scalars.model_fields)])
 
 
 if __name__ == "__main__":

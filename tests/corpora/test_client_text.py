@@ -162,3 +162,8 @@ def test_a_record_that_is_no_valid_unicode_is_a_mistake(tmp_path: Path) -> None:
     path.write_text('{"text": "cut off \\ud83d"}\n')
     with pytest.raises(Mistake):
         client_passages(DataSettings(), NodeSettings(data_path=str(path)), 0, 1)
+
+
+def test_a_site_without_data_where_the_run_names_none_is_a_mistake() -> None:
+    with pytest.raises(Mistake, match=r"data-path: this site names no file of its own, .* give the site one"):
+        client_passages(DataSettings(source="jsonl"), NODE, 0, 2)

@@ -85,7 +85,7 @@ def test_evaluation_windows_on_paper(tokens: int, length: int, most: int, starts
 
 
 def test_a_text_shorter_than_a_window_is_named() -> None:
-    with pytest.raises(Mistake, match=r"'wiki' has 4 tokens, evaluation.window-tokens = 5 are needed"):
+    with pytest.raises(Mistake, match=r"'wiki' has fewer than evaluation.window-tokens = 5 tokens"):
         evaluation_windows("4", numbered, 5, 0, "evaluation.texts: 'wiki'")
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from bench import Bench, events, model_files, summary
 from in_process import InProcessGrid
-from promises import Promises
+from promises import PruningPromises
 from safetensors import safe_open
 from safetensors.numpy import load
 from transformers import AutoModelForCausalLM
@@ -24,7 +24,7 @@ from espalier.wire.messages import read
 from strategies.rounds import RunFailed
 
 
-class TestFedPrLLM(Promises):
+class TestFedPrLLM(PruningPromises):
     method = "fedprllm"
     settings: ClassVar[dict[str, Any]] = {"fedprllm.sparsity": 0.5}
     last_round = 1
@@ -104,7 +104,7 @@ class TestFedPrLLM(Promises):
         assert "has another base model" in document["refused"]["node-00001"]
 
     def test_a_site_with_another_program_is_refused(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("strategies.run.code_sha256", lambda: "0" * 64)
+        monkeypatch.setattr("strategies.method.code_sha256", lambda: "0" * 64)
         with pytest.raises(RunFailed, match="0 clients enrolled"):
             bench.run()
         (folder,) = (bench.folder / "runs").iterdir()
@@ -190,7 +190,7 @@ class TestFedPrLLM(Promises):
         assert set(seen) == {0}
 
 
-class TestIterativeFedPrLLM(Promises):
+class TestIterativeFedPrLLM(PruningPromises):
     method = "fedprllm"
     settings: ClassVar[dict[str, Any]] = {"fedprllm.sparsity": 0.5, "fedprllm.strategy": "iterative"}
     last_round = 1

@@ -11,7 +11,7 @@ import torch
 from bench import Bench, events, model_files, results, summary
 from flwr.app import Array
 from in_process import InProcessGrid
-from promises import Promises, spoiled
+from promises import PruningPromises, spoiled
 from safetensors import safe_open
 from safetensors.torch import load, save
 
@@ -58,7 +58,7 @@ def requests_of(bench: Bench, **changes: Any) -> tuple[Path, list[Any]]:
     return bench.run(grid, **changes), sent
 
 
-class TestFedSpaLLM(Promises):
+class TestFedSpaLLM(PruningPromises):
     """One round; every client prunes every layer."""
 
     method = "fedspallm"
@@ -229,7 +229,7 @@ def _three_wide(bench: Bench) -> Path:
     return folder
 
 
-class TestRounds(Promises):
+class TestRounds(PruningPromises):
     """Two rounds of a rising sparsity; clients of capability 1, 2, 2, 2 sample one layer or both."""
 
     method = "fedspallm"

@@ -29,7 +29,7 @@ def keys(nested: dict[str, object]) -> set[str]:
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_are_valid_and_complete(name: str) -> None:
     _, settings = configuration(APP, [name], on_this_machine=True)
-    others = tuple(f"{method}." for method in METHODS if method != settings.method)
+    others = tuple(f"{name}." for name in set().union(*METHODS.values()) - set(METHODS[settings.method]))
     assert keys(read_preset(APP, name)) == {key for key in keys(default_config(APP)) if not key.startswith(others)}
 
 
@@ -72,7 +72,7 @@ def test_words_may_follow_options(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_an_unknown_preset_names_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "fedprlm", "--app", str(APP)]) == 2
-    assert "known presets are fedprllm" in capsys.readouterr().err
+    assert "known presets are fedpetuning, fedprllm" in capsys.readouterr().err
 
 
 def test_fewer_nodes_than_clients_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

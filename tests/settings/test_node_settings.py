@@ -35,6 +35,13 @@ def test_a_name_that_could_not_be_a_file_name_is_refused(name: str) -> None:
     assert line.startswith(f"site = {name!r}: ")
 
 
+def test_a_round_rests_on_eight_sequences_unless_the_owner_says_otherwise_or_the_site_is_simulated() -> None:
+    assert parse_node({"site": "a"}).fewest_samples() == 8
+    assert parse_node({"site": "a", "least-samples": 3}).fewest_samples() == 3
+    assert parse_node({"partition-id": 0}).fewest_samples() == 1
+    assert parse_node({"partition-id": 0, "least-samples": 50}).fewest_samples() == 50
+
+
 def test_all_mistakes_at_once_one_line_each() -> None:
     lines = mistake_lines({"site": "a", "threads": -1, "device": "tpu", "data-format": "csv", "data_pth": "x"})
     assert sorted(line.split()[0].rstrip(":") for line in lines) == ["data-format", "data_pth", "device", "threads"]

@@ -40,7 +40,7 @@ DEFAULTS = flat(PYPROJECT["tool"]["flwr"]["app"]["config"])
 
 def mistake_lines(config: dict[str, Any]) -> list[str]:
     with pytest.raises(Mistake) as caught:
-        parse(config)
+        parse(config, simulation=True)
     heading, *lines = str(caught.value).splitlines()
     assert heading == "the run's settings are wrong:"
     return [line.strip() for line in lines]
@@ -158,19 +158,15 @@ def test_a_key_like_no_other_is_met_with_all_of_them() -> None:
 
 def test_an_unknown_method_is_met_with_the_known_ones() -> None:
     lines = mistake_lines({"method": "fedprlm"})
-    assert lines == ["method = 'fedprlm': choose one of fedprllm, fedspallm"]
+    assert lines == ["method = 'fedprlm': choose one of fedpetuning, fedprllm, fedspallm, hetlora"]
 
 
 def test_the_table_of_a_method_that_was_not_chosen_is_not_validated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second method, known to the run's schema only by its name."""
-
-    class OtherTable(Table):
-        depth: int = 1
-
+    """A further method, known only by the names of its tables."""
     from espalier.settings import run
 
-    monkeypatch.setitem(run.METHODS, "other", OtherTable)
-    assert parse(DEFAULTS | {"other.depth": "very"}) == RunSettings()
+    monkeypatch.setitem(run.METHODS, "other", ("other", "shared"))
+    assert parse(DEFAULTS | {"other.depth": "very", "shared.depth": "too"}) == RunSettings()
 
 
 def test_the_chosen_methods_table_is_validated() -> None:
@@ -187,6 +183,13 @@ def test_a_file_source_needs_a_path(source: str) -> None:
     (line,) = mistake_lines({"data.source": source})
     assert line.startswith("data.path = ''")
     assert source in line
+
+
+def test_in_a_deployment_sites_may_have_the_data_by_themselves() -> None:
+    assert parse({"data.source": "jsonl"}).data.path == ""
+    assert parse({"method": "fedpetuning", "task.name": "sst2"}).data.source == "documentation"
+    (line,) = mistake_lines({"method": "fedpetuning", "task.name": "sst2"})
+    assert line == "task.name = 'sst2': needs data.source = 'jsonl' or 'hub', not 'documentation'"
 
 
 def test_a_path_without_a_file_source_is_a_mistake() -> None:
@@ -231,8 +234,8 @@ def test_the_job_is_the_chosen_methods_table() -> None:
 
 
 def test_nested_values_are_the_schemas_under_hyphenated_keys() -> None:
-    for method in METHODS:
-        others = tuple(f"{name}." for name in METHODS if name != method)
+    for method, tables in METHODS.items():
+        others = tuple(f"{name}." for name in set().union(*METHODS.values()) - set(tables))
         expected = {key: value for key, value in DEFAULTS.items() if not key.startswith(others)}
         assert flat(RunSettings(method=method).nested()) == expected | {"method": method}
 
@@ -266,3 +269,8 @@ def test_a_partition_by_label_needs_labels() -> None:
     (line,) = mistake_lines({"data.source": "text", "data.path": "notes.txt", "data.partition": "dirichlet"})
     assert "data.source = 'jsonl' or 'hub' and data.partition-field" in line
     assert "one source per client" in mistake_lines({"data.partition": "quantity"})[0]
+
+
+def test_public_items_are_not_those_that_clients_train_on() -> None:
+    config = {"method": "fedpetuning", "task.name": "sst2", "data.source": "jsonl", "data.path": "a", "task.test-path": "a"}
+    assert mistake_lines(config) == ["task.test-path = 'a': clients train on these items (data.path); name a file of others"]

@@ -1,0 +1,250 @@
+"""Tuning at a client, the same for every method that averages adapters: train those of the round on one's own text.
+
+The adapters travel; text, gradients and the optimiser's state never do. What later messages need again (the trained adapters,
+to hand out further parts, and what their payload lost) stays in the private state.
+"""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
+
+from client_app import carried
+from client_app.carried import FEEDBACK, MOMENTS
+from client_app.delivery import take, taken
+from client_app.evaluation import answer
+from client_app.kernel_mistakes import mistakes_of_kernels
+from client_app.parts import hand_out
+from client_app.self_pruning import SelfPruning, cut_to_rank
+from client_app.site import Site, reply_to
+from client_app.task_evaluation import answer_on_task, require_own_data
+from espalier.modeling.adapters import factors_of, merged
+from espalier.modeling.edits import Edits
+from espalier.settings.mistakes import Mistake
+from espalier.settings.seeds import derive_seed
+from espalier.settings.task import TEXT
+from espalier.storage.blobs import sha256
+from espalier.storage.private import PrivateState, private_folder
+from espalier.training.adapted import AdaptedModel
+from espalier.training.adapter_training import AdapterTraining
+from espalier.training.initial import initial_adapters
+from espalier.training.sequences import client_sequences
+from espalier.wire.adapter_payload import pack_adapters, unpack_adapters
+from espalier.wire.adapters import AdapterPlan, Tensors
+from espalier.wire.evaluation import Texts
+from espalier.wire.messages import Header, Letter, validate
+from espalier.wire.payload import block_key
+from espalier.wire.tuning import Order, TuningReport, parts, trained
+
+fetch = hand_out
+deliver = take
+
+FIRST_ORDER = "first-order"
+"""Document that holds the first order of the run."""
+LAST_ROUND = "last-round"
+"""Document that holds the number of the last round that was answered."""
+
+
+def train(site: Site, request: Letter) -> Letter:
+    """Train the round's adapters and reply with the first part; a repeated request is answered from what was kept."""
+    header, order = request.header, validate(Order, request.scalars)
+    adapters = trained(site.model.plan, site.settings, order.rank_limit)
+    state = site.state(header)
+    with state.locked():
+        asked = _asked(site, request, adapters, order)
+        saved = state.load(header.server_round, "report")
+        _require_new(state, header, asked, saved)
+        if saved is not None and saved["asked"] == asked:
+            report = validate(TuningReport, saved["report"])
+        else:
+            require_own_data(site, header)
+            if state.load_lasting(FIRST_ORDER) is None:
+                state.save_lasting(FIRST_ORDER, order.model_dump())
+            report = _train(site, state, request, adapters, order.rank_limit)
+            state.save(header.server_round, "report", {"asked": asked, "report": report.model_dump()})
+            state.save_lasting(LAST_ROUND, {"round": header.server_round})
+        state.collect_garbage(header.server_round)
+    hashes = dict(zip(adapters.shapes(), report.blob_sha256, strict=True))
+    store = state.blobs(header.server_round)
+    return reply_to(request, report, {key: store.get(hashes[key]) for key in parts(adapters, site.settings)[0]})
+
+
+def _require_new(state: PrivateState, header: Header, asked: dict[str, Any], saved: dict[str, Any] | None) -> None:
+    """A round is answered once, and none before it any more: each answer to another order would tell more of the same data.
+
+    The same order may come again, after a message was lost or the server was killed. Before its first checkpoint a server may
+    come back with another rank for this client, where capabilities are measured; the first round may have that.
+
+    Raises
+    ------
+    Mistake
+        The round is over, or another order of it was answered.
+    """
+    last = (state.load_lasting(LAST_ROUND) or {"round": 0})["round"]
+    if header.server_round < last:
+        raise Mistake(f"train: this client answered round {last}; round {header.server_round} is over; begin a new run")
+    if saved is None or saved["asked"] == asked:
+        return
+    if header.server_round > 1 or saved["asked"]["settings"] != asked["settings"]:
+        which = f"another order of round {header.server_round}, with other adapters or settings"
+        raise Mistake(f"train: this client answered {which}; begin a new run")
+
+
+def _require_enough(site: Site, training: AdapterTraining) -> None:
+    """Raise Mistake if a round would rest on fewer sequences than the site allows."""
+    chosen, least = site.settings.training, site.node.fewest_samples()
+    most = chosen.steps * chosen.batch_size * chosen.accumulation
+    if min(most, training.num_sequences) < least:
+        raise Mistake(
+            f"least-samples = {least}: a round of this run rests on fewer training sequences; give the site more data, raise "
+            "training.steps, training.batch-size or training.accumulation, or lower least-samples in --node-config"
+        )
+
+
+def _asked(site: Site, request: Letter, adapters: AdapterPlan, order: Order) -> dict[str, Any]:
+    """All that a round's work depends on, beside the client's own data."""
+    brought = {key: sha256(blob) for key, blob in sorted(_brought(site, request, adapters).items())}
+    return {"settings": site.settings.digest(), **order.model_dump(), "global": brought}
+
+
+def _brought(site: Site, request: Letter, adapters: AdapterPlan) -> dict[str, bytes]:
+    """The global adapters' blobs of a round after the first: delivered parts, and the last part beside the order."""
+    if request.header.server_round == 1:
+        return {}
+    return _delivered(site, request.header, len(parts(adapters, site.settings)) - 1) | request.blobs
+
+
+def _delivered(site: Site, header: Header, num_parts: int) -> dict[str, bytes]:
+    store, hashes, _ = taken(site, header, num_parts)
+    return {key: store.get(blob) for key, blob in hashes.items()}
+
+
+def _train(site: Site, state: PrivateState, request: Letter, adapters: AdapterPlan, rank_limit: int) -> TuningReport:
+    """Train, keep every blob with its loss, and report."""
+    started, server_round = time.monotonic(), request.header.server_round
+    start = _global(site, adapters, _brought(site, request, adapters))
+    training = _training(site, adapters, request.header.rank)
+    _require_enough(site, training)
+    pruning, steps = SelfPruning.of(site.settings, adapters, rank_limit), site.settings.training.steps
+    if pruning is not None and pruning.regularisation > 0:
+        training.penalty = pruning.penalty
+    with mistakes_of_kernels():
+        tensors, outcome = training.run(start, (server_round - 1) * steps, steps, _moments(site, state, server_round, adapters))
+        rank = rank_limit if pruning is None else pruning.rank_after(start, tensors)
+    if site.settings.job.keep_optimizer:
+        carried.keep(state, MOMENTS, server_round, outcome.moments)
+    return TuningReport(
+        seconds=time.monotonic() - started,
+        samples=training.num_sequences,
+        skipped_steps=outcome.skipped_steps,
+        rank=rank,
+        blob_sha256=_kept(site, state, server_round, tensors, rank),
+    )
+
+
+def _moments(site: Site, state: PrivateState, server_round: int, adapters: AdapterPlan) -> dict[str, dict[str, Tensor]]:
+    """What AdamW goes on with, of the ranks that are left; empty where it begins anew."""
+    kept = carried.before(state, MOMENTS, server_round) if site.settings.job.keep_optimizer else {}
+    shapes = {f"{key}/{name}": shape for key, block in adapters.shapes().items() for name, shape in block.items()}
+    return {name: {of: _part(value, shapes[name]) for of, value in moments.items()} for name, moments in kept.items()}
+
+
+def _part(value: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """The first ranks of a tensor; a number of steps has none."""
+    return value[tuple(map(slice, shape))] if value.ndim else value
+
+
+def _training(site: Site, adapters: AdapterPlan, rank: int) -> AdapterTraining:
+    settings = site.settings
+    return AdapterTraining(
+        model=site.model,
+        computing=site.computing,
+        settings=settings,
+        adapters=adapters,
+        sequences=client_sequences(settings, site.node, site.model, rank),
+        seed=derive_seed(settings.seed, "training", rank=rank),
+        cache_folder=_cache(site),
+    )
+
+
+def _cache(site: Site) -> Path:
+    """Where quantised weights are kept from one message to the next."""
+    return private_folder(site.node.state_root(), "quantised")
+
+
+def _global(site: Site, adapters: AdapterPlan, blobs: dict[str, bytes]) -> Tensors:
+    """The adapters that a round begins with: those of the run's seed, or what the server sent."""
+    if not blobs:
+        return initial_adapters(adapters, site.settings.seed)
+    payload = site.settings.job.payload
+    return {key: unpack_adapters(shapes, blobs[key], payload) for key, shapes in adapters.shapes().items()}
+
+
+def _kept(site: Site, state: PrivateState, server_round: int, tensors: Tensors, rank: int) -> list[str]:
+    """Keep the blobs of a round, zero beyond a rank, and with error feedback what they lose; the hashes of the blobs."""
+    job, store, hashes = site.settings.job, state.blobs(server_round), []
+    owed = carried.before(state, FEEDBACK, server_round) if job.feeds_back else {}
+    after = {}
+    for key, block in tensors.items():
+        residuals = {name: _part(loss, tuple(block[name].shape)) for name, loss in owed.get(key, {}).items()}
+        blob, lost = pack_adapters(cut_to_rank(block, rank), job.payload, cut_to_rank(residuals, rank))
+        hashes.append(store.put(blob))
+        if job.feeds_back and lost:
+            after[key] = lost
+    if after:
+        carried.keep(state, FEEDBACK, server_round, after)
+    return hashes
+
+
+def evaluate(site: Site, request: Letter) -> Letter:
+    """Loss of what this client would have trained alone on public text, and of all models on its own held-out text.
+
+    Alone it trains adapters of the rank that it was first asked for; the federated ones are whole, whatever its rank.
+    """
+    header, lora = request.header, site.settings.lora
+    state, whole = site.state(header), trained(site.model.plan, site.settings)
+    with state.locked():
+        limit = validate(Texts, request.scalars).rank_limit or site.settings.job.rank_limit_of(header.rank, lora)
+        order = state.load_lasting(FIRST_ORDER) or {"rank_limit": limit}
+        adapters = trained(site.model.plan, site.settings, order["rank_limit"])
+        alone = _alone(site, state, header, adapters)
+
+    def federated() -> Tensors:
+        after = header.model_copy(update={"server_round": header.server_round + 1})
+        return _global(site, whole, _delivered(site, after, len(parts(whole, site.settings))))
+
+    if site.settings.task.name == TEXT:
+        return answer(site, request, _edits(adapters, alone), lambda: _edits(whole, federated()))
+    adapted = AdaptedModel.load(site.model, site.computing, site.settings, whole, _cache(site))
+    return answer_on_task(site, request, adapted, _padded(whole, alone), federated)
+
+
+def _padded(whole: AdapterPlan, tensors: Tensors) -> dict[str, dict[str, Tensor]]:
+    """Adapters of a smaller rank as the whole ones, zero beyond it: the update is the same."""
+    padded: dict[str, dict[str, Tensor]] = {}
+    for key, shapes in whole.shapes().items():
+        for name, shape in shapes.items():
+            value = torch.zeros(shape)
+            value[tuple(map(slice, tensors[key][name].shape))] = tensors[key][name]
+            padded.setdefault(key, {})[name] = value
+    return padded
+
+
+def _alone(site: Site, state: PrivateState, header: Header, adapters: AdapterPlan) -> dict[str, dict[str, Tensor]]:
+    """The adapters that this client trains by itself, in as many steps as it has in all rounds."""
+    saved, store = state.load(header.server_round, "alone"), state.blobs(header.server_round)
+    if saved is None:
+        training = _training(site, adapters, header.rank)
+        start = initial_adapters(adapters, site.settings.seed)
+        with mistakes_of_kernels():
+            tensors, _ = training.run(start, 0, training.total_steps)
+        saved = {"blobs": {key: store.put(save(block)) for key, block in tensors.items()}}
+        state.save(header.server_round, "alone", saved)
+    return {key: load(store.get(blob)) for key, blob in saved["blobs"].items()}
+
+
+def _edits(adapters: AdapterPlan, tensors: Tensors) -> Edits:
+    return merged(lambda index: factors_of(adapters, index, tensors.get(block_key(index), {})))

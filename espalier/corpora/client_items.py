@@ -1,0 +1,109 @@
+"""Which items of a task are one client's own, and which of them it trains on."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from espalier.corpora.client_text import LEAST_PREDICTIONS, no_data, own_file
+from espalier.corpora.partition import Partition
+from espalier.corpora.tasks.catalogue import task_named
+from espalier.corpora.tasks.item import Item
+from espalier.corpora.tasks.reading import read_hub_items, read_items
+from espalier.corpora.tasks.scored_items import ScoredItems, class_items, scored_items
+from espalier.corpora.tasks.sharing import share_of_items, split_items
+from espalier.corpora.tasks.task import Task
+from espalier.settings.mistakes import Mistake
+from espalier.settings.node import NodeSettings
+from espalier.settings.run import RunSettings
+
+LEAST_ITEMS = 100
+"""Over how many of a client's own items a loss must be a mean, beside the predictions: a few long answers are few people's."""
+
+
+def client_items(settings: RunSettings, node: NodeSettings, rank: int) -> tuple[list[Item], list[Item]]:
+    """A client's items, to train on and held out; they have no question in common.
+
+    As with text, the node's ``data-path`` is the site's own and taken whole; otherwise ``[data]`` says what the client holds.
+
+    Raises
+    ------
+    Mistake
+        The source or file is missing, empty or malformed, or nothing is left to train on.
+    """
+    task, data = task_named(settings.task.name), settings.data
+    own: Iterable[Item]
+    if node.data_path:
+        own = read_items(task, node.data_path)
+    elif data.source != "hub" and not data.path:
+        raise no_data()
+    elif "{rank}" in data.path:
+        own = read_items(task, data.path.replace("{rank}", str(rank)))
+    elif data.partition == "by-file":
+        own = read_items(task, own_file(data.path, rank, settings.num_clients))
+    else:
+        deal = Partition(data.partition, settings.num_clients, data.alpha, settings.seed)
+        own = share_of_items(deal, rank, _shared(settings, task))
+    train, held_out = split_items(own)
+    if not train:
+        raise Mistake(
+            f"data: the client has no items of the task {task.name} to train on; give it some, or a larger data.alpha"
+        )
+    return train, held_out
+
+
+def _shared(settings: RunSettings, task: Task) -> Iterable[Item]:
+    """The one body of items that simulated clients share."""
+    if settings.data.source == "hub":
+        return read_hub_items(task, settings.data.hub_split, settings.data.path, settings.data.hub_config)
+    return read_items(task, settings.data.path)
+
+
+def held_out_items(settings: RunSettings, node: NodeSettings, tokenizer: Any, rank: int, classes: bool) -> ScoredItems:
+    """A client's held-out items, at most ``task.max-test-items``.
+
+    Raises
+    ------
+    Mistake
+        The site does not allow it, the source or file is wrong, or a mean over them would say too much about single ones.
+    """
+    if not node.allows_own_text():
+        raise Mistake("evaluation.own-text: this site does not allow it; its owner can, with own-text=true in --node-config")
+    _, held_out = client_items(settings, node, rank)
+    found = as_tests(settings, held_out[: settings.task.max_test_items or None], tokenizer, classes)
+    places = list(zip(found.options(), found.answers, strict=True))
+    predictions = len(found) if classes else sum(options[answer].answer_tokens for options, answer in places)
+    if predictions < LEAST_PREDICTIONS or len(found) < LEAST_ITEMS:
+        raise Mistake(
+            f"evaluation.own-text: the client's held-out items are fewer than {LEAST_ITEMS}, or give fewer than "
+            f"{LEAST_PREDICTIONS} predictions (tokens of answers, or classes), and a mean over them says too much about single "
+            "ones; give the client more items, or raise task.max-test-items, which is "
+            f"{settings.task.max_test_items} (0 takes all)"
+        )
+    return found
+
+
+def as_tests(settings: RunSettings, items: list[Item], tokenizer: Any, classes: bool) -> ScoredItems:
+    """Items as token ids, for a language model or for an encoder with classes."""
+    chosen = settings.task
+    if classes:
+        return class_items(items, tokenizer, chosen.max_tokens)
+    return scored_items(task_named(chosen.name), items, tokenizer.encode, chosen.max_tokens)
+
+
+def public_items(settings: RunSettings) -> list[Item]:
+    """The test items, at even distances if there are more than ``task.max-test-items``; empty if the run names none.
+
+    Raises
+    ------
+    Mistake
+        The file or dataset cannot be read.
+    """
+    chosen = settings.task
+    task = task_named(chosen.name)
+    if chosen.test_path:
+        items = list(read_items(task, chosen.test_path, "task.test-path"))
+    elif settings.data.source == "hub" and task.hub.test:
+        items = list(read_hub_items(task, task.hub.test, settings.data.path, settings.data.hub_config))
+    else:
+        return []
+    number = min(len(items), chosen.max_test_items or len(items))
+    return [items[place * len(items) // number] for place in range(number)]

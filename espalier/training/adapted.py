@@ -1,0 +1,64 @@
+"""A whole base model with the run's adapters in it, and for an encoder with a classification head."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from espalier.modeling.adapters import put_in, set_values, values
+from espalier.modeling.computing import Computing
+from espalier.modeling.opened import OpenedModel
+from espalier.modeling.whole import head_parameters, load_whole
+from espalier.settings.run import RunSettings
+from espalier.settings.seeds import derive_seed
+from espalier.training.initial import HEAD_SEED
+from espalier.wire.adapters import HEAD_KEY, AdapterPlan, Tensors
+
+
+@dataclass
+class AdaptedModel:
+    """The model in memory; what is trained can be read and set."""
+
+    whole: Any
+    """Of Hugging Face, in evaluation mode."""
+    parameters: dict[str, dict[str, nn.Parameter]]
+    """What is trained: float32, by blob key and canonical name."""
+
+    @staticmethod
+    def load(
+        model: OpenedModel,
+        computing: Computing,
+        settings: RunSettings,
+        adapters: AdapterPlan,
+        cache_folder: Path | None = None,
+    ) -> "AdaptedModel":
+        """Load the base as ``training.base`` says and put the adapters in; a head is made from the run's seed.
+
+        Raises
+        ------
+        Mistake
+            See ``load_whole``.
+        """
+        chosen, head = settings.training, adapters.head
+        whole = load_whole(
+            model,
+            computing,
+            chosen.base,
+            num_labels=head["head.out.bias"][0] if head else None,
+            seed=derive_seed(settings.seed, HEAD_SEED),
+            cache_folder=cache_folder,
+            double_quantisation=chosen.double_quantisation,
+        )
+        parameters = put_in(whole, model.family, adapters, len(model.plan.blocks), settings.lora.dropout)
+        if head:
+            parameters[HEAD_KEY] = head_parameters(model.family, whole)
+        return AdaptedModel(whole, parameters)
+
+    def set(self, tensors: Tensors) -> None:
+        """Give what is trained other values; blobs that are not named stay as they are."""
+        set_values({key: block for key, block in self.parameters.items() if key in tensors}, tensors)
+
+    def values(self) -> dict[str, dict[str, Tensor]]:
+        """Copies of the values on the CPU."""
+        return values(self.parameters)

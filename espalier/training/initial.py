@@ -1,0 +1,42 @@
+"""The adapters that a run begins with: every party makes the same ones from the run's seed, so they never travel."""
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from espalier.modeling.opened import OpenedModel
+from espalier.modeling.whole import first_head
+from espalier.settings.seeds import derive_seed
+from espalier.wire.adapters import AdapterPlan
+from espalier.wire.payload import block_key
+
+HEAD_SEED = "head"
+"""What the seed of a new classification head is derived for."""
+
+
+def initial_adapters(adapters: AdapterPlan, seed: int) -> dict[str, dict[str, Tensor]]:
+    """First values of all adapters: float32, by blob key and canonical name.
+
+    B is zero, so that the model is unchanged; A is uniform in ``+-1/sqrt(in)`` (peft's default, Kaiming with ``a = sqrt(5)``).
+    The rows of A come one after the other from NumPy's PCG64: an adapter of smaller rank begins with the first rows of
+    one of larger rank.
+    """
+    tensors: dict[str, dict[str, Tensor]] = {}
+    for index, adapter in adapters:
+        shapes = adapter.shapes()
+        generator = np.random.default_rng(derive_seed(seed, f"adapter/{adapter.linear.name}", block=index))
+        bound = 1 / math.sqrt(adapter.linear.shape[1])
+        a = generator.uniform(-bound, bound, shapes[adapter.name_a]).astype(np.float32)
+        block = tensors.setdefault(block_key(index), {})
+        block[adapter.name_a], block[adapter.name_b] = torch.from_numpy(a), torch.zeros(shapes[adapter.name_b])
+    return tensors
+
+
+def initial_head(model: OpenedModel, adapters: AdapterPlan, seed: int) -> dict[str, Tensor]:
+    """First values of an encoder's classification head: float32, by canonical name; none of a decoder's."""
+    if not adapters.head:
+        return {}
+    skeleton = model.new_skeleton(adapters.head["head.out.bias"][0])
+    return first_head(model, skeleton, derive_seed(seed, HEAD_SEED), torch.device("cpu"))

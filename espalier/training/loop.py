@@ -1,0 +1,199 @@
+"""Train what a method trains, on one party's sequences: AdamW on float32 parameters over a frozen model.
+
+Covers: gradient accumulation that equals the larger batch, clipping, a learning-rate schedule over all rounds, FedProx, steps
+that are left out because they are not finite, and repetition byte for byte on a CPU: what a step does depends on seed and
+step, on the parameters and on the optimiser's state, on nothing else.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from espalier.corpora.tasks.batches import NOT_COUNTED, Batch
+from espalier.settings.mistakes import Mistake
+from espalier.settings.seeds import derive_seed
+from espalier.settings.training import TrainingSettings
+from espalier.training.learning_rate import learning_rate
+from espalier.training.order import sequences_of_step
+
+Parameters = Mapping[str, nn.Parameter]
+"""What is trained, by a name of its own; float32."""
+Moments = Mapping[str, Mapping[str, Tensor]]
+"""AdamW's running means (``exp_avg``, ``exp_avg_sq``) and number of steps (``step``) of each parameter, by its name."""
+
+
+@dataclass
+class Trained:
+    """What training did, beside changing the parameters."""
+
+    losses: list[float] = field(default_factory=list)
+    """Mean loss of each step's counted tokens, before the step and without a penalty, those that were left out among them."""
+    skipped_steps: int = 0
+    """Steps that were left out, because their loss or gradient was not finite: parameters and optimiser stayed as they were."""
+    moments: Moments = field(default_factory=dict)
+    """For a later call that is to go on."""
+
+
+@dataclass
+class Loop:
+    """One party's training.
+
+    Parameters
+    ----------
+    model : as of Hugging Face; called with ``input_ids`` and ``attention_mask``, returns ``logits``
+    parameters : of the model, the ones that are trained
+    settings : table ``[training]``
+    num_sequences : how many sequences there are
+    collate : makes a batch of some of them, by their numbers
+    seed : of order and dropout
+    total_steps : of the whole run, for the learning rate
+    penalty : of the parameters, what is added to the loss of every step, whatever the number of its batches; one number
+    """
+
+    model: Any
+    parameters: Parameters
+    settings: TrainingSettings
+    num_sequences: int
+    collate: Callable[[Sequence[int]], Batch]
+    seed: int
+    total_steps: int
+    penalty: Callable[[], Tensor] | None = None
+
+    def run(self, first_step: int, steps: int, moments: Moments | None = None) -> Trained:
+        """Train ``steps`` steps from ``first_step`` on; the parameters' values at the start are FedProx's anchor.
+
+        ``moments`` are what an earlier call returned; None begins anew.
+
+        Raises
+        ------
+        Mistake
+            No step was finite.
+        """
+        optimizer = self._optimizer(moments or {})
+        anchor = {name: value.detach().clone() for name, value in self.parameters.items()} if self.settings.proximal else {}
+        trained = Trained()
+        with _training(self.model, self.settings.gradient_checkpointing):
+            for step in range(first_step, first_step + steps):
+                trained.losses.append(self._backward(step))
+                if self._finish(optimizer, anchor, step, trained.losses[-1]):
+                    trained.skipped_steps += 1
+        if trained.skipped_steps == steps:
+            raise Mistake(
+                f"training.learning-rate = {self.settings.learning_rate}: no step had a finite loss and gradient; lower it, or "
+                "raise training.warmup-steps"
+            )
+        trained.moments = {name: dict(optimizer.state[value]) for name, value in self.parameters.items()}
+        return trained
+
+    def _optimizer(self, moments: Moments) -> torch.optim.AdamW:
+        chosen = self.settings
+        optimizer = torch.optim.AdamW(
+            [self.parameters[name] for name in sorted(self.parameters)],
+            lr=chosen.learning_rate,
+            betas=(chosen.beta1, chosen.beta2),
+            weight_decay=chosen.weight_decay,
+        )
+        for name, kept in moments.items():
+            parameter = self.parameters[name]
+            here = {of: value if of == "step" else value.to(parameter.device) for of, value in kept.items()}
+            optimizer.state[parameter] = {of: value.clone() for of, value in here.items()}  # AdamW writes in them
+        return optimizer
+
+    def _backward(self, step: int) -> float:
+        """Add up a step's gradients: of the mean loss over its counted tokens, whatever their batch, and of the penalty."""
+        for parameter in self.parameters.values():
+            parameter.grad = None
+        chosen = self.settings
+        numbers = sequences_of_step(self.num_sequences, chosen.batch_size * chosen.accumulation, step, self.seed)
+        numbers.sort()  # what a step does must not depend on the order within it, and near texts have near lengths
+        batches = [self.collate(numbers[i : i + chosen.batch_size]) for i in range(0, len(numbers), chosen.batch_size)]
+        counted = sum(_num_counted(batch) for batch in batches)
+        total, device = 0.0, next(iter(self.parameters.values())).device
+        for place, batch in enumerate(batches):
+            with _seeded(derive_seed(self.seed, "dropout", server_round=step, block=place), device):
+                loss = summed_loss(self.model, batch, device) / counted
+            loss.backward()
+            total += loss.item()
+        if self.penalty is not None:
+            self.penalty().backward()
+        return total
+
+    def _finish(self, optimizer: torch.optim.AdamW, anchor: Mapping[str, Tensor], step: int, loss: float) -> bool:
+        """Take the step; whether it was left out instead."""
+        for name, value in anchor.items():
+            parameter = self.parameters[name]
+            if parameter.grad is not None:  # + mu (w - w_global), the gradient of mu / 2 ||w - w_global||^2 (FedProx, eq. 2)
+                parameter.grad.add_(parameter.detach() - value, alpha=self.settings.proximal)
+        limit = self.settings.max_gradient_norm or float("inf")
+        norm = nn.utils.clip_grad_norm_(list(self.parameters.values()), limit)
+        if not (torch.isfinite(norm) and torch.isfinite(torch.tensor(loss))):
+            return True
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(self.settings, step, self.total_steps)
+        optimizer.step()
+        return False
+
+
+def summed_loss(model: Any, batch: Batch, device: torch.device) -> Tensor:
+    """Cross entropy in nats, summed over the batch's counted tokens, or over its items where labels are classes."""
+    logits = model(input_ids=batch.input_ids.to(device), attention_mask=batch.attention_mask.to(device)).logits
+    labels = batch.labels.to(device)
+    if labels.ndim == 2:
+        wanted = labels[:, 1:] != NOT_COUNTED
+        logits, labels = logits[:, :-1][wanted], labels[:, 1:][wanted]
+    return nn.functional.cross_entropy(logits.to(torch.float32), labels, reduction="sum")
+
+
+def _num_counted(batch: Batch) -> int:
+    """Predictions over which the loss is taken; the first token of a text is never predicted."""
+    return len(batch.labels) if batch.labels.ndim == 1 else int((batch.labels[:, 1:] != NOT_COUNTED).sum())
+
+
+@contextmanager
+def _seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Let dropout draw from a seed, and leave the generators of the CPU and of all devices as they were."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would reach devices that nobody works on here
+        if device.type == "cuda":
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(seed)
+        yield
+
+
+@contextmanager
+def _training(model: Any, checkpointing: bool) -> Iterator[None]:
+    """Training mode, the base model's own dropout included, and, if asked, activations computed again in the backward pass.
+
+    Keys and values are not kept beside what the backward pass needs: nothing is generated here.
+    """
+    config: Any = getattr(model, "config", None)
+    caching = getattr(config, "use_cache", None)
+    if caching:
+        config.use_cache = False
+    model.train()
+    if checkpointing:
+        _checkpoint(model)
+    try:
+        yield
+    finally:
+        if checkpointing:
+            getattr(model, "activation_checkpointing_disable", model.gradient_checkpointing_disable)()
+        model.eval()
+        if caching:
+            config.use_cache = caching
+
+
+def _checkpoint(model: Any) -> None:
+    """Compute the blocks' activations again in the backward pass.
+
+    transformers lets the embeddings' output ask for a gradient here, which only reentrant checkpointing needs. The backward
+    pass would then go through the blocks below the lowest adapter too, and the hook would stay; so that is undone.
+    """
+    # The older name is deprecated since transformers 5.23, the newer one unknown before.
+    enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
+    enable({"use_reentrant": False})
+    model.disable_input_require_grads()

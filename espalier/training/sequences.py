@@ -1,0 +1,97 @@
+"""What a client trains on: token sequences, and over which of their tokens the loss is taken."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from espalier.corpora.client_items import client_items
+from espalier.corpora.client_text import training_windows
+from espalier.corpora.tasks.batches import Batch, Counted, class_batches, collate
+from espalier.corpora.tasks.catalogue import task_named
+from espalier.corpora.tasks.encoding import Encoded, encode_pair
+from espalier.corpora.tasks.item import Item
+from espalier.corpora.tasks.scored_items import cut
+from espalier.modeling.opened import OpenedModel
+from espalier.settings.node import NodeSettings
+from espalier.settings.run import RunSettings
+from espalier.settings.task import TEXT
+
+
+class Sequences(Protocol):
+    """One party's training sequences."""
+
+    def __len__(self) -> int: ...
+
+    def batch(self, numbers: Sequence[int]) -> Batch:
+        """Some of them, padded on the right."""
+
+    def joined(self, other: Any) -> "Sequences":
+        """With another party's, of the same kind, behind them."""
+
+
+@dataclass(frozen=True)
+class TokenSequences:
+    """Of a language model."""
+
+    encoded: tuple[Encoded, ...]
+    counted: Counted
+
+    def __len__(self) -> int:
+        return len(self.encoded)
+
+    def batch(self, numbers: Sequence[int]) -> Batch:
+        """Some of them, padded on the right."""
+        return collate([self.encoded[number] for number in numbers], 0, self.counted)
+
+    def joined(self, other: "TokenSequences") -> "TokenSequences":
+        """With another party's behind them."""
+        return TokenSequences(self.encoded + other.encoded, self.counted)
+
+
+@dataclass(frozen=True)
+class ClassSequences:
+    """Of an encoder: texts or pairs of texts, and their classes."""
+
+    items: tuple[Item, ...]
+    tokenizer: Any
+    max_tokens: int
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def batch(self, numbers: Sequence[int]) -> Batch:
+        """Some of them, padded on the right."""
+        chosen = [self.items[number] for number in numbers]
+        return next(iter(class_batches(chosen, self.tokenizer, len(chosen), self.max_tokens)))
+
+    def joined(self, other: "ClassSequences") -> "ClassSequences":
+        """With another party's behind them."""
+        return ClassSequences(self.items + other.items, self.tokenizer, self.max_tokens)
+
+
+def client_sequences(settings: RunSettings, node: NodeSettings, model: OpenedModel, rank: int) -> Sequences:
+    """What a client trains on: all windows of its text, of which every token counts, or its items of the task.
+
+    Raises
+    ------
+    Mistake
+        The source or file is wrong, or there is nothing to train on.
+    """
+    chosen = settings.task
+    if chosen.name == TEXT:
+        windows = training_windows(settings, node, model.encode, rank)
+        return TokenSequences(tuple(Encoded(tuple(window.tolist()), len(window)) for window in windows), "all")
+    train, _ = client_items(settings, node, rank)
+    if model.family.kind == "encoder":
+        return ClassSequences(tuple(train), model.tokenizer, chosen.max_tokens)
+    return TokenSequences(tuple(_encoded(settings, model, item) for item in train), chosen.loss_on)
+
+
+def _encoded(settings: RunSettings, model: OpenedModel, item: Item) -> Encoded:
+    """Prompt and right answer; a written answer ends with the token that ends a text, so that generation will."""
+    task = task_named(settings.task.name)
+    whole = encode_pair(model.encode, *item.requests[item.answer])
+    end = model.tokenizer.eos_token_id
+    if "acc" not in task.metrics and end is not None:
+        whole = Encoded((*whole.token_ids, end), whole.answer_tokens + 1)
+    return cut(whole, settings.task.max_tokens, task, item.where)

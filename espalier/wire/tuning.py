@@ -1,0 +1,181 @@
+"""Contracts of all methods that tune: adapter tensors and a few counts, nothing else.
+
+Before the first round nothing but the order goes down, since every client makes the first adapters from the run's seed. Later
+the global adapters do: all parts but the last are brought by ``deliver``, and the last comes with the order.
+"""
+
+from collections.abc import Mapping
+
+from pydantic import Field
+from torch import Tensor
+
+from espalier.settings.mistakes import Mistake
+from espalier.settings.run import RunSettings
+from espalier.wire.adapter_payload import payload_specs, unpack_adapters
+from espalier.wire.adapters import AdapterPlan, adapter_plan
+from espalier.wire.contract import Contract, Side
+from espalier.wire.messages import MOST_SECONDS, Header, Letter, NoScalars, Scalars, validate
+from espalier.wire.parts import PartRequest, Sha256
+from espalier.wire.payload import TensorSpec
+from espalier.wire.plan import ModelPlan, cut_into_parts
+
+MOST_SAMPLES = 1_000_000_000
+"""Training sequences that a client may report; they are its weight in an average."""
+
+
+class Order(Scalars):
+    """What a client is asked to train."""
+
+    rank_limit: int = Field(ge=1)
+    """No adapter that it trains has a larger rank."""
+
+
+class PartOrder(PartRequest):
+    """Which blobs of an earlier reply the server asks for."""
+
+    rank_limit: int = Field(ge=1)
+    rank: int = Field(ge=1)
+    """Rank that the client reported: in what it sends, further ones are zero."""
+
+
+class TuningReport(Scalars):
+    """What a client reports beside its adapters."""
+
+    seconds: float = Field(ge=0, le=MOST_SECONDS)
+    samples: int = Field(ge=1, le=MOST_SAMPLES)
+    """Training sequences that it has, whether or not the round came to all of them."""
+    skipped_steps: int = Field(ge=0)
+    """Steps that were left out, because their loss or gradient was not finite."""
+    rank: int = Field(ge=1)
+    """Largest rank of the adapters that it goes on with: that of the order, or a lower one, and further ones are zero."""
+    blob_sha256: list[Sha256]
+    """Hash of every blob, so that later parts can be asked for by hash."""
+
+
+def trained(plan: ModelPlan, run: RunSettings, rank_limit: int | None = None) -> AdapterPlan:
+    """What the run trains, or what of it a client with this limit does."""
+    adapters = adapter_plan(plan, run.lora, run.task.num_classes)
+    return adapters if rank_limit is None else adapters.limited(rank_limit)
+
+
+def blob_specs(adapters: AdapterPlan, run: RunSettings) -> dict[str, Mapping[str, TensorSpec]]:
+    """The blobs that hold all adapters, in order."""
+    return {key: payload_specs(shapes, run.job.payload) for key, shapes in adapters.shapes().items()}
+
+
+def parts(adapters: AdapterPlan, run: RunSettings) -> list[list[str]]:
+    """Which blobs travel in which part, the same in both directions."""
+    specs = blob_specs(adapters, run)
+    keys = list(specs)
+    cut = cut_into_parts([sum(spec.num_bytes for spec in specs[key].values()) for key in keys], run.part_bytes)
+    return [[keys[place] for place in part] for part in cut]
+
+
+def contract(request: Letter, plan: ModelPlan, run: RunSettings) -> Contract:
+    """The contract of a ``train`` message (part 0) or of a ``fetch`` of a later part."""
+    header, fetched = request.header, request.header.kind == "fetch"
+    order: Order | PartOrder = validate(PartOrder, request.scalars) if fetched else validate(Order, request.scalars)
+    _require_order(header, order.rank_limit, run, first_round=1, last_round=run.job.rounds)
+    adapters = trained(plan, run, order.rank_limit)
+    cut, specs = parts(adapters, run), blob_specs(adapters, run)
+    if header.part >= len(cut) or (header.part > 0) != fetched:
+        raise Mistake(f"message: part {header.part} of a {header.kind} does not exist, a reply has {len(cut)}")
+    brought = cut[-1] if header.server_round > 1 and not fetched else []
+
+    arrived, values = _Values(adapters, run), _Values(adapters, run)
+
+    def fits_part(asked: Scalars) -> None:
+        if isinstance(asked, PartOrder) and len(asked.blob_sha256) != len(cut[header.part]):
+            raise Mistake(f"PartOrder: {len(asked.blob_sha256)} hashes for {len(cut[header.part])} blobs")
+
+    def fits(report: Scalars) -> None:
+        if isinstance(report, TuningReport):
+            _require_report(report, len(specs), order.rank_limit, run)
+        told = report if isinstance(report, TuningReport) else order
+        if not isinstance(told, Order):
+            values.require_rank(told.rank)
+
+    return Contract(
+        kind=header.kind,
+        method=run.method,
+        num_parts=len(cut),
+        down=Side(PartOrder if fetched else Order, {key: specs[key] for key in brought}, arrived.check, fits_part),
+        up=Side(NoScalars if fetched else TuningReport, {key: specs[key] for key in cut[header.part]}, values.check, fits),
+        observer="further adapter tensors, as in train" if fetched else OBSERVER,
+    )
+
+
+def delivery(request: Letter, plan: ModelPlan, run: RunSettings) -> Contract:
+    """The contract of a ``deliver`` message: a part of the global adapters."""
+    order = validate(Order, request.scalars)
+    _require_order(request.header, order.rank_limit, run, first_round=2, last_round=run.job.rounds + 1)
+    adapters = trained(plan, run, order.rank_limit)
+    cut, specs = parts(adapters, run), blob_specs(adapters, run)
+    if request.header.part >= len(cut):
+        raise Mistake(f"message: part {request.header.part} of a deliver does not exist, there are {len(cut)}")
+    return Contract(
+        kind="deliver",
+        method=run.method,
+        down=Side(Order, {key: specs[key] for key in cut[request.header.part]}, _Values(adapters, run).check),
+        up=Side(NoScalars),
+        observer="that a part of the global adapters arrived, nothing else",
+    )
+
+
+def _require_order(header: Header, rank_limit: int, run: RunSettings, first_round: int, last_round: int) -> None:
+    """A request is for a round of the run, or for the result after the last one, and for a rank that the adapters have."""
+    if not first_round <= header.server_round <= last_round:
+        rounds = f"{run.method}.rounds = {run.job.rounds}"
+        raise Mistake(f"message: a {header.kind} of round {header.server_round} does not exist with {rounds}")
+    if rank_limit > run.lora.largest_rank:
+        raise Mistake(f"message: rank_limit is above {run.lora.largest_rank}, the largest rank of [lora]")
+
+
+def _require_report(report: TuningReport, num_blobs: int, rank_limit: int, run: RunSettings) -> None:
+    if len(report.blob_sha256) != num_blobs:
+        raise Mistake(f"TuningReport: {len(report.blob_sha256)} hashes for {num_blobs} blobs")
+    if report.rank > rank_limit:
+        raise Mistake(f"TuningReport: rank is above {rank_limit}, the order's rank_limit")
+    if report.skipped_steps >= run.training.steps:
+        raise Mistake(f"TuningReport: skipped_steps must be below the {run.training.steps} steps of a round")
+
+
+class _Values:
+    """Holds the values of a message's blobs against their payload, and then all of them against a rank."""
+
+    def __init__(self, adapters: AdapterPlan, run: RunSettings) -> None:
+        self._shapes, self._payload = adapters.shapes(), run.job.payload
+        self._rank_in_use = 0
+
+    def check(self, key: str, blob: bytes) -> None:
+        """The numbers of a blob can be read, and are finite."""
+        try:
+            tensors = unpack_adapters(self._shapes[key], blob, self._payload)
+        except Mistake as mistake:
+            raise Mistake(f"{key} {mistake}") from None
+        self._rank_in_use = max(self._rank_in_use, rank_in_use(tensors))
+
+    def require_rank(self, rank: int) -> None:
+        """In all blobs that were checked, what is beyond a rank is zero."""
+        if self._rank_in_use > rank:
+            raise Mistake(f"blobs: not zero beyond rank {rank}, which the client reports")
+
+
+def rank_in_use(tensors: Mapping[str, Tensor]) -> int:
+    """The largest rank of which a row of an A, or a column of a B, is not zero; tensors by canonical name."""
+    largest = 0
+    for name, tensor in tensors.items():
+        if name.endswith((".lora_a", ".lora_b")):
+            used = (tensor != 0).any(dim=1 if name.endswith(".lora_a") else 0).nonzero()
+            largest = max(largest, int(used.max()) + 1 if len(used) else 0)
+    return largest
+
+
+OBSERVER = (
+    "adapters trained on this client's data, whose difference from those that it was sent is the sum of its optimiser's steps: "
+    "what one round tells, with one step little less than the gradient of its sequences, from which training text can be "
+    "recovered in part; more sequences (the site's `least-samples`) and steps make it harder, not impossible; the server "
+    "chooses the adapters to begin with, so it chooses at what it looks; how many training sequences it "
+    "has; how many steps failed; which rank it goes on with; and how long it took"
+)
+"""What the contract of ``train`` says of an observer."""

@@ -1,0 +1,68 @@
+"""What models are compared on: public texts, and public items of a tuning method's task."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from espalier.corpora.client_items import as_tests, public_items
+from espalier.corpora.public_text import public_windows
+from espalier.corpora.tasks.catalogue import task_named
+from espalier.corpora.tasks.item import Item
+from espalier.corpora.tasks.scored_items import ScoredItems
+from espalier.modeling.opened import OpenedModel
+from espalier.settings.mistakes import Mistake
+from espalier.settings.run import METHODS, RunSettings
+from espalier.settings.task import TEXT
+
+
+@dataclass(frozen=True)
+class PublicTests:
+    """Texts and items, read before anything starts."""
+
+    texts: Mapping[str, Tensor]
+    """Windows (windows, tokens), int64, by name; none for an encoder, which writes no text."""
+    items: Sequence[Item] = ()
+    encoded: ScoredItems | None = None
+    """The items as token ids."""
+    metrics: tuple[str, ...] = ()
+    """Scores that a model gets on the items."""
+    num_classes: int = 0
+    """Of an encoder's task."""
+
+    def of_clients(self, settings: RunSettings) -> Mapping[str, Tensor]:
+        """Texts on which clients evaluate what they make alone: none where they are to be scored on items."""
+        return self.texts if settings.evaluation.local_only and settings.task.name == TEXT else {}
+
+
+def public_tests(settings: RunSettings, model: OpenedModel) -> PublicTests:
+    """Read what the settings name, and see that the model can be tested on it.
+
+    Raises
+    ------
+    Mistake
+        A text or the items cannot be read, the task is none for this kind of model, or the model cannot be built.
+    """
+    tunes = "task" in METHODS[settings.method]
+    if model.family.kind == "decoder" or not tunes:
+        model.new_skeleton()
+        texts = public_windows(settings.evaluation, model.encode)
+        if not tunes or settings.task.name == TEXT:
+            return PublicTests(texts)
+        return _of_task(settings, model, texts, 0)
+    classes = settings.task.num_classes
+    if not classes:
+        raise Mistake(
+            f"task.name = '{settings.task.name}': an encoder classifies; choose sst2, mnli or boolq, or another model"
+        )
+    model.new_skeleton(classes)
+    return _of_task(settings, model, {}, classes)
+
+
+def _of_task(settings: RunSettings, model: OpenedModel, texts: Mapping[str, Tensor], num_classes: int) -> PublicTests:
+    items = public_items(settings)
+    metrics = ("loss",) if "acc" not in task_named(settings.task.name).metrics else ("acc", "acc_norm", "loss")
+    if not items:
+        return PublicTests(texts, num_classes=num_classes)
+    encoded = as_tests(settings, items, model.tokenizer, num_classes > 0)
+    return PublicTests(texts, items, encoded, ("acc", "loss") if num_classes else metrics, num_classes)

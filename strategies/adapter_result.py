@@ -1,0 +1,115 @@
+"""The global adapters of a run, blob by blob: what the clients' adapters were folded to, and what is sent of it.
+
+Everything lies in the checkpoint's blobs; here are the hashes. The global tensors are kept in float32. Clients begin with what
+the payload's dtype leaves of them; with error feedback what it loses is added the next time.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
+
+from espalier.modeling.adapters import factors_of, merged
+from espalier.modeling.edits import WeightEdit
+from espalier.modeling.opened import OpenedModel
+from espalier.settings.run import RunSettings
+from espalier.storage.blobs import BlobStore
+from espalier.training.initial import initial_adapters
+from espalier.wire.adapter_payload import pack_adapters
+from espalier.wire.adapters import AdapterPlan
+from espalier.wire.payload import block_key
+from espalier.wire.tuning import trained
+
+STATE = ("blobs", "sent", "lost")
+"""Attributes that a checkpoint keeps."""
+
+
+class AdapterResult:
+    """The global adapters.
+
+    Parameters
+    ----------
+    settings : of the run
+    model : the base model
+    store : where tensors are kept, for a run the checkpoint's blobs
+    """
+
+    def __init__(self, settings: RunSettings, model: OpenedModel, store: BlobStore) -> None:
+        self.settings = settings
+        self.model = model
+        self.store = store
+        self.adapters: AdapterPlan = trained(model.plan, settings)
+        first = initial_adapters(self.adapters, settings.seed)
+        self.blobs: dict[str, str] = {key: store.put(save(tensors)) for key, tensors in first.items()}
+        """Hash of each blob's tensors in the store, by blob key."""
+        self.sent: dict[str, dict[str, str]] = {}
+        """Hash of each blob as it is sent to the clients of a rank limit, by the limit and the key."""
+        self.lost: dict[str, dict[str, str]] = {}
+        """Hash of what sending lost so far, likewise; empty without error feedback."""
+
+    def state(self) -> dict[str, Any]:
+        """Hashes of everything."""
+        return {name: getattr(self, name) for name in STATE}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take over what ``state`` returned."""
+        for name in STATE:
+            setattr(self, name, state[name])
+
+    def tensors(self, key: str) -> dict[str, Tensor]:
+        """Global tensors of one blob: float32, by canonical name."""
+        return load(self.store.get(self.blobs[key]))
+
+    def replace(self, folded: Iterable[tuple[str, Mapping[str, Tensor]]], rank_limits: Iterable[int]) -> None:
+        """Take new global tensors, blob by blob, and make what is sent of them to clients of these rank limits.
+
+        What was sent to clients of other limits, and what that lost, is forgotten.
+        """
+        limits = sorted(set(rank_limits))
+        self.sent = {}
+        self.lost = {name: self.lost[name] for name in map(str, limits) if name in self.lost}
+        for key, tensors in folded:
+            alive = self._alive(key, tensors)
+            self.blobs[key] = self.store.put(save(alive))
+            for limit in limits:
+                self._pack(key, alive, limit)
+
+    def _pack(self, key: str, tensors: Mapping[str, Tensor], limit: int) -> None:
+        job, name = self.settings.job, str(limit)
+        before = self.lost.get(name, {}).get(key) if job.feeds_back else None
+        residuals = load(self.store.get(before)) if before else None
+        shapes = self.adapters.limited(limit).shapes()[key]
+        cut = {each: tensors[each][tuple(slice(size) for size in shape)] for each, shape in shapes.items()}
+        blob, lost = pack_adapters(cut, job.payload, residuals)
+        self.sent.setdefault(name, {})[key] = self.store.put(blob)
+        if job.feeds_back and lost:
+            self.lost.setdefault(name, {})[key] = self.store.put(save(lost))
+
+    def _alive(self, key: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors; where an adapter has lost a rank, in A and in B, its row of A is the first one again.
+
+        Both parts of such a rank would have no gradient for ever. The update ``B A`` stays, as B's column is zero.
+        """
+        first, alive = initial_adapters(self.adapters, self.settings.seed), dict(tensors)
+        for name in [name for name in alive if name.endswith(".lora_a")]:
+            a, b = alive[name], alive[name.removesuffix("_a") + "_b"]
+            dead = ~(a != 0).any(dim=1) & ~(b != 0).any(dim=0)
+            alive[name] = torch.where(dead[:, None], first[key][name], a)
+        return alive
+
+    def blob(self, key: str, limit: int) -> bytes:
+        """One blob as it is sent to clients of a rank limit."""
+        return self.store.get(self.sent[str(limit)][key])
+
+    def edits(self, index: int) -> Mapping[str, WeightEdit]:
+        """What merges the global adapters into one block's dense weights."""
+        blocks = [index] if index in self.adapters.blocks else []
+        tensors = {number: self.tensors(block_key(number)) for number in blocks}
+        return merged(lambda number: factors_of(self.adapters, number, tensors.get(number, {})))(index)
+
+    def report(self) -> dict[str, Any]:
+        """What the summary says of this method alone."""
+        ranks = sorted({adapter.rank for _, adapter in self.adapters})
+        return {"trained_parameters": self.adapters.num_parameters, "ranks": ranks}

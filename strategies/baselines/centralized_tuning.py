@@ -1,0 +1,39 @@
+"""The centralized baseline of the tuning methods: one party trains with all clients' sequences, in simulation only.
+
+It takes as many steps as the clients of all rounds together, with their batch size, so it comes to as many sequences as they.
+"""
+
+from functools import reduce
+
+from torch import Tensor
+
+from espalier.modeling.computing import Computing
+from espalier.settings.node import NodeSettings
+from espalier.settings.seeds import derive_seed
+from espalier.training.adapter_training import AdapterTraining
+from espalier.training.initial import initial_adapters
+from espalier.training.sequences import client_sequences
+from espalier.wire.tuning import trained
+from strategies.run import Run
+
+
+def tuned(run: Run, computing: Computing) -> dict[str, dict[str, Tensor]]:
+    """Train the run's adapters on everybody's sequences; the trained tensors by blob key and canonical name."""
+    settings, nowhere = run.settings, NodeSettings()  # a simulated node has no data of its own beside the run's [data]
+    ranks = range(settings.num_clients)
+    adapters = trained(run.model.plan, settings)
+    training = AdapterTraining(
+        model=run.model,
+        computing=computing,
+        settings=settings,
+        adapters=adapters,
+        sequences=reduce(
+            lambda first, other: first.joined(other), (client_sequences(settings, nowhere, run.model, rank) for rank in ranks)
+        ),
+        seed=derive_seed(settings.seed, "training/centralized"),
+        parties=settings.job.clients_of_round(settings.num_clients),
+    )
+    run.progress.begin("centralized", 1)
+    tensors, _ = training.run(initial_adapters(adapters, settings.seed), 0, training.total_steps)
+    run.progress.step("centralized", f"{training.total_steps} steps, {training.num_sequences} sequences")
+    return tensors

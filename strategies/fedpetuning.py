@@ -1,0 +1,255 @@
+"""FedPETuning (Zhang et al. 2023): federated averaging of LoRA adapters.
+
+In every round each sampled client trains the global adapters on its own data, and the server averages what they send. The base
+model stays as it is, and where it is. Averaging the factors A and B, as the paper does, is not averaging the updates B A; with
+``aggregation = "svd"`` the updates are averaged, and the best approximation of the adapters' rank is kept.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+
+from espalier.corpora.tasks.scored_items import ScoredItems
+from espalier.settings.seeds import derive_seed
+from espalier.training.initial import initial_adapters, initial_head
+from espalier.wire.adapter_payload import read_adapter, unpack_adapters
+from espalier.wire.adapters import HEAD_KEY, Adapter
+from espalier.wire.messages import Letter, validate
+from espalier.wire.payload import block_key
+from espalier.wire.tuning import Order, PartOrder, TuningReport, parts
+from pruning_kernels.factor_means import weighted_mean, zero_padded_mean
+from pruning_kernels.factors import Factors
+from strategies.adapter_result import AdapterResult
+from strategies.evaluation import ClientEvaluation
+from strategies.inbox import Inbox
+from strategies.method import Method
+from strategies.plausible_update import Reach
+from strategies.roster import Seat
+from strategies.run import Run
+
+
+class FedPETuning(Method):
+    """Federated averaging of adapters.
+
+    Parameters
+    ----------
+    run : settings, base model and run folder
+    public_text : name -> windows (windows, tokens), int64, on which clients evaluate what they train alone; may be empty
+    tests : public test items, and the metrics by which clients score what they train alone on them
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        public_text: Mapping[str, torch.Tensor] | None = None,
+        tests: tuple[ScoredItems, Sequence[str]] | None = None,
+    ) -> None:
+        super().__init__(run, ClientEvaluation(run, public_text or {}, tests))
+        self.job = run.settings.job
+        self.result = AdapterResult(run.settings, run.model, run.checkpoint.blobs)
+        steps = run.settings.training.steps
+        self.reach = Reach(run.settings.training, (self.job.rounds - 1) * steps if self.job.keep_optimizer else 0)
+        self._asked: list[Seat] = []
+        self._orders: dict[int, Order] = {}
+        """What each client of the round was asked to train."""
+        self._reports: dict[int, TuningReport] = {}
+        """What each client of the round said when it had."""
+
+    @property
+    def num_rounds(self) -> int:
+        """As many as the settings say."""
+        rounds: int = self.job.rounds
+        return rounds
+
+    def summary(self) -> None:
+        """Show what will be done."""
+        lora, training = self.run.settings.lora, self.run.settings.training
+        adapters = f"rank {lora.rank} on {lora.targets}, {self.result.adapters.num_parameters:,} parameters"
+        text = f"{adapters}, {self.job.aggregation} averaged, {training.steps} steps a round, base {training.base}"
+        self.run.progress.note("method", f"{self.run.settings.method:<12} {text}")
+
+    def state(self) -> dict[str, Any]:
+        """The global adapters, and how large what clients began with was."""
+        return self.result.state() | {"reach": self.reach.starts}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take over what ``state`` returned."""
+        self.result.restore(state)
+        self.reach.starts = state["reach"]
+
+    # ----- the round --------------------------------------------------------------------------------------------------
+
+    def _sampled(self, server_round: int) -> list[Seat]:
+        """The clients of a round: drawn from those that still take part, in order of rank."""
+        seats = self.rounds.roster.active()
+        number = self.job.clients_of_round(len(seats))
+        generator = np.random.default_rng(derive_seed(self.run.settings.seed, "clients", server_round=server_round))
+        chosen = sorted(generator.choice(len(seats), number, replace=False).tolist()) if number < len(seats) else None
+        return seats if chosen is None else [seats[place] for place in chosen]
+
+    def limit_of(self, seat: Seat) -> int:
+        """Largest rank of the adapters that a client trains in its next round."""
+        limit: int = self.job.rank_limit_of(seat.rank, self.run.settings.lora)
+        return limit
+
+    def _parts(self, limit: int) -> list[list[str]]:
+        return parts(self.result.adapters.limited(limit), self.run.settings)
+
+    def prepare(self, server_round: int) -> Iterator[list[Message]]:
+        """Draw the round's clients, and bring them the global adapters, all parts but the last, which comes with the order."""
+        self._asked = self._sampled(server_round)
+        self._orders = {seat.rank: Order(rank_limit=self.limit_of(seat)) for seat in self._asked}
+        if server_round > 1:
+            yield from self._deliveries(self._orders, server_round, omitted=1)
+
+    def deliver(self, server_round: int) -> Iterator[list[Message]]:
+        """Bring the result to the clients, whole and part by part, so that they can evaluate it on their own text."""
+        if self.run.settings.evaluation.own_text:
+            whole = Order(rank_limit=self.run.settings.lora.largest_rank)
+            orders = {seat.rank: whole for seat in self.rounds.roster.active()}
+            yield from self._deliveries(orders, server_round + 1, omitted=0)
+
+    def _deliveries(self, orders: Mapping[int, Order], server_round: int, omitted: int) -> Iterator[list[Message]]:
+        cut = {rank: self._parts(order.rank_limit)[: -omitted or None] for rank, order in orders.items()}
+        for part in range(max(map(len, cut.values()), default=0)):
+            receiving = [seat for seat in self.rounds.roster.active() if part < len(cut.get(seat.rank, ()))]
+            yield [
+                self.rounds.request("deliver", seat, server_round, order, self._blobs(order, part), part)
+                for seat, order in ((seat, orders[seat.rank]) for seat in receiving)
+            ]
+
+    def _blobs(self, order: Order, part: int) -> dict[str, bytes]:
+        return {key: self.result.blob(key, order.rank_limit) for key in self._parts(order.rank_limit)[part]}
+
+    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+        """Ask the drawn clients to train; the first round begins with adapters that everybody makes from the seed."""
+        active = self.rounds.roster.active()
+        self._asked = [seat for seat in self._asked if seat in active]
+        return [
+            self.rounds.request("train", seat, server_round, order, self._blobs(order, -1) if server_round > 1 else {})
+            for seat, order in ((seat, self._orders[seat.rank]) for seat in self._asked)
+        ]
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[None, MetricRecord]:
+        """Average the adapters blob by blob, in order of rank."""
+        self.run.progress.begin("training", len(self._asked))
+        inbox = Inbox(self.run.folder.inbox)
+        for letter in inbox.receive(replies):
+            self._note_arrival(letter)
+        self._note_starts(server_round)
+        ranks = [rank for rank in inbox.complete_ranks() if self._is_plausible(inbox, rank)]
+        sampled = len(self._orders) if self.job.sampled_clients < 1 else None
+        self.rounds.require_quorum(len(ranks), "sent their adapters", of=sampled)
+        self.settle(inbox, ranks)
+        self.result.replace(self._folded(inbox, ranks), self._limits_after(server_round))
+        inbox.clear()
+        return None, MetricRecord({"num-clients": len(ranks)})
+
+    def _note_starts(self, server_round: int) -> None:
+        """Take note of what the round's clients began with: what was sent to them, or the values made from the seed."""
+        for key, tensors in self._first_values() if server_round == 1 else self._sent_values():
+            self.reach.note(key, tensors)
+
+    def _first_values(self) -> Iterator[tuple[str, Mapping[str, torch.Tensor]]]:
+        adapters, seed = self.result.adapters, self.run.settings.seed
+        yield from initial_adapters(adapters, seed).items()
+        yield HEAD_KEY, initial_head(self.run.model, adapters, seed)
+
+    def _sent_values(self) -> Iterator[tuple[str, Mapping[str, torch.Tensor]]]:
+        for limit in sorted({order.rank_limit for order in self._orders.values()}):
+            for key, shapes in self.result.adapters.limited(limit).shapes().items():
+                yield key, unpack_adapters(shapes, self.result.blob(key, limit), self.job.payload)
+
+    def _is_plausible(self, inbox: Inbox, rank: int) -> bool:
+        """Whether training can have led to all that a client sent; if not, it is dropped."""
+        for key, shapes in self.result.adapters.limited(self._orders[rank].rank_limit).shapes().items():
+            for name, shape in shapes.items():
+                sent = read_adapter(partial(inbox.tensor, rank, key), name, shape, self.job.payload)
+                if sent.numel() and sent.abs().max().item() > self.reach.limit(key, name):
+                    reason = f"reply refused: {key} {name}: {self.reach.reason}"
+                    self.rounds.drop("train", self.rounds.roster.seats[rank], reason)
+                    return False
+        return True
+
+    def settle(self, inbox: Inbox, ranks: list[int]) -> None:
+        """Take over what the round's clients reported, before their adapters are averaged; here there is nothing to settle."""
+
+    def _limits_after(self, server_round: int) -> list[int]:
+        """Rank limits to which the global adapters go next: to train them, and after the last round to evaluate the whole."""
+        if server_round == self.num_rounds:
+            return [self.run.settings.lora.largest_rank] if self.run.settings.evaluation.own_text else []
+        return [self.limit_of(seat) for seat in self.rounds.roster.active()]
+
+    def _folded(self, inbox: Inbox, ranks: list[int]) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
+        """The mean of each block's adapters; one matrix's adapters of all clients are in memory at a time."""
+        adapters = self.result.adapters
+        self.run.progress.begin("averaging", len(adapters.blocks))
+        for index in sorted(adapters.blocks):
+            key, tensors = block_key(index), dict[str, torch.Tensor]()
+            for adapter in adapters.blocks[index]:
+                mean = self.mean_of(adapter, self._factors(inbox, key, adapter, ranks), ranks)
+                tensors |= {adapter.name_a: mean.a, adapter.name_b: mean.b}
+            yield key, tensors
+            self.run.progress.step("averaged", f"block {index} of {len(ranks)} clients", block=index)
+        if adapters.head:
+            yield HEAD_KEY, {name: self._mean_of_head(inbox, name, ranks) for name in adapters.head}
+
+    def _mean_of_head(self, inbox: Inbox, name: str, ranks: list[int]) -> torch.Tensor:
+        """Mean of one tensor of the classification head, float32; summed in float64, in order of rank."""
+        shape, total = self.result.adapters.head[name], 0.0
+        mean = torch.zeros(shape, dtype=torch.float64)
+        for rank in ranks:
+            sent = read_adapter(partial(inbox.tensor, rank, HEAD_KEY), name, shape, self.job.payload)
+            mean += sent.to(torch.float64) * self._weight(rank)
+            total += self._weight(rank)
+        return (mean / total).to(torch.float32)
+
+    def _factors(self, inbox: Inbox, key: str, adapter: Adapter, ranks: list[int]) -> list[Factors]:
+        """One matrix's adapters as the clients sent them."""
+        found = []
+        for rank in ranks:
+            read = partial(inbox.tensor, rank, key)
+            shapes = adapter.limited(self._orders[rank].rank_limit).shapes()
+            a, b = (read_adapter(read, name, shapes[name], self.job.payload) for name in (adapter.name_a, adapter.name_b))
+            found.append(Factors(b, a, adapter.scaling))
+        return found
+
+    def mean_of(self, adapter: Adapter, clients: list[Factors], ranks: list[int]) -> Factors:
+        """The mean of one matrix's adapters."""
+        weights = [self._weight(rank) for rank in ranks]
+        if self.job.aggregation == "svd":
+            return weighted_mean(clients, weights, adapter.rank, adapter.scaling)
+        return zero_padded_mean(clients, weights, adapter.rank)
+
+    def _weight(self, rank: int) -> float:
+        samples = self.rounds.roster.seats[rank].metrics["samples"]
+        return float(samples) if self.job.client_weights == "samples" else 1.0
+
+    def next_part(self, letter: Letter) -> Message | None:
+        """Ask for the part of a client's adapters that follows the one which has arrived."""
+        header, seat = letter.header, self.rounds.roster.seats[letter.header.rank]
+        if header.kind == "train":
+            self._reports[header.rank] = validate(TuningReport, letter.scalars)
+        order, report = self._orders[header.rank], self._reports[header.rank]
+        cut, following = self._parts(order.rank_limit), header.part + 1
+        if following == len(cut):
+            return None
+        keys = [key for part in cut for key in part]
+        hashes = [report.blob_sha256[keys.index(key)] for key in cut[following]]
+        part = PartOrder(blob_sha256=hashes, rank_limit=order.rank_limit, rank=report.rank)
+        return self.rounds.request("fetch", seat, header.server_round, part, part=following)
+
+    def _note_arrival(self, letter: Letter) -> None:
+        seat = self.rounds.roster.seats[letter.header.rank]
+        if letter.header.kind == "train":
+            seat.seconds += letter.scalars["seconds"]
+            skipped = seat.metrics.get("skipped_steps", 0) + letter.scalars["skipped_steps"]
+            told = {"samples": letter.scalars["samples"], "lora_rank": letter.scalars["rank"]}
+            seat.metrics = {**told, "skipped_steps": skipped}
+        if letter.header.part + 1 == letter.header.num_parts:
+            self.run.progress.step("trained", f"adapters of {seat.site}, {seat.seconds:.1f} s of work", rank=seat.rank)

@@ -1,0 +1,109 @@
+"""HetLoRA (Cho et al. 2024): federated averaging of LoRA adapters of another rank at every client.
+
+A round has three steps. Distribution by truncation: a client of rank r_k gets the first r_k columns of B
+and rows of A. Local training, with rank self-pruning: a client whose last ranks became weaker gives them up. Aggregation: A and
+B are padded with zeros to the largest rank, and a client weighs as much as the Frobenius norm of its update. With
+``aggregation = "svd"`` the updates B A are averaged instead, and their best approximation is kept; truncation then leaves each
+client the best one of its own rank.
+"""
+
+import math
+from typing import Any
+
+from espalier.settings.mistakes import Mistake
+from espalier.wire.payload import block_key
+from pruning_kernels.factors import norm
+from strategies.fedpetuning import FedPETuning
+from strategies.inbox import Inbox
+from strategies.roster import Seat
+
+
+class HetLoRA(FedPETuning):
+    """FedPETuning with a rank per client.
+
+    Takes what ``FedPETuning`` does.
+    """
+
+    _ranks: dict[int, int] | None = None
+    """r_k of each client in its next round; None before the first."""
+    _norms: dict[int, float]
+    """||Delta W_k|| of the round's clients."""
+
+    def state(self) -> dict[str, Any]:
+        """The global adapters, and every client's rank."""
+        ranks = {} if self._ranks is None else {"ranks": {str(client): rank for client, rank in self._ranks.items()}}
+        return super().state() | ranks
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take over what ``state`` returned."""
+        super().restore(state)
+        self._ranks = {int(client): rank for client, rank in state["ranks"].items()}
+
+    def summary(self) -> None:
+        """Show what will be done."""
+        super().summary()
+        first = self._first_ranks()
+        self.evaluation.rank_limit = lambda seat: first[seat.rank]
+        ranks = ", ".join(f"{seat.site} {self.limit_of(seat)}" for seat in self.rounds.roster.active())
+        self.run.progress.note("ranks", f"ranks        {ranks}")
+
+    # ----- the clients' ranks -----------------------------------------------------------------------------------------
+
+    def limit_of(self, seat: Seat) -> int:
+        """r_k: the rank that a client has now."""
+        if self._ranks is None:
+            self._ranks = self._first_ranks()
+        return self._ranks[seat.rank]
+
+    def _first_ranks(self) -> dict[int, int]:
+        """As the settings say, else in proportion to capability: the most capable client has the adapters' whole rank.
+
+        The paper's ranks lie between r_min and r_max, by what a device can do, and it does not say how; here r_max is
+        ``lora.rank``, and r_min at least 1.
+
+        Raises
+        ------
+        Mistake
+            Some sites measured their capability, and some state it.
+        """
+        seats, lora = self.rounds.roster.seats.values(), self.run.settings.lora
+        if self.job.ranks:
+            return {seat.rank: self.job.rank_limit_of(seat.rank, lora) for seat in seats}
+        measured = [seat.site for seat in seats if seat.measured]
+        if measured and len(measured) < len(seats):
+            raise Mistake(
+                f"capability: {', '.join(measured)} measured its own, others state theirs, and the two cannot be compared; "
+                "set it on every node or to 0 on every node, or set hetlora.ranks"
+            )
+        most = max(seat.capability for seat in seats)
+        return {seat.rank: max(1, round(lora.largest_rank * (seat.capability / most))) for seat in seats}
+
+    def settle(self, inbox: Inbox, ranks: list[int]) -> None:
+        """Weigh the clients' updates, and take over the ranks that self-pruning left them."""
+        if self.job.client_weights == "norms":
+            self._norms = self._norms_of(inbox, ranks)
+        for rank in ranks:
+            seat, left = self.rounds.roster.seats[rank], self._reports[rank].rank
+            if left < self.limit_of(seat):
+                text = f"{seat.site} goes on with rank {left} of {self.limit_of(seat)}"
+                self.run.progress.note("rank_pruned", text, rank=rank, lora_rank=left)
+        self._ranks = (self._ranks or {}) | {rank: self._reports[rank].rank for rank in ranks}
+
+    # ----- the clients' weights ---------------------------------------------------------------------------------------
+
+    def _norms_of(self, inbox: Inbox, ranks: list[int]) -> dict[int, float]:
+        """||Delta W_k||_F over all adapted matrices together, from what was sent; all 1 where all of them are 0.
+
+        The paper writes Delta W_k = B_k A_k for the whole of a client's LoRA modules and gives each client one weight; so the
+        matrices are taken as one long vector, and no matrix of a client weighs more than another.
+        """
+        squares: dict[int, list[float]] = {rank: [] for rank in ranks}
+        for index, adapter in self.result.adapters:
+            found = self._factors(inbox, block_key(index), adapter, ranks)
+            for rank, factors in zip(ranks, found, strict=True):
+                squares[rank].append(norm(factors) ** 2)
+        norms = {rank: math.sqrt(math.fsum(values)) for rank, values in squares.items()}
+        return norms if any(norms.values()) else dict.fromkeys(ranks, 1.0)
+
+    def _weight(self, rank: int) -> float:
+        return self._norms[rank] if self.job.client_weights == "norms" else super()._weight(rank)

@@ -1,0 +1,69 @@
+"""Losses on a client's own items have a limit, so that a model with huge numbers says no more of an item than others do."""
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from espalier.corpora.tasks.encoding import Encoded
+from espalier.corpora.tasks.scored_items import ScoredItems
+from espalier.evaluation.perplexity import bounded
+from espalier.evaluation.scores import score
+from espalier.settings.mistakes import Mistake
+from espalier.wire.contract import check
+from espalier.wire.evaluation import OWN_LOSS_LIMIT, Texts, contract
+from espalier.wire.messages import Header, Letter
+
+CPU = torch.device("cpu")
+HEADER = {"schema_version": 1, "kind": "evaluate", "method": "m", "lineage": "x", "server_round": 1, "rank": 0}
+
+
+class Always:
+    """Gives the same logits to every text, at each of its places for a language model."""
+
+    config = SimpleNamespace(pad_token_id=0)
+
+    def __init__(self, logits: list[float], places: bool) -> None:
+        self.logits, self.places = torch.tensor(logits), places
+
+    def __call__(self, input_ids: Tensor, attention_mask: Tensor) -> Any:
+        shape = (*input_ids.shape, -1) if self.places else (len(input_ids), -1)
+        return SimpleNamespace(logits=self.logits.expand(shape))
+
+
+def of_classes(*answers: int) -> ScoredItems:
+    requests = tuple(Encoded((0, 1), 0) for _ in answers)
+    return ScoredItems(requests, (1,) * len(answers), answers, (1,) * len(answers))
+
+
+@pytest.mark.parametrize("huge", [1e6, 3e38, math.inf, math.nan])
+def test_an_item_of_a_class_counts_at_most_the_limit(huge: float) -> None:
+    found = score(Always([0.0, huge], False), of_classes(0, 0, 1, 1, 1), True, 2, CPU, 20.0)["loss"]
+    wrong = 5 if math.isnan(huge) or math.isinf(huge) else 2  # what is no number counts as the limit
+    assert found == pytest.approx(wrong * 20.0 / 5)
+
+
+def test_a_token_of_an_answer_counts_at_most_the_limit() -> None:
+    """Items end in 1 0 and 1 2: both tokens are scored, of logits 0, 0 and 1e6, where 2 costs nothing."""
+    written = ScoredItems((Encoded((0, 1, 0), 2), Encoded((0, 1, 2), 2)), (1, 1), (0, 0), (1, 1))
+    found = score(Always([0.0, 0.0, 1e6], True), written, False, 2, CPU, 20.0)["loss"]
+    assert found == pytest.approx((20.0 + 20.0 + 20.0 + 0.0) / 4)
+
+
+def test_without_a_limit_losses_are_what_they_are() -> None:
+    assert score(Always([0.0, 1e6], False), of_classes(0, 1), True, 2, CPU)["loss"] == pytest.approx(5e5)
+    losses = torch.tensor([1.0, 2e6])
+    assert torch.equal(bounded(losses, None), losses)
+
+
+@pytest.mark.parametrize("loss", [OWN_LOSS_LIMIT + 0.001, -0.001])
+def test_the_contract_lets_no_other_loss_through(loss: float) -> None:
+    texts = Texts(names=[], num_windows=[], window_tokens=2, own_text=True)
+    header = Header.model_validate({**HEADER, "attempt": 1, "part": 0, "num_parts": 1})
+    report = {"losses": [], "own_losses": [1.0, 2.0, loss], "own_windows": 1000, "test_scores": [], "seconds": 1.0}
+    with pytest.raises(Mistake, match=r"own_losses are not between 0 and 20"):
+        check(Letter(header, report), contract("m", texts, True).up)
+    check(Letter(header, report | {"own_losses": [1.0, 2.0, OWN_LOSS_LIMIT]}), contract("m", texts, True).up)

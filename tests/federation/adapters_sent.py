@@ -1,0 +1,102 @@
+"""What clients sent in a run of a tuning method, and the means of it, by slow loops."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from flwr.app import Message
+from in_process import InProcessGrid
+from numpy.typing import NDArray
+from safetensors.torch import load, load_file, save
+
+from espalier.storage.blobs import sha256
+from espalier.wire.messages import Letter, read, write
+
+Matrix = NDArray[np.float64]
+Sent = dict[int, dict[str, dict[str, torch.Tensor]]]
+"""rank -> blob key -> tensors."""
+
+PATHS = {"attn.q": "self_attn.q_proj", "attn.v": "self_attn.v_proj"}
+
+
+def letters(grid: InProcessGrid, server_round: int, kind: str) -> dict[int, list[Letter]]:
+    """Every client's good replies of a kind in a round, in order of arrival."""
+    found: dict[int, list[Letter]] = {}
+    for _, reply in grid.received:
+        letter = read(reply.content)
+        if (letter.header.kind, letter.header.server_round, letter.header.status) == (kind, server_round, "ok"):
+            found.setdefault(letter.header.rank, []).append(letter)
+    return found
+
+
+def sent_adapters(grid: InProcessGrid, server_round: int) -> Sent:
+    """What each client sent in a round, from the replies themselves."""
+    found: Sent = {}
+    for kind in ("train", "fetch"):
+        for rank, replies in letters(grid, server_round, kind).items():
+            for letter in replies:
+                found.setdefault(rank, {}).update({key: load(blob) for key, blob in letter.blobs.items()})
+    return found
+
+
+def factors(sent: Sent, rank: int, block: int, matrix: str) -> tuple[Matrix, Matrix]:
+    """B and A of one client, float64."""
+    tensors = sent[rank][f"block-{block:04d}"]
+    return tensors[f"{matrix}.lora_b"].double().numpy(), tensors[f"{matrix}.lora_a"].double().numpy()
+
+
+def norm_weights(sent: Sent) -> dict[int, float]:
+    """Frobenius norm of each client's updates of all matrices together, from the dense updates."""
+    weights = {}
+    for rank, blobs in sent.items():
+        dense = [np.matmul(*factors(sent, rank, block, matrix)) for block in range(len(blobs)) for matrix in PATHS]
+        weights[rank] = float(np.sqrt(sum((update**2).sum() for update in dense)))
+    return weights
+
+
+def padded_mean(sent: Sent, weights: Mapping[int, float], block: int, matrix: str, lora_rank: int) -> tuple[Matrix, Matrix]:
+    """Mean of B and mean of A, entry by entry; what a client lacks is zero."""
+    pairs = {rank: factors(sent, rank, block, matrix) for rank in sorted(sent)}
+    some_b, some_a = next(iter(pairs.values()))
+    b, a = np.zeros((some_b.shape[0], lora_rank)), np.zeros((lora_rank, some_a.shape[1]))
+    for rank, (client_b, client_a) in pairs.items():
+        for column in range(client_b.shape[1]):
+            b[:, column] += weights[rank] * client_b[:, column]
+            a[column] += weights[rank] * client_a[column]
+    return b / sum(weights[rank] for rank in pairs), a / sum(weights[rank] for rank in pairs)
+
+
+def svd_mean(sent: Sent, weights: Mapping[int, float], block: int, matrix: str, lora_rank: int) -> Matrix:
+    """The best approximation of the mean of the dense products B A, by their singular value decomposition."""
+    total = sum(weights[rank] * np.matmul(*factors(sent, rank, block, matrix)) for rank in sent)
+    u, values, vh = torch.linalg.svd(torch.from_numpy(total / sum(weights[rank] for rank in sent)), full_matrices=False)
+    return ((u[:, :lora_rank] * values[:lora_rank]) @ vh[:lora_rank]).numpy()
+
+
+def written(folder: Path, block: int, matrix: str) -> tuple[Matrix, Matrix]:
+    """B and A of the exported adapter, float64."""
+    tensors = load_file(folder / "adapter" / "adapter_model.safetensors")
+    path = f"base_model.model.model.layers.{block}.{PATHS[matrix]}"
+    return tensors[f"{path}.lora_B.weight"].double().numpy(), tensors[f"{path}.lora_A.weight"].double().numpy()
+
+
+def num_data_bytes(blob: bytes) -> int:
+    """Bytes of a safetensors blob without its header."""
+    return len(blob) - 8 - int.from_bytes(blob[:8], "little")
+
+
+def added_to_b(number: float) -> Callable[[Message, Message], Message]:
+    """Adds a number to every B of a client's reply to ``train``, of one part, with hashes that fit."""
+
+    def spoil(request: Message, reply: Message) -> Message:
+        letter = read(reply.content)
+        if letter.header.kind != "train" or letter.header.status != "ok":
+            return reply
+        for key, blob in letter.blobs.items():
+            spoilt = {name: value + number if name.endswith("lora_b") else value for name, value in load(blob).items()}
+            letter.blobs[key] = save(spoilt)
+        letter.scalars["blob_sha256"] = [sha256(blob) for _, blob in sorted(letter.blobs.items())]
+        return Message(write(letter), reply_to=request)
+
+    return spoil

@@ -1,0 +1,350 @@
+"""FedPETuning keeps the promises of every method, and averages what its clients trained."""
+
+import math
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from adapters_sent import PATHS, added_to_b, letters, num_data_bytes, padded_mean, sent_adapters, svd_mean, written
+from bench import Bench, model_files, private_text, results, summary
+from flwr.app import Message
+from in_process import InProcessGrid
+from peft import PeftModel
+from promises import Killed, Promises, held_out
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from espalier.modeling.export import ExportError
+from espalier.wire.messages import SCHEMA_VERSION, Header, Letter, address, read
+
+SHAPES = {"attn.q": (16, 16), "attn.v": (8, 16)}
+"""(out, in) of the adapted matrices of the bench's model, which has two blocks."""
+BYTES_OF = {
+    "float32": lambda numbers: 4 * numbers,
+    "bfloat16": lambda numbers: 2 * numbers,
+    "nf4": lambda numbers: math.ceil(numbers / 2) + 4 * math.ceil(numbers / 64),
+}
+
+
+def block_bytes(payload: str, lora_rank: int) -> int:
+    """Bytes of one block's adapters on the wire, from the shapes."""
+    return sum(BYTES_OF[payload](lora_rank * side) for shape in SHAPES.values() for side in shape)
+
+
+class TestFedPETuning(Promises):
+    """Two rounds of a few steps on two matrices of each block."""
+
+    method = "fedpetuning"
+    settings: ClassVar[dict[str, Any]] = {
+        "fedpetuning.rounds": 2,
+        "training.steps": 2,
+        "training.batch-size": 2,
+        "training.learning-rate": 0.01,
+        "lora.rank": 2,
+        "lora.alpha": 4.0,
+        "lora.merge": True,
+    }
+    last_round = 1
+    result_round = 3
+    cuts_windows = "all_windows"
+
+    # ----- the average ------------------------------------------------------------------------------------------------
+
+    @pytest.fixture
+    def uneven(self, bench: Bench) -> dict[int, float]:
+        """Gives the clients texts of different lengths; how many training windows each has, counted here."""
+        windows, tokenizer = {}, AutoTokenizer.from_pretrained(bench.model)
+        for client in range(bench.num_clients):
+            passages = private_text(client).split("\n\n")[: 60 - 12 * client]
+            (bench.folder / f"text-{client}.txt").write_text("\n\n".join(passages))
+            own = "\n\n".join(passage for passage in passages if not held_out(passage))
+            windows[client] = float(len(tokenizer(own)["input_ids"]) // 16)
+        return windows
+
+    def test_factors_are_averaged_by_samples(self, bench: Bench, uneven: dict[int, float]) -> None:
+        changes = {"fedpetuning__rounds": 1, "evaluation__own_text": False}
+        grid = bench.grid(**changes)
+        folder = bench.run(grid, **changes)
+        sent = sent_adapters(grid, 1)
+        assert len(set(uneven.values())) == 4
+        assert {client["rank"]: client["metrics"]["samples"] for client in summary(folder)["clients"]} == uneven
+        for block in (0, 1):
+            for matrix in PATHS:
+                for found, mean in zip(
+                    written(folder, block, matrix), padded_mean(sent, uneven, block, matrix, 2), strict=True
+                ):
+                    np.testing.assert_allclose(found, mean, rtol=1e-6, atol=1e-9)
+
+    @pytest.mark.parametrize("weights", ["samples", "equal"])
+    def test_updates_are_averaged_and_approximated(self, bench: Bench, uneven: dict[int, float], weights: str) -> None:
+        changes = {
+            "fedpetuning__rounds": 1,
+            "fedpetuning__aggregation": "svd",
+            "fedpetuning__client_weights": weights,
+            "evaluation__own_text": False,
+        }
+        grid = bench.grid(**changes)
+        folder = bench.run(grid, **changes)
+        weight_of = uneven if weights == "samples" else dict.fromkeys(uneven, 1.0)
+        for block in (0, 1):
+            for matrix in PATHS:
+                expected = svd_mean(sent_adapters(grid, 1), weight_of, block, matrix, 2)
+                assert np.abs(expected).max() > 1e-4
+                np.testing.assert_allclose(np.matmul(*written(folder, block, matrix)), expected, rtol=1e-4, atol=1e-8)
+
+    def test_equal_clients_give_what_each_of_them_trained(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+        for client in range(bench.num_clients):
+            (bench.folder / f"text-{client}.txt").write_text(private_text(0))
+        monkeypatch.setattr("client_app.tuning.derive_seed", lambda *_, **__: 5)  # each goes through its text in one order
+        changes = {"fedpetuning__rounds": 1}
+        grid = bench.grid(**changes)
+        folder = bench.run(grid, **changes)
+        sent = sent_adapters(grid, 1)
+        for matrix in PATHS:
+            alone = padded_mean({3: sent[3]}, {3: 1.0}, 1, matrix, 2)
+            for found, expected in zip(written(folder, 1, matrix), alone, strict=True):
+                np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-9)
+
+    # ----- sampling ---------------------------------------------------------------------------------------------------
+
+    SAMPLED: ClassVar[dict[str, Any]] = {
+        "fedpetuning__rounds": 4,
+        "fedpetuning__sampled_clients": 0.5,
+        "fedpetuning__client_weights": "equal",
+        "seed": 9,
+    }
+
+    def test_only_sampled_clients_train_and_others_come_back(self, bench: Bench) -> None:
+        grid = bench.grid(**self.SAMPLED)
+        folder = bench.run(grid, **self.SAMPLED)
+        asked = [set(letters(grid, server_round, "train")) for server_round in (1, 2, 3, 4)]
+        assert [len(ranks) for ranks in asked] == [2, 2, 2, 2]
+        assert [1 in ranks for ranks in asked] == [True, False, False, True]
+        assert {client["status"] for client in summary(folder)["clients"]} == {"completed"}
+        mean = padded_mean(sent_adapters(grid, 4), dict.fromkeys(range(4), 1.0), 0, "attn.q", 2)
+        for found, expected in zip(written(folder, 0, "attn.q"), mean, strict=True):
+            np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-9)
+
+    def test_a_sampled_client_that_is_gone_is_not_replaced(self, bench: Bench) -> None:
+        """Another one would not have the global adapters."""
+        changes = self.SAMPLED | {"lora__rank": 8}  # too large for one part
+        grid = bench.grid(**changes)
+        lost: list[int] = []
+
+        def lose_a_delivery(request: Message, reply: Message) -> Message | None:
+            header = read(request.content).header
+            if header.kind == "deliver" and header.server_round == 2 and (not lost or header.rank in lost):
+                return lost.append(header.rank)
+            return reply
+
+        grid.tamper = dict.fromkeys(range(4), lose_a_delivery)
+        folder = bench.run(grid, **changes)
+        assert len(letters(grid, 2, "train")) == 1
+        dropped = [client["rank"] for client in summary(folder)["clients"] if client["status"] == "dropped"]
+        assert dropped == [lost[0]]
+
+    # ----- numbers that no training makes -----------------------------------------------------------------------------
+
+    @pytest.mark.parametrize("aggregation", ["factors", "svd"])
+    @pytest.mark.parametrize("added", [0.3, 1e10, 3e37])
+    def test_a_client_with_numbers_that_no_training_makes_loses_its_contribution(
+        self, bench: Bench, aggregation: str, added: float
+    ) -> None:
+        changes = {"fedpetuning__aggregation": aggregation, "evaluation__own_text": False, "part_bytes": 1 << 20}
+        grid = bench.grid(**changes)
+        grid.tamper[3] = added_to_b(added)
+        document = summary(folder := bench.run(grid, **changes))
+        assert [client["status"] for client in document["clients"]] == ["completed"] * 3 + ["dropped"]
+        assert document["clients"][3]["reason"] == (
+            "train: reply refused: block-0000 attn.q.lora_b: a number is larger than 2 steps of "
+            "training.learning-rate = 0.01 can make it"
+        )
+        without_it = bench.grid(**changes)
+        without_it.tamper[3] = lambda request, reply: reply if read(request.content).header.kind == "enrol" else None
+        assert model_files(folder) == model_files(bench.run(without_it, **changes))
+
+    @pytest.mark.parametrize("aggregation", ["factors", "svd"])
+    @pytest.mark.parametrize("payload", ["float32", "bfloat16", "nf4"])
+    @pytest.mark.parametrize("rate", [1e-6, 0.5])
+    def test_honest_clients_stay_below_the_limit(self, bench: Bench, aggregation: str, payload: str, rate: float) -> None:
+        """Also where balanced factors make A much smaller, and what NF4 lost of the larger one is added to it."""
+        changes = {
+            "fedpetuning__aggregation": aggregation,
+            "fedpetuning__payload": payload,
+            "fedpetuning__rounds": 3,
+            "training__learning_rate": rate,
+            "training__weight_decay": 0.1,
+            "evaluation__own_text": False,
+            "evaluation__centralized": "off",
+            "evaluation__local_only": False,
+            "lora__merge": False,
+        }
+        clients = summary(bench.run(**changes))["clients"]
+        assert {client["status"] for client in clients} == {"completed"}
+
+    # ----- payloads ---------------------------------------------------------------------------------------------------
+
+    @pytest.mark.parametrize("payload", ["bfloat16", "nf4"])
+    def test_bytes_of_blobs_are_those_of_the_formulas_and_feedback_matters(self, bench: Bench, payload: str) -> None:
+        models = []
+        for feedback in (True, False):
+            changes = {"fedpetuning__payload": payload, "fedpetuning__error_feedback": feedback}
+            grid, requests = bench.grid(**changes), []
+            grid.before_push = requests.append
+            models.append(model_files(bench.run(grid, **changes)))
+            up = [blob for number in (1, 2) for kind in ("train", "fetch") for blob in self._blobs(grid, number, kind)]
+            asked = [read(request.content) for request in requests]
+            down = [blob for letter in asked if letter.header.kind in ("train", "deliver") for blob in letter.blobs.values()]
+            assert len(up) == 2 * 2 * 4  # blocks, rounds, clients
+            assert len(down) == 2 * 2 * 4  # blocks, the second round and the result, clients
+            assert {num_data_bytes(blob) for blob in up + down} == {block_bytes(payload, 2)}
+        assert models[0] != models[1]
+
+    def _blobs(self, grid: Any, server_round: int, kind: str) -> list[bytes]:
+        replies = letters(grid, server_round, kind)
+        return [blob for rank in replies for letter in replies[rank] for blob in letter.blobs.values()]
+
+    def test_the_first_round_s_blobs_are_what_was_trained_rounded(self, bench: Bench) -> None:
+        exact, rounded = bench.grid(), bench.grid(fedpetuning__payload="bfloat16")
+        bench.run(exact, fedpetuning__rounds=1)
+        bench.run(rounded, fedpetuning__payload="bfloat16", fedpetuning__rounds=1)
+        trained, found = sent_adapters(exact, 1), sent_adapters(rounded, 1)
+        for rank, blobs in trained.items():
+            for key, tensors in blobs.items():
+                assert tensors
+                for name, tensor in tensors.items():
+                    assert torch.equal(found[rank][key][name], tensor.to(torch.bfloat16))
+
+    def test_feedback_is_left_out_where_the_svd_turns_the_adapters(self, bench: Bench) -> None:
+        """What rounding lost of A and B belongs to other directions there."""
+        changes = {"fedpetuning__payload": "nf4", "fedpetuning__aggregation": "svd"}
+        found = [model_files(bench.run(**changes, fedpetuning__error_feedback=feedback)) for feedback in (True, False)]
+        assert found[0] == found[1]
+
+    # ----- the optimiser ----------------------------------------------------------------------------------------------
+
+    @pytest.mark.parametrize("kept", [True, False])
+    def test_two_rounds_of_one_client_are_one_of_twice_the_steps_if_its_optimiser_goes_on(
+        self, tmp_path: Path, kept: bool
+    ) -> None:
+        """Averaging one client's adapters changes nothing; forgetting its moments does."""
+        bench = Bench(
+            tmp_path, self.method, self.settings | {"fedpetuning.keep-optimizer": kept, "evaluation.own-text": False}, 1
+        )
+        at_once = bench.run(fedpetuning__rounds=1, training__steps=4)
+        in_two = bench.run(fedpetuning__rounds=2, training__steps=2)
+        assert (model_files(at_once) == model_files(in_two)) == kept
+
+    # ----- layers -----------------------------------------------------------------------------------------------------
+
+    def test_only_the_layers_that_were_chosen_change(self, bench: Bench) -> None:
+        folder = bench.run(lora__layers="1")
+        paths = (bench.model, folder / "model")
+        base, merged = (AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).state_dict() for path in paths)
+        changed = {name for name, value in base.items() if not torch.equal(value, merged[name])}
+        assert changed == {f"model.layers.1.self_attn.{matrix}_proj.weight" for matrix in "qv"}
+
+    # ----- resumption -------------------------------------------------------------------------------------------------
+
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {"fedpetuning__payload": "nf4", "fedpetuning__aggregation": "svd"},
+            {"fedpetuning__payload": "nf4", "fedpetuning__keep_optimizer": True},
+        ],
+        ids=["svd", "carried"],
+    )
+    def test_killed_in_the_middle_of_a_round_and_resumed_equals_never_killed(
+        self, bench: Bench, changes: dict[str, Any]
+    ) -> None:
+        changes = {"fedpetuning__rounds": 3, **changes}
+        uninterrupted = bench.run(**changes)
+        grid, trained = bench.grid(**changes), []
+
+        def kill(message: Message) -> None:
+            header = read(message.content).header
+            if (header.kind, header.server_round) == ("train", 2):
+                trained.append(header.rank)
+                if len(trained) == 3:
+                    raise Killed
+
+        grid.before_push = kill
+        with pytest.raises(Killed):
+            bench.run(grid, **changes)
+        (folder,) = set((bench.folder / "runs").iterdir()) - {uninterrupted}
+        resumed = bench.run(bench.grid(**changes), resume_from=str(folder), **changes)
+        assert results(resumed) == results(uninterrupted)
+        assert summary(resumed) == summary(uninterrupted)
+
+    # ----- what a site refuses ----------------------------------------------------------------------------------------
+
+    def _train(self, grid: InProcessGrid, server_round: int, blobs: dict[str, bytes] | None = None, limit: int = 2) -> Letter:
+        """The reply of the first client to an order."""
+        header = Header.model_validate(
+            {
+                "schema_version": SCHEMA_VERSION, "kind": "train", "method": "fedpetuning", "lineage": "by-hand", "attempt": 1,
+                "server_round": server_round, "rank": 0, "part": 0, "num_parts": 1,
+            }
+        )  # fmt: skip
+        node, context = next(iter(grid.contexts.items()))
+        message = address(Letter(header, {"rank_limit": limit}, blobs or {}), node, 60.0)
+        return read(grid.app(message, context).content)
+
+    def test_a_round_is_answered_once_and_none_before_it(self, bench: Bench) -> None:
+        changes = {"evaluation__own_text": False, "part_bytes": 1 << 20, "fedpetuning__rounds": 3}
+        grid = bench.grid(**changes)
+        first = self._train(grid, 1)
+        assert first.header.status == "ok"
+        second = self._train(grid, 2, first.blobs)
+        assert second.header.status == "ok"
+        again = self._train(grid, 2, first.blobs)
+        assert (again.blobs, again.scalars) == (second.blobs, second.scalars)
+        for reply, words in (
+            (self._train(grid, 2, second.blobs), "this client answered another order of round 2"),
+            (self._train(grid, 1), "this client answered round 2; round 1 is over"),
+            (self._train(grid, 0), "a train of round 0 does not exist"),
+            (self._train(grid, 4, first.blobs), "a train of round 4 does not exist"),
+            (self._train(grid, 3, first.blobs, limit=10**30), "rank_limit is above 2"),
+        ):
+            assert reply.header.status == "failed"
+            assert words in reply.scalars["reason"]
+            assert not reply.blobs
+
+    @pytest.mark.parametrize(("least", "status"), [(4, "ok"), (5, "failed")])
+    def test_a_site_refuses_a_round_of_few_sequences(self, bench: Bench, least: int, status: str) -> None:
+        """Two steps of two sequences."""
+        grid = bench.grid(evaluation__own_text=False)
+        next(iter(grid.contexts.values())).node_config["least-samples"] = least
+        reply = self._train(grid, 1)
+        assert reply.header.status == status
+        assert status == "ok" or reply.scalars["reason"].startswith("least-samples = 5: a round of this run rests on fewer")
+
+    # ----- the adapter ------------------------------------------------------------------------------------------------
+
+    def test_an_export_that_fails_its_check_costs_no_figures(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+        def differ(*_: object) -> None:
+            raise ExportError("adapter: logits of the reloaded model differ by 7")
+
+        monkeypatch.setattr("server_app.outcome.check_adapter", differ)
+        with pytest.raises(ExportError, match="differ by 7"):
+            bench.run()
+        (folder,) = (bench.folder / "runs").iterdir()
+        document = summary(folder)
+        assert document["status"] == "failed"
+        assert "differ by 7" in document["reason"]
+        assert document["metrics"][0]["values"]["federated"] < document["metrics"][0]["values"]["dense"]
+        assert (folder / "adapter" / "adapter_model.safetensors").exists()
+
+    def test_plain_peft_loads_the_adapter_to_the_logits_of_the_merged_model(self, bench: Bench) -> None:
+        folder = bench.run()
+        tokens = torch.arange(40).view(2, 20) + 60
+        base, merged = (
+            AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32) for path in (bench.model, folder / "model")
+        )
+        with torch.no_grad():
+            before = base(input_ids=tokens).logits
+            tuned = PeftModel.from_pretrained(base, str(folder / "adapter")).eval()(input_ids=tokens).logits
+            whole = merged(input_ids=tokens).logits
+        assert (tuned - before).abs().max() > 0.01
+        torch.testing.assert_close(tuned, whole, rtol=0.05, atol=0.05)  # the merged weights are rounded to bfloat16

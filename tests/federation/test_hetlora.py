@@ -1,0 +1,315 @@
+"""HetLoRA keeps the promises of every method: every client its own rank, norms as weights, ranks that clients give up."""
+
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from adapters_sent import (
+    PATHS,
+    added_to_b,
+    factors,
+    letters,
+    norm_weights,
+    num_data_bytes,
+    padded_mean,
+    sent_adapters,
+    svd_mean,
+    written,
+)
+from bench import Bench, events, private_text, results, summary
+from flwr.app import Array, Message
+from in_process import InProcessGrid
+from promises import Killed, Promises
+from safetensors.torch import load, save
+
+import client_app.tuning
+from espalier.settings.mistakes import Mistake
+from espalier.wire.messages import Letter, read
+from espalier.wire.payload import STYPE
+from strategies.rounds import RunFailed
+
+SIDES = 16 + 16 + 16 + 8
+"""Inputs and outputs of the adapted matrices of one block of the bench's model, which has two blocks."""
+PRUNED = {
+    "hetlora__regularisation": 50.0,
+    "hetlora__rounds": 3,
+    "training__steps": 4,
+    "training__schedule": "linear",
+}
+"""A penalty beside which nothing counts, and ever smaller steps: in round two every client gives up half of its ranks."""
+
+
+def limits(requests: list[Message], server_round: int, kind: str = "train") -> dict[int, int]:
+    """The rank limit of each client's orders in a round."""
+    asked = [read(request.content) for request in requests]
+    chosen = [letter for letter in asked if (letter.header.kind, letter.header.server_round) == (kind, server_round)]
+    return {letter.header.rank: letter.scalars["rank_limit"] for letter in chosen}
+
+
+def assert_zero_beyond(letter: Letter, rank: int) -> None:
+    for blob in letter.blobs.values():
+        for name, tensor in load(blob).items():
+            beyond = tensor[rank:] if name.endswith("lora_a") else tensor[:, rank:]
+            within = tensor[:rank] if name.endswith("lora_a") else tensor[:, :rank]
+            assert not beyond.any()
+            assert within.any()
+
+
+class TestHetLoRA(Promises):
+    """Two rounds of a few steps on two matrices of each block, with ranks 2, 4, 8 and 8."""
+
+    method = "hetlora"
+    settings: ClassVar[dict[str, Any]] = {
+        "hetlora.rounds": 2,
+        "hetlora.ranks": "2,4,8",
+        "hetlora.gamma": 0.5,
+        "training.steps": 2,
+        "training.batch-size": 2,
+        "training.learning-rate": 0.01,
+        "lora.rank": 8,
+        "lora.alpha": 16.0,
+        "lora.merge": True,
+    }
+    last_round = 1
+    result_round = 3
+    cuts_windows = "all_windows"
+
+    # ----- ranks ------------------------------------------------------------------------------------------------------
+
+    def test_adapters_of_every_rank_travel_with_its_shapes(self, bench: Bench) -> None:
+        changes = {"hetlora__self_pruning": False}
+        grid, requests = bench.grid(**changes), list[Message]()
+        grid.before_push = requests.append
+        clients = summary(bench.run(grid, **changes))["clients"]
+        assert limits(requests, 1) == limits(requests, 2) == {0: 2, 1: 4, 2: 8, 3: 8}
+        assert limits(requests, 3, "deliver") == dict.fromkeys(range(4), 8)  # the result is whole
+        assert [client["metrics"]["lora_rank"] for client in clients] == [2, 4, 8, 8]
+        for rank, lora_rank in enumerate((2, 4, 8, 8)):
+            replies = [letter for kind in ("train", "fetch") for letter in letters(grid, 1, kind).get(rank, [])]
+            blobs = [blob for letter in replies for blob in letter.blobs.values()]
+            assert [num_data_bytes(blob) for blob in blobs] == [4 * lora_rank * SIDES] * 2
+            shapes = {name: tuple(tensor.shape) for name, tensor in load(blobs[0]).items()}
+            assert shapes["attn.q.lora_a"] == (lora_rank, 16)
+            assert shapes["attn.v.lora_b"] == (8, lora_rank)
+
+    def test_a_client_begins_a_round_with_the_first_ranks_of_the_global_adapters(self, bench: Bench) -> None:
+        grid, requests = bench.grid(), list[Message]()
+        grid.before_push = requests.append
+        bench.run(grid)
+        sent, brought = sent_adapters(grid, 1), dict[int, dict[str, torch.Tensor]]()
+        for request in requests:
+            letter = read(request.content)
+            if letter.header.kind in ("deliver", "train") and letter.header.server_round == 2:
+                for blob in letter.blobs.values():
+                    brought.setdefault(letter.header.rank, load(blob))  # the first block comes first
+        b, a = padded_mean(sent, norm_weights(sent), 0, "attn.v", 8)
+        for rank, lora_rank in enumerate((2, 4, 8, 8)):
+            np.testing.assert_allclose(brought[rank]["attn.v.lora_b"].numpy(), b[:, :lora_rank], rtol=1e-5, atol=1e-8)
+            np.testing.assert_allclose(brought[rank]["attn.v.lora_a"].numpy(), a[:lora_rank], rtol=1e-5, atol=1e-8)
+
+    def test_without_ranks_a_client_s_capability_decides(self, bench: Bench) -> None:
+        grid, requests = bench.grid(hetlora__ranks=""), list[Message]()
+        grid.before_push = requests.append
+        for context, capability in zip(grid.contexts.values(), (4.0, 2.0, 0.1, 3.0), strict=True):
+            context.node_config["capability"] = capability
+        document = summary(bench.run(grid, hetlora__ranks=""))
+        assert limits(requests, 1) == {0: 8, 1: 4, 2: 1, 3: 6}
+        assert {client["status"] for client in document["clients"]} == {"completed"}
+
+    def test_a_client_that_no_round_asked_trains_alone_at_its_own_rank(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        ranks, alone = {}, client_app.tuning._alone
+
+        def noted(site: Any, state: Any, header: Any, adapters: Any) -> Any:
+            ranks[header.rank] = max(adapter.rank for _, adapter in adapters)
+            return alone(site, state, header, adapters)
+
+        monkeypatch.setattr(client_app.tuning, "_alone", noted)
+        changes = {"hetlora__ranks": "", "hetlora__rounds": 1, "hetlora__sampled_clients": 0.25}
+        grid = bench.grid(**changes)
+        for context, capability in zip(grid.contexts.values(), (4.0, 2.0, 0.1, 3.0), strict=True):
+            context.node_config["capability"] = capability
+        bench.run(grid, **changes)
+        assert ranks == {0: 8, 1: 4, 2: 1, 3: 6}
+
+    def test_measured_and_stated_capabilities_do_not_mix(self, bench: Bench) -> None:
+        grid = bench.grid(hetlora__ranks="")
+        next(iter(grid.contexts.values())).node_config["capability"] = 0.0
+        with pytest.raises(Mistake, match=r"node-00000 measured its own, .* or set hetlora.ranks"):
+            bench.run(grid, hetlora__ranks="")
+
+    # ----- the average ------------------------------------------------------------------------------------------------
+
+    def _last(self, bench: Bench, **changes: Any) -> tuple[InProcessGrid, Any]:
+        changes |= {"hetlora__rounds": 1, "evaluation__own_text": False}
+        grid = bench.grid(**changes)
+        return grid, bench.run(grid, **changes)
+
+    def test_zero_padded_factors_are_averaged_by_norms(self, bench: Bench) -> None:
+        grid, folder = self._last(bench)
+        sent = sent_adapters(grid, 1)
+        weights = norm_weights(sent)
+        assert len(set(weights.values())) == 4
+        for block in (0, 1):
+            for matrix in PATHS:
+                means = padded_mean(sent, weights, block, matrix, 8)
+                for found, mean in zip(written(folder, block, matrix), means, strict=True):
+                    np.testing.assert_allclose(found, mean, rtol=1e-5, atol=1e-9)
+
+    @pytest.mark.parametrize("weights", ["norms", "samples"])
+    def test_updates_are_averaged_and_approximated(self, bench: Bench, weights: str) -> None:
+        grid, folder = self._last(bench, hetlora__aggregation="svd", hetlora__client_weights=weights)
+        sent = sent_adapters(grid, 1)
+        samples = {rank: float(replies[0].scalars["samples"]) for rank, replies in letters(grid, 1, "train").items()}
+        for matrix in PATHS:
+            expected = svd_mean(sent, norm_weights(sent) if weights == "norms" else samples, 1, matrix, 8)
+            assert np.abs(expected).max() > 1e-4
+            np.testing.assert_allclose(np.matmul(*written(folder, 1, matrix)), expected, rtol=1e-4, atol=1e-8)
+
+    def test_where_nobody_changed_anything_all_weigh_alike(self, bench: Bench) -> None:
+        """B is zero at first, and at a vanishing learning rate nothing that float32 can hold is added to it."""
+        grid, folder = self._last(bench, training__learning_rate=1e-300)
+        sent = sent_adapters(grid, 1)
+        assert set(norm_weights(sent).values()) == {0.0}
+        mean_b, mean_a = padded_mean(sent, dict.fromkeys(sent, 1.0), 0, "attn.q", 8)
+        b, a = written(folder, 0, "attn.q")
+        assert not b.any()
+        assert not mean_b.any()
+        np.testing.assert_allclose(a, mean_a, rtol=1e-6)
+
+    def test_equal_clients_give_what_each_of_them_trained(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+        for client in range(bench.num_clients):
+            (bench.folder / f"text-{client}.txt").write_text(private_text(0))
+        monkeypatch.setattr("client_app.tuning.derive_seed", lambda *_, **__: 5)  # each goes through its text in one order
+        grid, folder = self._last(bench, hetlora__ranks="8")
+        sent = sent_adapters(grid, 1)
+        for matrix in PATHS:
+            for found, expected in zip(written(folder, 1, matrix), factors(sent, 3, 1, matrix), strict=True):
+                np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-9)
+
+    def test_one_client_of_rank_2_and_one_of_8(self, bench: Bench) -> None:
+        """Ranks that one client lacks are the other's, times its share; with the SVD both updates are there whole."""
+        for aggregation in ("zero-pad", "svd"):
+            grid, folder = self._last(bench, hetlora__ranks="2,8", num_clients=2, hetlora__aggregation=aggregation)
+            sent = sent_adapters(grid, 1)
+            assert sorted(sent) == [0, 1]
+            norms = norm_weights(sent)
+            share = norms[1] / (norms[0] + norms[1])
+            (b_2, a_2), (b_8, a_8) = (factors(sent, rank, 0, "attn.q") for rank in (0, 1))
+            b, a = written(folder, 0, "attn.q")
+            if aggregation == "zero-pad":
+                np.testing.assert_allclose(b[:, 2:], share * b_8[:, 2:], rtol=1e-5, atol=1e-9)
+                np.testing.assert_allclose(a[:2], (1 - share) * a_2 + share * a_8[:2], rtol=1e-5, atol=1e-9)
+            else:
+                mean = (1 - share) * b_2 @ a_2 + share * b_8 @ a_8
+                values = np.linalg.svd(mean, compute_uv=False)
+                error = np.linalg.norm(b @ a - mean)
+                assert error == pytest.approx(float(np.sqrt((values[8:] ** 2).sum())), rel=1e-2, abs=1e-8)
+
+    @pytest.mark.parametrize("aggregation", ["zero-pad", "svd"])
+    def test_a_client_with_numbers_that_no_training_makes_loses_its_contribution(self, bench: Bench, aggregation: str) -> None:
+        changes = {"hetlora__aggregation": aggregation, "part_bytes": 1 << 20}
+        grid = bench.grid(**changes)
+        grid.tamper[1] = added_to_b(100.0)
+        clients = summary(bench.run(grid, **changes))["clients"]
+        assert [client["status"] for client in clients] == ["completed", "dropped", "completed", "completed"]
+        assert "lora_b: a number is larger than 2 steps" in clients[1]["reason"]
+
+    @pytest.mark.parametrize("aggregation", ["zero-pad", "svd"])
+    def test_honest_clients_of_all_ranks_stay_below_the_limit(self, bench: Bench, aggregation: str) -> None:
+        changes = PRUNED | {"hetlora__aggregation": aggregation, "hetlora__payload": "nf4", "training__learning_rate": 1e-6}
+        assert {client["status"] for client in summary(bench.run(**changes))["clients"]} == {"completed"}
+
+    # ----- self-pruning -----------------------------------------------------------------------------------------------
+
+    def test_self_pruning_lowers_a_rank_and_the_next_round_s_order_has_it(self, bench: Bench) -> None:
+        grid, requests = bench.grid(**PRUNED), list[Message]()
+        grid.before_push = requests.append
+        folder = bench.run(grid, **PRUNED)
+        assert limits(requests, 1) == limits(requests, 2) == {0: 2, 1: 4, 2: 8, 3: 8}  # B is zero before the first round
+        assert limits(requests, 3) == {0: 1, 1: 2, 2: 4, 3: 4}
+        for rank, replies in letters(grid, 2, "train").items():
+            kept = replies[0].scalars["rank"]
+            assert kept == {0: 1, 1: 2, 2: 4, 3: 4}[rank]
+            for letter in [*replies, *letters(grid, 2, "fetch").get(rank, [])]:
+                assert_zero_beyond(letter, kept)
+                assert {len(t) for b in letter.blobs.values() for n, t in load(b).items() if n.endswith("a")} == {2 * kept}
+        pruned = [(event["rank"], event["lora_rank"]) for event in events(folder) if event["event"] == "rank_pruned"]
+        assert pruned[:4] == [(0, 1), (1, 2), (2, 4), (3, 4)]
+
+    def test_without_it_ranks_stay(self, bench: Bench) -> None:
+        changes = PRUNED | {"hetlora__self_pruning": False}
+        grid, requests = bench.grid(**changes), list[Message]()
+        grid.before_push = requests.append
+        bench.run(grid, **changes)
+        assert limits(requests, 3) == {0: 2, 1: 4, 2: 8, 3: 8}
+
+    @pytest.mark.parametrize("payload", ["bfloat16", "nf4"])
+    def test_a_pruned_rank_stays_zero_whatever_was_rounded_before(self, bench: Bench, payload: str) -> None:
+        """What earlier payloads lost of a rank that is given up is lost for good; ranks go on falling from round to round."""
+        changes = PRUNED | {"hetlora__payload": payload, "hetlora__rounds": 4}
+        grid, requests = bench.grid(**changes), list[Message]()
+        grid.before_push = requests.append
+        assert {client["status"] for client in summary(bench.run(grid, **changes))["clients"]} == {"completed"}
+        assert limits(requests, 3) == {0: 1, 1: 2, 2: 4, 3: 4}
+        assert limits(requests, 4)[0] == 1
+
+    def test_killed_after_ranks_fell_and_resumed_equals_never_killed(self, bench: Bench) -> None:
+        changes = PRUNED | {"hetlora__payload": "nf4"}
+        uninterrupted = bench.run(**changes)
+        grid, trained = bench.grid(**changes), []
+
+        def kill(message: Message) -> None:
+            header = read(message.content).header
+            if (header.kind, header.server_round) == ("train", 3):
+                trained.append(header.rank)
+                if len(trained) == 3:
+                    raise Killed
+
+        grid.before_push = kill
+        with pytest.raises(Killed):
+            bench.run(grid, **changes)
+        (folder,) = set((bench.folder / "runs").iterdir()) - {uninterrupted}
+        resumed = bench.run(bench.grid(**changes), resume_from=str(folder), **changes)
+        assert results(resumed) == results(uninterrupted)
+        assert summary(resumed) == summary(uninterrupted)
+
+    # ----- what a client may say of its rank --------------------------------------------------------------------------
+
+    def test_a_rank_that_its_adapters_belie_costs_the_sender_alone(self, bench: Bench) -> None:
+        def claim(rank: int) -> Any:
+            def tamper(request: Message, reply: Message) -> Message:
+                if read(request.content).header.kind == "train":
+                    reply.content["scalars"]["rank"] = rank
+                return reply
+
+            return tamper
+
+        grid = bench.grid()
+        grid.tamper = {1: claim(1), 2: claim(9)}
+        clients = summary(bench.run(grid))["clients"]
+        assert [client["status"] for client in clients] == ["completed", "dropped", "dropped", "completed"]
+        assert "not zero beyond rank 1, which the client reports" in clients[1]["reason"]
+        assert "rank is above 8, the order's rank_limit" in clients[2]["reason"]
+
+    def test_later_parts_are_held_against_the_reported_rank_too(self, bench: Bench) -> None:
+        def fill(request: Message, reply: Message) -> Message:
+            header = read(request.content).header
+            if (header.kind, header.server_round) == ("fetch", 2):
+                for key, blob in list(reply.content["blobs"].items()):
+                    full = {name: torch.ones_like(tensor) for name, tensor in load(blob.data).items()}
+                    reply.content["blobs"][key] = Array("", (), STYPE, save(full))
+            return reply
+
+        grid = bench.grid(**PRUNED)
+        grid.tamper = {3: fill}
+        clients = summary(bench.run(grid, **PRUNED))["clients"]
+        assert [client["status"] for client in clients] == ["completed", "completed", "completed", "dropped"]
+        assert "not zero beyond rank 4, which the client reports" in clients[3]["reason"]
+
+    def test_egress_holds_back_what_is_not_zero_beyond_the_rank(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("client_app.tuning.cut_to_rank", lambda tensors, _: dict(tensors))
+        with pytest.raises(RunFailed, match="egress check: blobs: not zero beyond rank"):
+            bench.run(**PRUNED)

@@ -1,0 +1,269 @@
+"""Tuning on the items of a task: decoders on options and written answers, encoders with a classification head."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from bench import Bench, model_files, summary
+from in_process import InProcessGrid
+from peft import PeftModel
+from safetensors.torch import load, load_file
+from tiny_model import WORDS, save_tiny_llama, save_tiny_roberta
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+
+from espalier.settings.mistakes import Mistake
+from espalier.wire.messages import read
+from strategies.rounds import RunFailed
+
+TUNING = {
+    "fedpetuning.rounds": 2,
+    "training.steps": 3,
+    "training.batch-size": 4,
+    "training.learning-rate": 0.02,
+    "lora.rank": 2,
+    "task.max-tokens": 40,
+    "data.source": "jsonl",
+    "evaluation.own-text": False,
+}
+
+
+def reviews(client: int, number: int = 60) -> list[dict[str, Any]]:
+    """Sentences whose first word says their class."""
+    generator = random.Random(f"review {client}")
+    records = []
+    for _ in range(number):
+        label = generator.randrange(2)
+        words = generator.choices(WORDS, k=5)
+        records.append(
+            {"sentence": " ".join(["oak" if label else "fir", *words, str(generator.randrange(1000))]), "label": label}
+        )
+    return records
+
+
+def instructions(client: int, number: int = 40) -> list[dict[str, Any]]:
+    generator = random.Random(f"instruction {client}")
+    return [
+        {
+            "instruction": " ".join(generator.choices(WORDS, k=4)),
+            "context": "",
+            "response": " ".join(generator.choices(WORDS, k=3)),
+            "category": generator.choice(["open_qa", "closed_qa"]),
+        }
+        for _ in range(number)
+    ]
+
+
+def write(path: Path, records: list[dict[str, Any]]) -> Path:
+    path.write_text("\n".join(map(json.dumps, records)) + "\n")
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "state"))
+    for name in ("client_text", "client_items"):
+        monkeypatch.setattr(f"espalier.corpora.{name}.LEAST_PREDICTIONS", 3)
+    monkeypatch.setattr("espalier.corpora.client_items.LEAST_ITEMS", 3)
+    return tmp_path
+
+
+def bench_of(folder: Path, task: str, records: Any, **more: Any) -> Bench:
+    """Four clients with a file of records each, and a public one."""
+    paths = {"data.path": str(folder / "text-{rank}.txt"), "task.test-path": str(folder / "test.jsonl")}
+    bench = Bench(folder, "fedpetuning", TUNING | paths | {"task.name": task} | more)
+    for client in range(bench.num_clients):
+        write(folder / f"text-{client}.txt", records(client))
+    write(folder / "test.jsonl", records(99))
+    return bench
+
+
+def metric(document: dict[str, Any], name: str) -> dict[str, Any]:
+    (found,) = [entry for entry in document["metrics"] if entry["name"] == name and entry["dataset"] != "public"]
+    return found
+
+
+def test_a_decoder_on_options(folder: Path) -> None:
+    bench = bench_of(folder, "sst2", reviews)
+    document = summary(bench.run())
+    assert {entry["name"] for entry in document["metrics"]} == {"perplexity", "acc", "acc_norm", "loss"}
+    loss, accuracy = metric(document, "loss"), metric(document, "acc")
+    assert loss["values"]["federated"] < loss["values"]["dense"]
+    assert loss["values"]["centralized"] < loss["values"]["dense"]
+    assert loss["values"]["local_only"] < loss["values"]["dense"]
+    labels = [record["label"] for record in reviews(99)]
+    assert accuracy["chance"] == pytest.approx(max(sum(labels), 60 - sum(labels)) / 60)
+
+
+def test_a_decoder_on_written_answers_of_its_own(folder: Path) -> None:
+    """The federated loss on the public items is that of plain peft; own held-out items are evaluated on, too."""
+    bench = bench_of(folder, "dolly", instructions, **{"evaluation.own-text": True, "task.max-tokens": 400})
+    bench.model = save_tiny_llama(folder / "longer", positions=400)
+    run = bench.run()
+    document = summary(run)
+    base = AutoModelForCausalLM.from_pretrained(bench.model, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(bench.model)
+    tuned = PeftModel.from_pretrained(base, run / "adapter").eval()
+    total, count = 0.0, 0
+    for record in instructions(99):
+        prompt = (
+            "Below is an instruction that describes a task. Write a response that appropriately completes the request."
+            f"\n\n### Instruction:\n{record['instruction']}\n\n### Response:\n"
+        )
+        context = len(tokenizer(prompt.rstrip())["input_ids"])
+        tokens = torch.tensor(tokenizer(prompt + record["response"])["input_ids"])
+        with torch.no_grad():
+            logits = tuned(input_ids=tokens[None]).logits[0].log_softmax(-1)
+        total -= sum(float(logits[place - 1, tokens[place]]) for place in range(context, len(tokens)))
+        count += len(tokens) - context
+    assert metric(document, "loss")["values"]["federated"] == pytest.approx(total / count, rel=1e-3)
+    (own,) = [entry for entry in document["metrics"] if entry["dataset"] == "own-text"]
+    assert own["values"]["federated"] < own["values"]["dense"]
+    assert own["values"]["local_only"] < own["values"]["dense"]
+    assert {client["status"] for client in document["clients"]} == {"completed"}
+
+
+def test_a_few_answers_are_too_few_however_long_they_are(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And how many there are is not told."""
+    monkeypatch.setattr("espalier.corpora.client_items.LEAST_ITEMS", 10)
+    bench = bench_of(folder, "dolly", instructions, **{"evaluation.own-text": True, "task.max-tokens": 400})
+    bench.model = save_tiny_llama(folder / "longer", positions=400)
+    with pytest.raises(RunFailed, match=r"held-out items are fewer than 10, or give fewer than 3 predictions \(tokens"):
+        bench.run()
+
+
+@pytest.fixture
+def encoder(folder: Path) -> Bench:
+    bench = bench_of(folder, "sst2", reviews)
+    bench.model = save_tiny_roberta(folder / "encoder")
+    return bench
+
+
+def test_an_encoder_learns_and_its_head_is_averaged(encoder: Bench) -> None:
+    grid = encoder.grid(training__steps=12)
+    run = encoder.run(grid, training__steps=12)
+    document = summary(run)
+    accuracy = metric(document, "acc")
+    assert accuracy["values"]["federated"] > accuracy["chance"] + 0.2
+    heads: dict[int, dict[str, torch.Tensor]] = {}
+    for _, reply in grid.received:
+        letter = read(reply.content)
+        if letter.header.server_round == 2 and "head" in letter.blobs:
+            heads[letter.header.rank] = load(letter.blobs["head"])
+    samples = [client["metrics"]["samples"] for client in document["clients"]]
+    expected = sum(heads[rank]["head.out.weight"].double() * number for rank, number in enumerate(samples)) / sum(samples)
+    written = load_file(run / "adapter" / "adapter_model.safetensors")
+    (name,) = [name for name in written if "out_proj" in name and name.endswith("weight")]
+    assert torch.equal(written[name], expected.float())
+
+    base = AutoModelForSequenceClassification.from_pretrained(encoder.model, num_labels=2)
+    tuned = PeftModel.from_pretrained(base, run / "adapter").eval()
+    tokenizer, right = AutoTokenizer.from_pretrained(encoder.model), 0
+    for record in reviews(99):
+        with torch.no_grad():
+            right += int(tuned(**tokenizer(record["sentence"], return_tensors="pt")).logits.argmax()) == record["label"]
+    assert accuracy["values"]["federated"] == pytest.approx(right / 60)
+
+
+def test_an_encoder_is_merged_too(encoder: Bench) -> None:
+    """Plain transformers loads the merged model, classes and tokenizer with it, to the logits of the adapter in peft."""
+    run = encoder.run(lora__merge=True, fedpetuning__rounds=1)
+    merged = AutoModelForSequenceClassification.from_pretrained(run / "model").eval()
+    base = AutoModelForSequenceClassification.from_pretrained(encoder.model, num_labels=2)
+    tuned = PeftModel.from_pretrained(base, run / "adapter").eval()
+    rows = AutoTokenizer.from_pretrained(run / "model")(reviews(99)[0]["sentence"], return_tensors="pt")
+    with torch.no_grad():
+        assert torch.allclose(merged(**rows).logits, tuned(**rows).logits, atol=1e-5)
+    assert merged.config.id2label == {0: "negative", 1: "positive"}
+    assert type(merged).__name__ == merged.config.architectures[0] == "RobertaForSequenceClassification"
+
+
+def test_an_encoder_s_run_repeats_and_resumes(encoder: Bench) -> None:
+    assert model_files(encoder.run()) == model_files(encoder.run())
+
+
+def test_an_encoder_does_no_other_task(encoder: Bench) -> None:
+    with pytest.raises(Mistake, match=r"task.name = 'dolly': an encoder classifies; choose sst2, mnli or boolq"):
+        encoder.run(task__name="dolly")
+
+
+def test_what_is_wrong_with_the_test_items_is_told_before_anything_starts(folder: Path) -> None:
+    bench = bench_of(folder, "sst2", reviews)
+    with pytest.raises(Mistake, match=r"nowhere.jsonl: no such file; check task.test-path"):
+        bench.run(task__test_path=str(folder / "nowhere.jsonl"))
+    write(folder / "test.jsonl", [{"sentence": "oak", "label": 7}])
+    with pytest.raises(Mistake, match=r"test.jsonl: line 1"):
+        bench.run()
+    assert not (folder / "runs").exists()
+
+
+def test_sequences_longer_than_the_model_takes_are_refused_before_anything_starts(encoder: Bench) -> None:
+    """Of RoBERTa's 64 positions two are before the first token's: its padding token is number 1."""
+    with pytest.raises(Mistake, match=r"task.max-tokens = 63: the model has 62 positions; set it to 62 or less"):
+        encoder.run(task__max_tokens=63)
+    decoder = bench_of(encoder.folder, "sst2", reviews)
+    with pytest.raises(Mistake, match=r"task.max-tokens = 65: the model has 64 positions; set it to 64 or less"):
+        decoder.run(task__max_tokens=65)
+    assert not (encoder.folder / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "told"),
+    [
+        ("training__base", "nf4", r"training.base = 'nf4': .*q_proj.weight has 16 .*; set training.base to 'bfloat16'"),
+        ("lora__targets", "attn.z", r"lora.targets: the model has no attn.z"),
+        ("lora__rank", 17, r"lora.rank: 17 is larger than a side of attn.q"),
+    ],
+)
+def test_adapters_and_a_base_that_do_not_fit_the_model_are_refused_before_anything_starts(
+    folder: Path, key: str, value: object, told: str
+) -> None:
+    with pytest.raises(Mistake, match=told):
+        bench_of(folder, "sst2", reviews).run(**{key: value})
+    assert not (folder / "runs").exists()
+
+
+def sums(client: int, number: int = 40) -> list[dict[str, Any]]:
+    words = random.Random(f"sum {client}").choices(WORDS, k=number)
+    return [{"question": f"{word} {place}?", "answer": f"#### {place}"} for place, word in enumerate(words)]
+
+
+def test_answers_for_which_the_model_has_no_room_are_refused_before_anything_starts(folder: Path) -> None:
+    bench = bench_of(folder, "gsm8k", sums)
+    tokenizer = AutoTokenizer.from_pretrained(bench.model)
+    with pytest.raises(Mistake, match=r"has no token that ends a text, and answers of the task gsm8k end with it; name one"):
+        bench.run()
+    tokenizer.eos_token = "<s>"
+    tokenizer.save_pretrained(bench.model)
+    prompt = max(len(tokenizer(f"Question: {record['question']}\nAnswer:")["input_ids"]) for record in sums(99))
+    told = rf"task.answer-tokens = 256: .* {prompt} tokens, that makes {prompt + 256}, .* 64 .* to {64 - prompt} or less"
+    with pytest.raises(Mistake, match=told):
+        bench.run()
+    assert not (folder / "runs").exists()
+    document = summary(bench.run(task__answer_tokens=64 - prompt, task__max_test_items=2, fedpetuning__rounds=1))
+    assert 0 <= metric(document, "strict-match")["values"]["federated"] <= 1
+
+
+@pytest.mark.parametrize("source", ["documentation", "jsonl"])
+def test_in_a_deployment_sites_bring_the_data_and_one_without_costs_its_own_contribution(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    monkeypatch.setattr("server_app.app.GrpcGrid", InProcessGrid)
+    changes: dict[str, Any] = {"data__source": source, "data__path": "", "fedpetuning__rounds": 1}
+    bench = bench_of(folder, "sst2", reviews)
+    grid = bench.grid(**changes)
+    (without,) = [context for context in grid.contexts.values() if context.node_config["partition-id"] == 1]
+    without.node_config.pop("data-path")
+    clients = summary(bench.run(grid, **changes))["clients"]
+    assert [client["status"] for client in clients] == ["completed", "dropped", "completed", "completed"]
+    assert "data-path: this site names no file of its own" in clients[1]["reason"]
+
+
+def test_a_client_without_items_costs_its_own_contribution(folder: Path) -> None:
+    bench = bench_of(folder, "sst2", reviews)
+    (folder / "text-2.txt").write_text("{}\n")
+    clients = summary(bench.run())["clients"]
+    assert [client["status"] for client in clients] == ["completed", "completed", "dropped", "completed"]
+    assert "line 1" in clients[2]["reason"]

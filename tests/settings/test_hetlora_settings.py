@@ -1,0 +1,67 @@
+"""Settings of HetLoRA: ranks, and what does not fit the adapters."""
+
+from typing import Any
+
+import pytest
+
+from espalier.settings.mistakes import Mistake
+from espalier.settings.run import parse
+
+
+def hetlora(**changes: Any) -> dict[str, Any]:
+    """A run of the method, of which some keys are changed; two underscores are a dot, one is a hyphen."""
+    return {"method": "hetlora"} | {key.replace("__", ".").replace("_", "-"): value for key, value in changes.items()}
+
+
+def test_each_client_has_its_rank_and_the_last_one_repeats() -> None:
+    settings = parse(hetlora(hetlora__ranks=" 2, 4,8 "))
+    assert [settings.job.rank_limit_of(client, settings.lora) for client in range(5)] == [2, 4, 8, 8, 8]
+
+
+def test_where_capability_decides_a_client_by_itself_takes_the_largest() -> None:
+    settings = parse(hetlora(lora__rank=6))
+    assert settings.job.rank_limit_of(0, settings.lora) == 6
+
+
+@pytest.mark.parametrize("ranks", ["2;4", "0,8", "8,", "-8", "2.5", "eight", "\u0968"])
+def test_what_is_no_list_of_ranks_is_refused(ranks: str) -> None:
+    with pytest.raises(Mistake, match=r"hetlora.ranks = .*is no comma-separated list of ranks from 1 on, for instance 2,4,8"):
+        parse(hetlora(hetlora__ranks=ranks))
+
+
+@pytest.mark.parametrize("method", ["fedpetuning", "hetlora"])
+def test_an_optimiser_cannot_go_on_through_the_svd(method: str) -> None:
+    with pytest.raises(
+        Mistake, match=rf"^.*\n  {method}.keep-optimizer = true: {method}.aggregation = 'svd' gives the adapters"
+    ):
+        parse({"method": method, f"{method}.keep-optimizer": True, f"{method}.aggregation": "svd"})
+
+
+@pytest.mark.parametrize(("ranks", "largest"), [("2,4", 4), ("2,16", 16)])
+def test_the_largest_rank_is_that_of_the_adapters(ranks: str, largest: int) -> None:
+    with pytest.raises(Mistake) as caught:
+        parse(hetlora(hetlora__ranks=ranks, lora__rank=8))
+    expected = f"hetlora.ranks = '{ranks}': the largest is {largest}, that of lora.rank is 8; make them equal"
+    assert str(caught.value).splitlines()[1:] == [f"  {expected}"]
+
+
+def test_ranks_that_do_not_fit_are_told_together_with_other_mistakes() -> None:
+    with pytest.raises(Mistake) as caught:
+        parse(hetlora(hetlora__ranks="2,4", lora__rank=8, seed=-1))
+    assert sorted(line.split()[0] for line in str(caught.value).splitlines()[1:]) == ["hetlora.ranks", "seed"]
+
+
+def test_a_pattern_may_have_the_largest_rank() -> None:
+    assert parse(hetlora(hetlora__ranks="2,16", lora__rank_pattern="attn.q=16")).job.ranks == "2,16"
+    with pytest.raises(Mistake, match=r"the largest is 8, that of lora.rank-pattern is 16"):
+        parse(hetlora(hetlora__ranks="2,8", lora__rank_pattern="attn.q=16"))
+
+
+def test_another_method_does_not_look_at_them() -> None:
+    assert parse({"method": "fedpetuning", "hetlora.ranks": "2,4", "lora.rank": 8}).lora.rank == 8
+
+
+@pytest.mark.parametrize("gamma", [0.0, 1.5])
+def test_gamma_is_a_share(gamma: float) -> None:
+    with pytest.raises(Mistake, match=r"hetlora\.gamma"):
+        parse(hetlora(hetlora__gamma=gamma))

@@ -1,0 +1,27 @@
+"""Settings of the local loop that no run could train with are refused by their keys."""
+
+from typing import Any
+
+import pytest
+
+from espalier.settings.mistakes import Mistake
+from espalier.settings.run import parse
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("base", "int8"), ("steps", 0), ("batch-size", 0), ("accumulation", 0), ("learning-rate", 0.0),
+        ("schedule", "step"), ("warmup-steps", -1), ("weight-decay", -0.1), ("beta1", 1.0), ("beta2", 1.0),
+        ("max-gradient-norm", -1.0), ("max-gradient-norm", 1e-12), ("proximal", -0.01), ("learning-rate", float("nan")),
+        ("steps", 1.5),
+    ],
+)  # fmt: skip
+def test_a_mistake_names_its_key(key: str, value: Any) -> None:
+    with pytest.raises(Mistake) as caught:
+        parse({"method": "fedpetuning", f"training.{key}": value})
+    assert f"training.{key} = {value!r}: " in str(caught.value)
+
+
+def test_they_are_not_looked_at_by_a_method_that_does_not_train() -> None:
+    assert "training" not in parse({"method": "fedprllm", "training.steps": 0}).nested()

@@ -1,0 +1,91 @@
+"""Limits of what clients may send: no training comes beyond them, and hand-made numbers that do are told apart."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from espalier.settings.training import TrainingSettings
+from espalier.wire.adapter_payload import pack_adapters, unpack_adapters
+from strategies.plausible_update import Reach, largest_step
+
+
+def adamw(gradients: list[float], start: float = 0.0, **chosen: float) -> list[float]:
+    """Values of one number, before and after each step of torch's AdamW, in float64."""
+    number = nn.Parameter(torch.tensor([start], dtype=torch.float64))
+    optimizer = torch.optim.AdamW([number], **{"lr": 1.0, "betas": (0.9, 0.999), "weight_decay": 0.0} | chosen)  # type: ignore[arg-type]
+    values = [start]
+    for gradient in gradients:
+        number.grad = torch.tensor([gradient], dtype=torch.float64)
+        optimizer.step()
+        values.append(number.item())
+    return values
+
+
+@pytest.mark.parametrize(("beta1", "beta2"), [(0.9, 0.999), (0.5, 0.9), (0.95, 0.9), (0.0, 0.99)])
+def test_the_worst_gradients_move_a_number_as_far_as_is_said(beta1: float, beta2: float) -> None:
+    """Where Cauchy and Schwarz are equal: g_k proportional to (beta1 / beta2)^(t - k), ever larger, or smaller."""
+    steps = 12
+    gradients = [1e3 * (beta1 / beta2) ** (steps - k) for k in range(1, steps + 1)]
+    values = adamw(gradients, betas=(beta1, beta2))
+    assert abs(values[-1] - values[-2]) == pytest.approx(largest_step(beta1, beta2, steps), rel=1e-6)
+
+
+def test_by_hand() -> None:
+    assert largest_step(0.9, 0.999, 1) == pytest.approx(1.0)
+    assert largest_step(0.9, 0.999, 10) == pytest.approx(1.0432, abs=1e-3)
+    assert largest_step(0.9, 0.999, 100_000) == pytest.approx(0.1 / math.sqrt(0.001 * (1 - 0.81 / 0.999)))
+    assert largest_step(0.9, 0.0, 1) == 1.0
+    assert largest_step(0.9, 0.0, 2) == math.inf
+    assert largest_step(0.0, 0.0, 7) == pytest.approx(1.0)
+
+
+def test_moments_that_are_kept_reach_further() -> None:
+    """The last steps of many move a number further than the first ones could."""
+    training, steps = TrainingSettings(learning_rate=1.0, steps=2), 40
+    values = adamw([1e-3 * (0.9 / 0.999) ** (steps - k) for k in range(1, steps + 1)])
+    moved = abs(values[-1] - values[-3])
+    anew, kept = Reach(training), Reach(training, steps_before=steps - 2)
+    assert anew.distance < moved <= kept.distance
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    gradients=st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=12),
+    start=st.floats(-5, 5),
+    rate=st.floats(1e-6, 2.0),
+    decay=st.floats(0, 3.0),
+    beta1=st.floats(0, 0.99),
+    beta2=st.floats(0.5, 0.999),
+)
+def test_no_gradients_lead_beyond_half_of_the_limit(
+    gradients: list[float], start: float, rate: float, decay: float, beta1: float, beta2: float
+) -> None:
+    """The other half is for what payloads round."""
+    reach = Reach(TrainingSettings(learning_rate=rate, weight_decay=decay, beta1=beta1, beta2=beta2, steps=len(gradients)))
+    reach.note("block-0000", {"attn.q.lora_a": torch.tensor([[start]], dtype=torch.float64)})
+    end = adamw(gradients, start, lr=rate, betas=(beta1, beta2), weight_decay=decay)[-1]  # type: ignore[arg-type]
+    assert abs(end) <= reach.limit("block-0000", "attn.q.lora_a") / 2 * (1 + 1e-9) + 1e-12
+
+
+@pytest.mark.parametrize("payload", ["bfloat16", "nf4"])
+def test_error_feedback_stays_within_the_slack(payload: str) -> None:
+    """Also of numbers that became small after large ones: what was lost of these still comes."""
+    generator, lost = torch.Generator().manual_seed(3), dict[str, Tensor]()
+    reach = Reach(TrainingSettings(learning_rate=1e-6, steps=1))
+    for size in (1.0, 1.0, 1.0, 1e-3, 1e-6):
+        trained = {"x": size * (2 * torch.rand(500, generator=generator) - 1)}
+        reach.note("head", trained)
+        blob, lost = pack_adapters(trained, payload, lost)  # type: ignore[arg-type]
+        sent = unpack_adapters({"x": (500,)}, blob, payload)["x"]  # type: ignore[arg-type]
+        assert sent.abs().max() <= reach.limit("head", "x")
+
+
+def test_an_enormous_weight_decay_has_no_limit_and_zeros_stay_known() -> None:
+    reach = Reach(TrainingSettings(learning_rate=1.0, weight_decay=1e300, steps=5))
+    reach.note("head", {"x": torch.ones(2), "y": torch.zeros(2)})
+    assert reach.limit("head", "x") == math.inf
+    assert not math.isnan(reach.limit("head", "y"))

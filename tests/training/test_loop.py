@@ -1,0 +1,232 @@
+"""The local loop on a model of one matrix, against slow loops of its own, with AdamW of torch as the only thing in common."""
+
+import math
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from espalier.corpora.tasks.batches import Batch, collate
+from espalier.corpora.tasks.encoding import Encoded
+from espalier.settings.mistakes import Mistake
+from espalier.settings.training import TrainingSettings
+from espalier.training.loop import Loop, summed_loss
+from espalier.training.order import sequences_of_step
+
+VOCABULARY, POISON = 7, 6
+CPU = torch.device("cpu")
+SEQUENCES = [
+    Encoded((1, 2, 3, 4, 5), 4), Encoded((2, 5), 1), Encoded((0, 3, 3), 1), Encoded((4, 4, 1, 0, 2, 3), 2),
+    Encoded((5, 1, 2), 2), Encoded((3, 0, 5, 5), 3),
+]  # fmt: skip
+"""Prompts and answers of unequal lengths."""
+
+
+class Bigram(nn.Module):
+    """The logits of the next token are a row of a matrix. After ``POISON`` they are NaN."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(4)
+        self.table = nn.Parameter(torch.randn(VOCABULARY, VOCABULARY, generator=generator))
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> SimpleNamespace:
+        logits = self.table[input_ids]
+        return SimpleNamespace(logits=logits.masked_fill((input_ids == POISON)[..., None], math.nan))
+
+
+def loop_of(model: Bigram, sequences: Sequence[Encoded] = SEQUENCES, seed: int = 9, steps: int = 20, **settings: Any) -> Loop:
+    chosen = TrainingSettings(**{"batch_size": 2, "learning_rate": 0.05, "max_gradient_norm": 0.0} | settings)
+
+    def batch(numbers: Sequence[int]) -> Batch:
+        return collate([sequences[number] for number in numbers], 0, "answer")
+
+    return Loop(model, {"table": model.table}, chosen, len(sequences), batch, seed, steps)
+
+
+def mean_loss(table: Tensor, sequences: Sequence[Encoded]) -> Tensor:
+    """Mean of -log p over the tokens of all answers, one by one."""
+    losses = []
+    for sequence in sequences:
+        ids = sequence.token_ids
+        for place in range(len(ids) - sequence.answer_tokens, len(ids)):
+            row = table[ids[place - 1]]
+            losses.append(row.exp().sum().log() - row[ids[place]])
+    return torch.stack(losses).mean()
+
+
+def by_hand(steps: Sequence[int], batch: int, sequences: Sequence[Encoded] = SEQUENCES, **options: Any) -> Tensor:
+    """The table after the given steps of AdamW."""
+    table = Bigram().table
+    optimizer = torch.optim.AdamW([table], **{"lr": 0.05, "weight_decay": 0.0} | options)
+    for step in steps:
+        chosen = [sequences[number] for number in sequences_of_step(len(sequences), batch, step, 9)]
+        table.grad = torch.autograd.grad(mean_loss(table, chosen), table)[0]
+        optimizer.step()
+    return table.detach()
+
+
+@pytest.fixture
+def gradients() -> Iterator[list[Tensor]]:
+    """Gradients of the first parameter, as every step of an optimiser finds them."""
+    found: list[Tensor] = []
+
+    def note(optimizer: Any, *_: Any) -> None:
+        found.append(optimizer.param_groups[0]["params"][0].grad.clone())
+
+    handle = register_optimizer_step_pre_hook(note)
+    yield found
+    handle.remove()
+
+
+# ----- what a step is -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("batch_size", "accumulation"), [(4, 1), (2, 2), (1, 4)])
+def test_steps_are_those_of_adamw_on_the_mean_over_all_answers(batch_size: int, accumulation: int) -> None:
+    """However a step is cut into batches; over two epochs and in the midst of one."""
+    model = Bigram()
+    trained = loop_of(model, batch_size=batch_size, accumulation=accumulation, weight_decay=0.1, beta1=0.8, beta2=0.95).run(
+        3, 5
+    )
+    expected = by_hand(range(3, 8), 4, betas=(0.8, 0.95), weight_decay=0.1)
+    torch.testing.assert_close(model.table.detach(), expected, rtol=1e-5, atol=1e-6)
+    assert not torch.allclose(expected, Bigram().table, atol=0.01)
+    assert trained.skipped_steps == 0
+    chosen = [SEQUENCES[number] for number in sequences_of_step(6, 4, 3, 9)]
+    assert trained.losses[0] == pytest.approx(mean_loss(Bigram().table, chosen).item(), rel=1e-5)
+    assert len(trained.losses) == 5
+
+
+def test_the_learning_rate_follows_the_steps_of_the_run(gradients: list[Tensor]) -> None:
+    """AdamW's first step moves every number with a gradient by the learning rate: step 5 of 20 has 3/4 of it."""
+    model = Bigram()
+    loop_of(model, schedule="linear").run(5, 1)
+    moved = (model.table - Bigram().table).abs()[gradients[0].abs() > 1e-4]
+    torch.testing.assert_close(moved, torch.full_like(moved, 0.75 * 0.05), rtol=1e-3, atol=0)
+
+
+def test_a_gradient_is_clipped_to_the_norm(gradients: list[Tensor]) -> None:
+    for norm in (0.0, 1000.0, 0.1):
+        loop_of(Bigram(), max_gradient_norm=norm, accumulation=2).run(0, 1)
+    free, far, clipped = gradients
+    assert torch.equal(free, far)
+    assert free.norm() > 0.3
+    assert clipped.norm().item() == pytest.approx(0.1, rel=1e-4)
+    torch.testing.assert_close(clipped / clipped.norm(), free / free.norm())
+
+
+def test_classes_count_an_item_each() -> None:
+    batch = Batch(torch.tensor([[0, 1], [2, 3]]), torch.ones(2, 2, dtype=torch.int64), torch.tensor([1, 0]))
+    logits = torch.tensor([[0.0, math.log(3)], [0.0, 0.0]])
+    loss = summed_loss(lambda **_: SimpleNamespace(logits=logits), batch, CPU)
+    assert loss.item() == pytest.approx(math.log(4 / 3) + math.log(2))
+
+
+def test_the_model_is_left_in_evaluation_mode() -> None:
+    model = Bigram()
+    seen = []
+    model.register_forward_pre_hook(lambda module, _: seen.append(module.training))
+    loop_of(model).run(0, 2)
+    assert seen == [True, True]
+    assert not model.training
+
+
+# ----- FedProx --------------------------------------------------------------------------------------------------------
+
+
+def test_the_proximal_term_by_finite_differences(gradients: list[Tensor]) -> None:
+    """The second step's gradient is that of loss + mu / 2 ||w - w_global||^2, where w_global is where the first began."""
+    mu, model, after_one = 0.7, Bigram(), Bigram()
+    loop_of(after_one, proximal=mu).run(0, 1)
+    loop_of(model, proximal=mu).run(0, 2)
+    anchor, at = Bigram().table.detach().double(), after_one.table.detach().double()
+    chosen = [SEQUENCES[number] for number in sequences_of_step(6, 2, 1, 9)]
+
+    def objective(table: Tensor) -> float:
+        return (mean_loss(table, chosen) + mu / 2 * (table - anchor).square().sum()).item()
+
+    found, step = torch.zeros_like(at), 1e-5
+    for place in range(at.numel()):
+        offset = torch.zeros(at.numel(), dtype=torch.float64)
+        offset[place] = step
+        offset = offset.view_as(at)
+        found.view(-1)[place] = (objective(at + offset) - objective(at - offset)) / (2 * step)
+    assert (at - anchor).norm() > 0.1
+    torch.testing.assert_close(gradients[-1].double(), found, rtol=1e-4, atol=1e-5)
+
+
+def test_the_stronger_the_pull_the_nearer_to_the_anchor() -> None:
+    distances = []
+    for mu in (0.0, 1.0, 100.0):
+        model = Bigram()
+        loop_of(model, proximal=mu, learning_rate=0.01).run(0, 60)
+        distances.append((model.table - Bigram().table).norm().item())
+    assert distances[0] > 2 * distances[1] > 8 * distances[2]
+
+
+# ----- steps that are not finite --------------------------------------------------------------------------------------
+
+POISONED = [*SEQUENCES[:3], Encoded((1, POISON, 2), 2)]
+
+
+def test_a_step_that_is_not_finite_is_left_out_and_the_others_count() -> None:
+    model = Bigram()
+    trained = loop_of(model, POISONED, batch_size=1).run(0, 4)
+    bad = next(step for step in range(4) if sequences_of_step(4, 1, step, 9) == [3])
+    assert [step for step, loss in enumerate(trained.losses) if math.isnan(loss)] == [bad]
+    assert trained.skipped_steps == 1
+    good = [step for step in range(4) if step != bad]
+    torch.testing.assert_close(model.table.detach(), by_hand(good, 1, POISONED), rtol=1e-5, atol=1e-6)
+    assert trained.moments["table"]["step"] == 3
+    assert torch.isfinite(trained.moments["table"]["exp_avg_sq"]).all()
+
+
+def test_one_bad_batch_spoils_its_step() -> None:
+    """A mean over the others would be another step than the one that was asked for."""
+    with pytest.raises(Mistake, match=r"training.learning-rate = 0.05: no step had a finite loss"):
+        loop_of(Bigram(), POISONED, batch_size=1, accumulation=4).run(0, 2)
+
+
+def test_nothing_changes_when_no_step_is_finite() -> None:
+    model = Bigram()
+    with pytest.raises(Mistake, match="lower it"):
+        loop_of(model, POISONED[3:], batch_size=1, proximal=0.5, weight_decay=0.5).run(0, 3)
+    assert torch.equal(model.table, Bigram().table)
+    assert not model.training
+
+
+def test_a_gradient_that_is_not_finite_counts_as_little_as_a_loss() -> None:
+    model = Bigram()
+    model.table.register_hook(lambda gradient: gradient / 0)
+    with pytest.raises(Mistake, match="no step had a finite loss and gradient"):
+        loop_of(model).run(0, 1)
+
+
+# ----- repetition -----------------------------------------------------------------------------------------------------
+
+
+def test_the_state_that_is_handed_in_stays_as_it_is() -> None:
+    first, second = Bigram(), Bigram()
+    state = loop_of(first).run(0, 3).moments
+    kept = {name: value.clone() for name, value in state["table"].items()}
+    loop_of(second).run(3, 2, state)
+    assert all(torch.equal(value, kept[name]) for name, value in state["table"].items())
+
+
+def test_the_order_of_names_does_not_matter() -> None:
+    """Neither within a call nor from one to the next."""
+    tables = []
+    for names in (("a", "b"), ("b", "a")):
+        model = Bigram()
+        model.second = nn.Parameter(torch.zeros(3))
+        loop = loop_of(model)
+        loop.parameters = {name: {"a": model.table, "b": model.second}[name] for name in names}
+        state = loop.run(0, 2).moments
+        loop.run(2, 2, state)
+        tables.append(model.table.detach())
+    assert torch.equal(*tables)

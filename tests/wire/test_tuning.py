@@ -1,0 +1,366 @@
+"""What the contracts of tuning let through: adapters of the agreed shapes and a few counts, part by part, and nothing else."""
+
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
+
+from espalier.settings.mistakes import Mistake
+from espalier.settings.run import RunSettings, parse
+from espalier.wire.adapter_payload import pack_adapters
+from espalier.wire.contract import HEADER_ROOM, Contract, check, check_reply
+from espalier.wire.contracts import contract_for
+from espalier.wire.messages import Header, Letter
+from espalier.wire.plan import BlockPlan, LinearPlan, ModelPlan
+from espalier.wire.tuning import parts, trained
+
+SHA = "0" * 64
+SECRET = "Anna K., born 1961, diagnosis F32.1"
+LINEARS = (LinearPlan("attn.q", "q", (8, 8)), LinearPlan("mlp.up", "up", (24, 8)))
+PLAN = ModelPlan(tuple(BlockPlan(index, LINEARS) for index in range(4)), 5000)
+KEYS = [f"block-{index:04d}" for index in range(4)]
+REPORT = {"seconds": 1.0, "samples": 40, "rank": 4, "skipped_steps": 0, "blob_sha256": [SHA] * 4}
+
+
+def settings_of(payload: str = "float32", part_bytes: int = 1 << 20) -> RunSettings:
+    """All matrices at rank 4: a block has 4 (8 + 8) + 4 (8 + 24) = 192 numbers, 768 bytes in float32."""
+    settings = parse(
+        {"method": "fedpetuning", "lora.rank": 4, "lora.targets": "all", "fedpetuning.payload": payload, "training.steps": 5}
+    )
+    return settings.model_copy(update={"part_bytes": part_bytes})
+
+
+def block_of(rank: int = 4, seed: int = 0) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        "attn.q.lora_a": torch.randn(rank, 8, generator=generator),
+        "attn.q.lora_b": torch.randn(8, rank, generator=generator),
+        "mlp.up.lora_a": torch.randn(rank, 8, generator=generator),
+        "mlp.up.lora_b": torch.randn(24, rank, generator=generator),
+    }
+
+
+def blobs_of(keys: list[str], settings: RunSettings, rank: int = 4) -> dict[str, bytes]:
+    return {key: pack_adapters(block_of(rank), settings.fedpetuning.payload)[0] for key in keys}
+
+
+def header_of(kind: str, server_round: int = 1, part: int = 0, num_parts: int = 1) -> Header:
+    return Header.model_validate(
+        {
+            "schema_version": 1, "kind": kind, "method": "fedpetuning", "lineage": "x", "server_round": server_round,
+            "rank": 0, "attempt": 1, "part": part, "num_parts": num_parts,
+        }
+    )  # fmt: skip
+
+
+def order(settings: RunSettings, server_round: int = 1, blobs: dict[str, bytes] | None = None, **scalars: Any) -> Letter:
+    """A request to train; from the second round on the last part of the global adapters comes with it."""
+    return Letter(header_of("train", server_round), {"rank_limit": 4, **scalars}, blobs or {})
+
+
+def reply_to(request: Letter, settings: RunSettings, blobs: dict[str, bytes], **scalars: Any) -> Letter:
+    num_parts = contract_for(request, PLAN, settings).num_parts
+    report = REPORT if request.header.kind == "train" else {}
+    return Letter(request.header.model_copy(update={"num_parts": num_parts}), {**report, **scalars}, blobs)
+
+
+def hold(reply: Letter, request: Letter, settings: RunSettings) -> None:
+    contract = contract_for(request, PLAN, settings)
+    check(request, contract.down)
+    check_reply(reply, request, contract)
+
+
+ONE = settings_of()
+
+
+# ----- parts ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("payload", "part_bytes", "expected"),
+    [
+        ("float32", 1 << 20, [KEYS]),
+        ("float32", 768 * 2, [KEYS[:2], KEYS[2:]]),
+        ("float32", 768 * 3, [KEYS[:3], KEYS[3:]]),
+        ("float32", 767, [[key] for key in KEYS]),
+        ("bfloat16", 768, [KEYS[:2], KEYS[2:]]),
+        ("nf4", 2 * 116, [KEYS[:2], KEYS[2:]]),
+        ("nf4", 2 * 116 - 1, [[key] for key in KEYS]),
+    ],
+)
+def test_parts_are_of_whole_blocks(payload: str, part_bytes: int, expected: list[list[str]]) -> None:
+    """In NF4 a block has three tensors of 32 numbers, 16 + 4 bytes each, and one of 96, 48 + 8 bytes."""
+    settings = settings_of(payload, part_bytes)
+    assert parts(trained(PLAN, settings, 4), settings) == expected
+
+
+def test_a_limit_makes_smaller_blobs() -> None:
+    """At rank 1 a block has 192 bytes, so four go where one went."""
+    settings = settings_of(part_bytes=768)
+    assert parts(trained(PLAN, settings, 1), settings) == [KEYS]
+    assert len(parts(trained(PLAN, settings, 4), settings)) == 4
+
+
+@pytest.mark.parametrize("payload", ["float32", "bfloat16", "nf4"])
+def test_a_reply_goes_out_part_by_part(payload: str) -> None:
+    settings = settings_of(payload, 2 * {"float32": 768, "bfloat16": 384, "nf4": 116}[payload])
+    request = order(settings)
+    hold(reply_to(request, settings, blobs_of(KEYS[:2], settings)), request, settings)
+    fetch = Letter(header_of("fetch", part=1), {"rank_limit": 4, "rank": 4, "blob_sha256": [SHA, SHA]})
+    hold(reply_to(fetch, settings, blobs_of(KEYS[2:], settings)), fetch, settings)
+    for wrong, words in (
+        (KEYS[:2], "2 surplus and 2 missing of 2"),
+        (KEYS[1:], "1 surplus and 0 missing of 2"),
+        (KEYS[2:3], "0 surplus and 1 missing of 2"),
+    ):
+        with pytest.raises(Mistake, match=words):
+            hold(reply_to(fetch, settings, blobs_of(wrong, settings)), fetch, settings)
+
+
+def test_parts_that_do_not_exist() -> None:
+    settings = settings_of(part_bytes=768)
+    for kind, part in (("fetch", 4), ("fetch", 0), ("train", 1)):
+        scalars = {"rank_limit": 4, **({"blob_sha256": [SHA], "rank": 4} if kind == "fetch" else {})}
+        with pytest.raises(Mistake, match=f"part {part} of a {kind} does not exist, a reply has 4"):
+            contract_for(Letter(header_of(kind, part=part), scalars), PLAN, settings)
+    with pytest.raises(Mistake, match="part 4 of a deliver does not exist, there are 4"):
+        contract_for(Letter(header_of("deliver", 2, part=4), {"rank_limit": 4}), PLAN, settings)
+
+
+def test_a_fetch_asks_for_as_many_blobs_as_its_part_has() -> None:
+    settings = settings_of(part_bytes=768 * 3)
+    fetch = Letter(header_of("fetch", part=1), {"rank_limit": 4, "rank": 4, "blob_sha256": [SHA, SHA]})
+    with pytest.raises(Mistake, match="PartOrder: 2 hashes for 1 blobs"):
+        check(fetch, contract_for(fetch, PLAN, settings).down)
+
+
+# ----- what goes down -------------------------------------------------------------------------------------------------
+
+
+def test_the_first_round_brings_nothing_and_a_later_one_the_last_part() -> None:
+    settings = settings_of(part_bytes=768 * 3)
+
+    def brings(server_round: int) -> set[str]:
+        return set(contract_for(order(settings, server_round), PLAN, settings).down.blobs)
+
+    assert [brings(1), brings(2), brings(3)] == [set(), {KEYS[3]}, {KEYS[3]}]
+    check(order(settings, 2, blobs_of(KEYS[3:], settings)), contract_for(order(settings, 2), PLAN, settings).down)
+    fetch = Letter(header_of("fetch", 2, part=1), {"rank_limit": 4, "rank": 4, "blob_sha256": [SHA]})
+    assert not contract_for(fetch, PLAN, settings).down.blobs
+    with pytest.raises(Mistake, match="4 surplus and 0 missing of 0"):
+        check(order(settings, 1, blobs_of(KEYS, settings)), contract_for(order(settings), PLAN, settings).down)
+
+
+@pytest.mark.parametrize(("part", "keys"), [(0, KEYS[:3]), (1, KEYS[3:])])
+def test_every_part_can_be_delivered(part: int, keys: list[str]) -> None:
+    """Before training all but the last; the result all of them."""
+    settings = settings_of(part_bytes=768 * 3)
+    request = Letter(header_of("deliver", 2, part=part), {"rank_limit": 4}, blobs_of(keys, settings))
+    contract = contract_for(request, PLAN, settings)
+    check(request, contract.down)
+    check_reply(Letter(request.header), request, contract)
+    with pytest.raises(Mistake, match="surplus"):
+        check_reply(Letter(request.header, {}, blobs_of(keys, settings)), request, contract)
+    with pytest.raises(Mistake, match="NoScalars: missing, surplus or out of range: note"):
+        check_reply(Letter(request.header, {"note": SECRET}), request, contract)
+
+
+def test_a_limit_is_for_both_directions() -> None:
+    """A client of rank 2 gets and sends rank 2; both 4 and 1 are refused."""
+    request = order(ONE, 2, blobs_of(KEYS, ONE, 2), rank_limit=2)
+    hold(reply_to(request, ONE, blobs_of(KEYS, ONE, 2), rank=2), request, ONE)
+    for rank in (4, 1):
+        words = rf"block-0000 attn.q.lora_a: is F32 \[{rank}, 8\], must be F32 \[2, 8\]"
+        with pytest.raises(Mistake, match=words):
+            hold(reply_to(request, ONE, blobs_of(KEYS, ONE, rank)), request, ONE)
+        with pytest.raises(Mistake, match=words):
+            check(order(ONE, 2, blobs_of(KEYS, ONE, rank), rank_limit=2), contract_for(request, PLAN, ONE).down)
+
+
+@pytest.mark.parametrize("limit", [0, -1, 2.0, "2", True, None])
+def test_a_limit_that_is_none(limit: Any) -> None:
+    for kind in ("train", "deliver"):
+        with pytest.raises(Mistake, match="Order: missing, surplus or out of range: rank_limit"):
+            contract_for(Letter(header_of(kind), {"rank_limit": limit}), PLAN, ONE)
+
+
+@pytest.mark.parametrize(("kind", "rounds"), [("train", (1, 3)), ("fetch", (1, 3)), ("deliver", (2, 4))])
+def test_rounds_that_the_run_does_not_have(kind: str, rounds: tuple[int, int]) -> None:
+    """Three rounds; what is delivered for a fourth is the result."""
+    settings = settings_of(part_bytes=768)
+    scalars = {"rank_limit": 4, **({"blob_sha256": [SHA], "rank": 4} if kind == "fetch" else {})}
+
+    def of_round(server_round: int) -> None:
+        contract_for(Letter(header_of(kind, server_round, part=int(kind == "fetch")), scalars), PLAN, settings)
+
+    for server_round in rounds:
+        of_round(server_round)
+    for server_round in (0, rounds[0] - 1, rounds[1] + 1, 10**9):
+        with pytest.raises(Mistake, match=rf"a {kind} of round {server_round} does not exist with fedpetuning.rounds = 3"):
+            of_round(server_round)
+
+
+@pytest.mark.parametrize("kind", ["train", "deliver"])
+def test_a_rank_that_no_adapter_has(kind: str) -> None:
+    with pytest.raises(Mistake, match=r"rank_limit is above 4, the largest rank of \[lora\]"):
+        contract_for(Letter(header_of(kind, 2), {"rank_limit": 5}), PLAN, ONE)
+
+
+# ----- what goes up ---------------------------------------------------------------------------------------------------
+
+
+def test_a_good_reply_passes_and_its_bytes_are_limited() -> None:
+    request = order(ONE)
+    hold(reply_to(request, ONE, blobs_of(KEYS, ONE)), request, ONE)
+    contract: Contract = contract_for(request, PLAN, ONE)
+    assert contract.up.byte_limit == 4 * (768 + HEADER_ROOM)
+    assert contract.method == "fedpetuning"
+
+
+@pytest.mark.parametrize(
+    ("scalars", "words"),
+    [
+        ({"blob_sha256": [SHA] * 3}, "TuningReport: 3 hashes for 4 blobs"),
+        ({"blob_sha256": [SHA] * 5}, "TuningReport: 5 hashes for 4 blobs"),
+        ({"blob_sha256": [SHA] * 3 + [SECRET]}, "out of range: blob_sha256.3"),
+        ({"samples": 0}, "out of range: samples"),
+        ({"samples": 10**10}, "out of range: samples"),
+        ({"samples": 1.5}, "out of range: samples"),
+        ({"skipped_steps": -1}, "out of range: skipped_steps"),
+        ({"skipped_steps": 5}, "TuningReport: skipped_steps must be below the 5 steps of a round"),
+        ({"seconds": float("nan")}, "out of range: seconds"),
+        ({"seconds": 1e12}, "out of range: seconds"),
+        ({"loss": 0.5}, "surplus or out of range: loss"),
+        ({"text": SECRET}, "surplus or out of range: text"),
+        ({"optimizer": [0.1, 0.2]}, "surplus or out of range: optimizer"),
+    ],
+)
+def test_scalars_that_are_not_on_the_list(scalars: dict[str, Any], words: str) -> None:
+    request = order(ONE)
+    with pytest.raises(Mistake, match=words) as caught:
+        hold(reply_to(request, ONE, blobs_of(KEYS, ONE), **scalars), request, ONE)
+    assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["samples", "seconds", "skipped_steps", "blob_sha256"])
+def test_no_scalar_may_be_missing(name: str) -> None:
+    request = order(ONE)
+    reply = reply_to(request, ONE, blobs_of(KEYS, ONE))
+    del reply.scalars[name]
+    with pytest.raises(Mistake, match=f"missing, surplus or out of range: {name}"):
+        hold(reply, request, ONE)
+
+
+def _gradient(block: dict[str, Tensor]) -> None:
+    block["attn.q.lora_a.grad"] = torch.zeros(4, 8)
+
+
+def _moments(block: dict[str, Tensor]) -> None:
+    block["mlp.up.lora_b.exp_avg"] = torch.zeros(24, 4)
+
+
+def _text(block: dict[str, Tensor]) -> None:
+    block["text"] = torch.tensor(list(SECRET.encode()), dtype=torch.uint8)
+
+
+def _gradient_in_its_place(block: dict[str, Tensor]) -> None:
+    block["attn.q.grad"] = block.pop("attn.q.lora_a")
+
+
+def _token_ids(block: dict[str, Tensor]) -> None:
+    block["attn.q.lora_a"] = torch.arange(32, dtype=torch.int32).reshape(4, 8)
+
+
+def _halved(block: dict[str, Tensor]) -> None:
+    block["attn.q.lora_a"] = block["attn.q.lora_a"].half()
+
+
+def _transposed(block: dict[str, Tensor]) -> None:
+    block["mlp.up.lora_b"] = block["mlp.up.lora_b"].T.contiguous()
+
+
+def _not_finite(block: dict[str, Tensor]) -> None:
+    block["mlp.up.lora_b"][3, 1] = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (_gradient, "block-0001: holds 5 tensors, and not the 4"),
+        (_moments, "block-0001: holds 5 tensors, and not the 4"),
+        (_text, "block-0001: holds 5 tensors, and not the 4"),
+        (_gradient_in_its_place, "block-0001: holds 4 tensors, and not the 4 that the contract names"),
+        (_token_ids, r"block-0001 attn.q.lora_a: is I32 \[4, 8\], must be F32 \[4, 8\]"),
+        (_halved, r"block-0001 attn.q.lora_a: is F16"),
+        (_transposed, r"block-0001 mlp.up.lora_b: is F32 \[4, 24\], must be F32 \[24, 4\]"),
+        (_not_finite, "block-0001 mlp.up.lora_b: a number is not finite"),
+    ],
+)
+def test_tensors_that_are_not_the_adapters(change: Any, words: str) -> None:
+    block = block_of()
+    change(block)
+    request = order(ONE)
+    with pytest.raises(Mistake, match=words):
+        hold(reply_to(request, ONE, blobs_of(KEYS, ONE) | {"block-0001": save(block)}), request, ONE)
+
+
+@pytest.mark.parametrize("key", ["gradients", "optimizer", "head", "block-0004"])
+def test_blobs_of_another_name(key: str) -> None:
+    request, blobs = order(ONE), blobs_of(KEYS, ONE)
+    with pytest.raises(Mistake, match="1 surplus and 0 missing of 4"):
+        hold(reply_to(request, ONE, blobs | {key: save(block_of())}), request, ONE)
+    del blobs[KEYS[0]]
+    with pytest.raises(Mistake, match="1 surplus and 1 missing of 4"):
+        hold(reply_to(request, ONE, blobs | {key: save(block_of())}), request, ONE)
+
+
+def test_text_in_a_blobs_metadata() -> None:
+    request, blob = order(ONE), save(block_of(), {"note": SECRET})
+    with pytest.raises(Mistake, match="payload: ") as caught:
+        hold(reply_to(request, ONE, blobs_of(KEYS, ONE) | {"block-0001": blob}), request, ONE)
+    assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("sent", "agreed"), [("float32", "bfloat16"), ("bfloat16", "float32"), ("nf4", "float32"), ("float32", "nf4")]
+)
+def test_another_payload_than_agreed(sent: str, agreed: str) -> None:
+    request, settings = order(settings_of(agreed)), settings_of(agreed)
+    with pytest.raises(Mistake, match=r"block-0000"):
+        hold(reply_to(request, settings, blobs_of(KEYS, settings_of(sent))), request, settings)
+
+
+def test_damaged_nf4_does_not_pass() -> None:
+    request, settings = order(settings_of("nf4")), settings_of("nf4")
+    blobs = blobs_of(KEYS, settings)
+    hold(reply_to(request, settings, blobs), request, settings)
+    tensors = load(blobs["block-0002"])
+    tensors["mlp.up.lora_b.absmax"][0] = float("inf")
+    with pytest.raises(Mistake, match=r"block-0002 mlp.up.lora_b: a magnitude of an NF4 block is negative, NaN or infinite"):
+        hold(reply_to(request, settings, blobs | {"block-0002": save(tensors)}), request, settings)
+
+
+def test_a_reply_to_another_round_or_part() -> None:
+    request = order(ONE)
+    for changes in ({"server_round": 2}, {"part": 1}, {"num_parts": 2}, {"rank": 1}):
+        reply = reply_to(request, ONE, blobs_of(KEYS, ONE))
+        reply.header = reply.header.model_copy(update=changes)
+        with pytest.raises(Mistake, match=f"header: {next(iter(changes))} not as the request demands"):
+            hold(reply, request, ONE)
+
+
+def test_a_failure_holds_a_reason_and_no_tensors() -> None:
+    request = order(ONE)
+    failed = request.header.model_copy(update={"status": "failed"})
+    hold(Letter(failed, {"reason": "no step was finite"}), request, ONE)
+    with pytest.raises(Mistake, match="4 surplus"):
+        hold(Letter(failed, {"reason": "no step was finite"}, blobs_of(KEYS, ONE)), request, ONE)
+
+
+def test_an_observer_is_told_what_adapters_reveal() -> None:
+    observer = contract_for(order(ONE), PLAN, ONE).observer
+    assert "adapters trained on this client's data" in observer
+    for words in ("the gradient of its sequences", "training text can be recovered in part", "how many training"):
+        assert words in observer
