@@ -1,0 +1,156 @@
+"""Do our scores agree with those of lm-evaluation-harness, item by item, on local files and without a network?
+
+    pip install lm-eval==0.4.13
+    python -m benchmarks.lm_eval_agreement --model MODEL sst2=sst2_dev.jsonl arc-easy=arc_easy_dev.jsonl gsm8k=gsm8k_test.jsonl
+
+The harness runs its own task definitions on the same records, in the hub's form. Compared are the strings that go to the model,
+the log-likelihood of every option, each item's prediction, the accuracies, and for gsm8k the answers that were generated.
+A file of mmlu has one subject, since the harness has a task for each; dolly and alpaca are no tasks of the harness.
+"""
+
+import argparse
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from importlib import import_module
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
+
+from espalier.corpora.tasks.catalogue import task_named
+from espalier.corpora.tasks.classification import ENTAILMENTS
+from espalier.corpora.tasks.item import Item
+from espalier.corpora.tasks.reading import read_items
+from espalier.corpora.tasks.task import Generation
+from espalier.evaluation.exact_match import exact_match, found_answers, generate
+from espalier.evaluation.options import option_accuracy, option_log_likelihoods, option_predictions
+
+Json = dict[str, Any]
+
+
+def _arc(record: Json) -> Json:
+    if not isinstance(record["question"], dict):
+        return record
+    choices = record["question"]["choices"]
+    columns = {name: [choice[name] for choice in choices] for name in ("text", "label")}
+    return {"question": record["question"]["stem"], "choices": columns, "answerKey": record["answerKey"]}
+
+
+def _mnli(record: Json) -> Json:
+    label = record["label"]
+    return record | {"label": ENTAILMENTS.index(label) if isinstance(label, str) else label}
+
+
+def _boolq(record: Json) -> Json:
+    label = record["label"] if "label" in record else record["answer"]
+    return {"passage": record["passage"], "question": record["question"], "label": int(label)}
+
+
+def _hellaswag(record: Json) -> Json:
+    whole = {"ctx_a": record["ctx"], "ctx_b": ""} if "ctx_a" not in record else {}
+    return record | whole | {"label": str(record["label"])}
+
+
+IN_THE_HUBS_FORM: dict[str, Callable[[Json], Json]] = {
+    "arc-easy": _arc, "arc-challenge": _arc, "mnli": _mnli, "boolq": _boolq, "hellaswag": _hellaswag,
+}  # fmt: skip
+
+
+def harness_samples(model: Any, tokenizer: Any, name: str, records: list[Json], max_tokens: int, folder: Path) -> list[Json]:
+    """What the harness logs of each item, in order, and for a task with several filters of each item and filter."""
+    harness, models = import_module("lm_eval"), import_module("lm_eval.models.huggingface")
+    file = folder / f"{name}.jsonl"
+    file.write_text("".join(json.dumps(IN_THE_HUBS_FORM.get(name, dict)(record)) + "\n" for record in records))
+    named = f"mmlu_{records[0]['subject']}" if name == "mmlu" else name.replace("-", "_")
+    known = import_module("lm_eval.tasks").TaskManager().task_index[named]
+    task = import_module("lm_eval.tasks._yaml_loader").load_yaml(known.yaml_path, resolve_func=True)
+    task |= {"dataset_path": "json", "dataset_name": None, "num_fewshot": 0}
+    splits = {split: str(file) for split in ("train", "validation", "validation_matched", "test", "dev")}
+    done = harness.simple_evaluate(
+        model=models.HFLM(pretrained=model, tokenizer=tokenizer, max_length=max_tokens, batch_size=8, device="cpu"),
+        tasks=[task | {"dataset_kwargs": {"data_files": splits, "cache_dir": str(folder / "cache")}}],
+        bootstrap_iters=0,
+        log_samples=True,
+    )
+    (samples,) = done["samples"].values()
+    return sorted(samples, key=lambda sample: sample["doc_id"])
+
+
+def compare_options(model: Any, tokenizer: Any, items: list[Item], samples: list[Json], max_tokens: int) -> str:
+    """A row of the table: other strings, acc, acc_norm, other predictions, largest difference of log-likelihoods."""
+    found = option_log_likelihoods(model, tokenizer.encode, items, max_tokens)
+    strings = differences = 0
+    largest = 0.0
+    for item, ours, sample, place in zip(items, found, samples, option_predictions(items, found), strict=True):
+        theirs = [float(response[0]) for response in sample["filtered_resps"]]
+        strings += [tuple(request) for request in sample["arguments"]] != list(item.requests)
+        differences += theirs.index(max(theirs)) != place
+        largest = max(largest, *(abs(one - other) for one, other in zip(ours, theirs, strict=True)))
+    cells = [f"{len(items)}", f"{strings}"]
+    for metric in ("acc", "acc_norm"):
+        theirs = [sample[metric] for sample in samples if metric in sample]
+        cells += [f"{option_accuracy(items, found, metric):.4f}", f"{sum(theirs) / len(theirs):.4f}"] if theirs else ["", ""]
+    return " | ".join([*cells, f"{differences}", f"{largest:.1e}"])
+
+
+def compare_answers(
+    model: Any, tokenizer: Any, items: list[Item], samples: list[Json], max_tokens: int, how: Generation
+) -> list[str]:
+    """A line per pattern: other prompts, exact match, other generated texts, other answers found in them."""
+    texts = generate(model, tokenizer, [item.prompt for item in items], how, max_tokens)
+    scores, lines = exact_match(texts, items, how), []
+    for name, answers in found_answers(texts, how).items():
+        theirs = [sample for sample in samples if sample["filter"] == name]
+        strings = sum(sample["arguments"][0][0] != item.prompt for item, sample in zip(items, theirs, strict=True))
+        written = sum(sample["resps"][0][0] != text for text, sample in zip(texts, theirs, strict=True))
+        other = sum(sample["filtered_resps"][0] != answer for answer, sample in zip(answers, theirs, strict=True))
+        score = sum(sample["exact_match"] for sample in theirs) / len(theirs)
+        lines.append(f"{name} | {len(items)} | {strings} | {scores[name]:.4f} | {score:.4f} | {written} | {other}")
+    return lines
+
+
+def main() -> None:
+    """Compare and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True, help="directory of a causal Hugging Face model and its tokenizer")
+    parser.add_argument("--items", type=int, default=100, help="of each task: the first of its file")
+    parser.add_argument("--max-tokens", type=int, default=0, help="how many the model takes; 0: as its config.json says")
+    parser.add_argument("files", nargs="+", metavar="TASK=FILE", help="JSON Lines")
+    given = parser.parse_args()
+
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(given.model, local_files_only=True, dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(given.model, local_files_only=True)
+    max_tokens = given.max_tokens or model.config.max_position_embeddings
+    chosen, generated = [], []
+    with tempfile.TemporaryDirectory() as scratch:
+        for named in given.files:
+            name, _, path = named.partition("=")
+            task = task_named(name)
+            items = list(islice(read_items(task, path), given.items))
+            written = (line for line in Path(path).read_text().split("\n") if line.strip())
+            records = [json.loads(line) for line in islice(written, given.items)]
+            samples = harness_samples(model, tokenizer, name, records, max_tokens, Path(scratch))
+            if task.generation:
+                lines = compare_answers(model, tokenizer, items, samples, max_tokens, task.generation)
+                generated += [f"| {name}, {line} |" for line in lines]
+            else:
+                chosen.append(f"| {name} | {compare_options(model, tokenizer, items, samples, max_tokens)} |")
+    if chosen:
+        head = "items | other strings | acc | lm-eval | acc_norm | lm-eval | other predictions | largest difference in nats"
+        print(f"\n| task | {head} |")
+        print("|" + "---|" * 9)
+        print("\n".join(chosen))
+    if generated:
+        print("\n| task | items | other strings | exact match | lm-eval | other texts | other answers |\n|" + "---|" * 7)
+        print("\n".join(generated))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,295 @@
+"""What does a base model in NF4 spare a client, and what does it cost? One client's LoRA training over four bases.
+
+    python -m benchmarks.nf4_base --text FILE [--model DIRECTORY] [--steps 40] [--batch-size 8] [--window-tokens 256]
+
+Without ``--model`` a LLaMA of 300 million random weights is made first (bf16, 0.6 GB in a temporary directory). Each base is
+measured in a fresh process per seed, which loads the model, trains, and evaluates on the last windows of the text, of which no
+step saw one. Peak memory is that until training ends. For NF4 another process has quantised the model before: the first load.
+On a CPU seconds are the process's own, of all its threads: with one thread they depend little on what else the machine does.
+Results go to ``docs/studies/nf4-base-<model>.csv`` row by row (a study that was stopped goes on there), and at the end to a
+Markdown table and a plot beside it.
+"""
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import torch
+
+from benchmarks.fedspallm.rows import Rows
+from benchmarks.larger_than_memory import peak
+from benchmarks.random_llama import Shape, save_model
+from espalier.corpora.tasks.encoding import Encoded
+from espalier.corpora.windows import all_windows
+from espalier.evaluation.answer_loss import mean_answer_loss
+from espalier.modeling.adapters import put_in, set_values
+from espalier.modeling.computing import Computing, set_up
+from espalier.modeling.memory import footprint
+from espalier.modeling.opened import OpenedModel, open_model
+from espalier.modeling.quantised import bitsandbytes
+from espalier.modeling.whole import load_whole
+from espalier.settings.mistakes import Mistake
+from espalier.settings.run import RunSettings, parse
+from espalier.storage.blobs import sha256
+from espalier.training.initial import initial_adapters
+from espalier.training.loop import Loop
+from espalier.training.sequences import TokenSequences
+from espalier.wire.adapters import AdapterPlan, adapter_plan
+
+RANDOM, RANDOM_NAME = Shape(1024, 2816, 18, 16, 16), "random-300m"
+BASES = {
+    "float32": ("float32", "float32"),
+    "bfloat16": ("bfloat16", "bfloat16"),
+    "nf4, computes in float32": ("nf4", "float32"),
+    "nf4, computes in bfloat16": ("nf4", "bfloat16"),
+}
+"""Name -> ``training.base``, ``dtype``."""
+KEYS = ("seed", "base")
+FIGURES = (
+    "first_load_seconds", "second_load_seconds", "step_seconds", "interpreter_mib", "peak_mib", "gpu_mib", "loss_before",
+    "loss_after",
+)  # fmt: skip
+MEASURED_WITH = ("steps", "batch_size", "window_tokens", "held_out_windows", "learning_rate", "rank", "targets", "threads")
+MIB = 1 << 20
+
+
+def measure(flat: Mapping[str, Any], cache: Path, train: bool) -> dict[str, float]:
+    """Load a base, and if asked train over it, in this process.
+
+    Parameters
+    ----------
+    flat : the run's settings; ``data.path`` is the text
+    cache : folder of quantised weights
+    """
+    settings = parse(flat)
+    computing, model = set_up(settings, cache), open_model(settings.model)
+    trained, held_out = _sequences(settings, model)
+    model.new_skeleton()
+    bitsandbytes()
+    import peft  # noqa: F401  # whatever is imported later would count as the model's memory
+
+    before, started = peak(), _seconds(computing)
+    whole = load_whole(
+        model, computing, settings.training.base, cache_folder=cache, double_quantisation=settings.training.double_quantisation
+    )
+    found = {"load_seconds": _seconds(computing) - started, "interpreter_mib": before / MIB}
+    return found | (_trained(settings, computing, model, whole, trained, held_out) if train else {})
+
+
+def _trained(
+    settings: RunSettings,
+    computing: Computing,
+    model: OpenedModel,
+    whole: Any,
+    sequences: TokenSequences,
+    held_out: list[Encoded],
+) -> dict[str, float]:
+    adapters = adapter_plan(model.plan, settings.lora)
+    parameters = put_in(whole, model.family, adapters, len(model.plan.blocks), settings.lora.dropout)
+    set_values(parameters, initial_adapters(adapters, settings.seed))
+    flat = {f"{key}/{name}": parameter for key, block in parameters.items() for name, parameter in block.items()}
+    chosen, steps = settings.training, settings.training.steps
+    loop = Loop(whole, flat, chosen, len(sequences), sequences.batch, settings.seed, steps)
+    first = loop.run(0, 1)  # loads kernels and fills pools
+    started = _seconds(computing)
+    loop.run(1, steps - 1, first.moments)
+    found = {"step_seconds": (_seconds(computing) - started) / (steps - 1), "peak_mib": peak() / MIB}
+    found["gpu_mib"] = torch.cuda.max_memory_allocated() / MIB if computing.device.type == "cuda" else 0.0
+    found["loss_after"] = mean_answer_loss(whole, held_out, "all", chosen.batch_size, computing.device)[0]
+    set_values(parameters, initial_adapters(adapters, settings.seed))
+    found["loss_before"] = mean_answer_loss(whole, held_out, "all", chosen.batch_size, computing.device)[0]
+    return found
+
+
+def _seconds(computing: Computing) -> float:
+    """A clock: of this process on a CPU, on the wall beside a GPU, after what was asked of it is done."""
+    if computing.device.type != "cuda":
+        return time.process_time()
+    torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def _sequences(settings: RunSettings, model: OpenedModel) -> tuple[TokenSequences, list[Encoded]]:
+    """The windows that are trained on, and those that are evaluated."""
+    path, tokens = Path(settings.data.path), settings.data.window_tokens
+    windows = all_windows(path.read_text(), model.encode, tokens, f"--text {path}", "--window-tokens")
+    held_out = settings.evaluation.max_windows
+    if not 0 < held_out < len(windows):
+        have = f"--text {path} has {len(windows)} windows of {tokens} tokens"
+        raise Mistake(f"--held-out-windows {held_out}: {have}, and some of both kinds are needed")
+    encoded = [Encoded(tuple(window.tolist()), tokens) for window in windows]
+    return TokenSequences(tuple(encoded[:-held_out]), "all"), encoded[-held_out:]
+
+
+def _in_a_fresh_process(flat: Mapping[str, Any], cache: Path, train: bool) -> dict[str, float]:
+    task = json.dumps({"flat": flat, "cache": str(cache), "train": train})
+    command = [sys.executable, "-m", "benchmarks.nf4_base", "--measure", task]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        raise Mistake(f"{flat['training.base']}: the process that measures it ended with {done.returncode}; see above")
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def work(common: Mapping[str, Any], seeds: list[int], rows: Rows) -> None:
+    """Measure what is missing; bases take turns, so that no base has the machine at its best alone."""
+    for cell in rows.missing({"seed": seed, "base": base} for seed in seeds for base in BASES):
+        base, dtype = BASES[cell["base"]]
+        flat = {**common, "seed": cell["seed"], "training.base": base, "dtype": dtype}
+        with tempfile.TemporaryDirectory() as cache:
+            first = _in_a_fresh_process(flat, Path(cache), train=False) if base == "nf4" else {}
+            second = _in_a_fresh_process(flat, Path(cache), train=True)
+        load = second.pop("load_seconds")
+        loads = {"first_load_seconds": first.get("load_seconds", load), "second_load_seconds": load}
+        rows.add(cell, **loads, **second)
+
+
+def report(rows: Rows, conditions: Mapping[str, Any], path: Path) -> None:
+    """Write ``<path>.md`` and ``<path>.png``."""
+    seeds = len({row["seed"] for row in rows.rows})
+    over = f"Mean ± sample standard deviation over {seeds} seeds" if seeds > 1 else "One seed"
+    clock = "on the wall" if conditions["device"] == "cuda" else "of the process"
+    lines = [
+        "# A base in NF4, bfloat16 and float32",
+        "",
+        f"{over}. Model `{conditions['model']['name']}`, {conditions['model']['parameters'] / 1e6:.1f} M parameters; "
+        f"{conditions['trained']:,} trained; {conditions['steps']} steps of {conditions['batch_size']} x "
+        f"{conditions['window_tokens']} tokens; {conditions['device']}, threads: {conditions['threads']}; seconds {clock}; "
+        f"loss in nats per token of {conditions['held_out_windows']} windows that no step saw. "
+        f"[Figures](./{path.name}.csv), [conditions](./{path.name}.json).",
+        "",
+    ]
+    columns = {
+        "weights, counted, MiB": lambda base: f"{conditions['weight_mib'][base]:,.1f}",
+        "peak resident, MiB": lambda base: _spread(rows, base, "peak_mib", 0),
+        "of it before loading": lambda base: _spread(rows, base, "interpreter_mib", 0),
+        "GPU peak, MiB": lambda base: _spread(rows, base, "gpu_mib", 0),
+        "first load, s": lambda base: _spread(rows, base, "first_load_seconds", 2),
+        "second load, s": lambda base: _spread(rows, base, "second_load_seconds", 2),
+        "step, s": lambda base: _spread(rows, base, "step_seconds", 3),
+        "loss before": lambda base: _spread(rows, base, "loss_before", 4),
+        "loss after": lambda base: _spread(rows, base, "loss_after", 4),
+    }
+    if conditions["device"] != "cuda":
+        del columns["GPU peak, MiB"]
+    lines += [f"| base | {' | '.join(columns)} |", "|---|" + "---:|" * len(columns)]
+    lines += [f"| {base} | {' | '.join(cell(base) for cell in columns.values())} |" for base in BASES]
+    path.with_suffix(".md").write_text("\n".join([*lines, "", f"![Memory, time and loss by base](./{path.name}.png)", ""]))
+    _plot(rows, conditions["device"], path.with_suffix(".png"))
+
+
+def _values(rows: Rows, base: str, figure: str) -> list[float]:
+    return [float(row[figure]) for row in rows.rows if row["base"] == base]
+
+
+def _spread(rows: Rows, base: str, figure: str, digits: int) -> str:
+    values = _values(rows, base, figure)
+    return f"{fmean(values):,.{digits}f}" + (f" ± {stdev(values):,.{digits}f}" if len(values) > 1 else "")
+
+
+def _plot(rows: Rows, device: str, path: Path) -> None:
+    """Memory, seconds and loss side by side, a dot per base with its spread."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    memory = "gpu_mib" if device == "cuda" else "peak_mib"
+    panels = {memory: "peak memory, MiB", "step_seconds": "seconds per step", "loss_after": "loss after training, nats"}
+    figure = Figure(figsize=(11, 2.4), layout="constrained")
+    FigureCanvasAgg(figure)
+    for axes, (name, label) in zip(figure.subplots(1, len(panels), sharey=True), panels.items(), strict=True):
+        for place, base in enumerate(BASES):
+            values = _values(rows, base, name)
+            axes.errorbar(fmean(values), place, xerr=stdev(values) if len(values) > 1 else 0, fmt="o", color="C0", capsize=2)
+        axes.set_yticks(range(len(BASES)), list(BASES))
+        axes.set_ylim(len(BASES) - 0.5, -0.5)
+        axes.set_xlabel(label)
+        axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=120, metadata={"Software": None})
+
+
+def _conditions(given: argparse.Namespace, model: OpenedModel, adapters: AdapterPlan, device: str) -> dict[str, Any]:
+    size = footprint(model.config)
+    weights = {name: size.weight_bytes(base, getattr(torch, dtype)) / MIB for name, (base, dtype) in BASES.items()}
+    return {
+        "model": {"name": given.name or model.directory.name, "parameters": size.parameters, "sha256": model.sha256},
+        "text": {given.text.name: sha256(given.text.read_bytes())},
+        "weight_mib": {name: round(value, 3) for name, value in weights.items()},
+        "trained": adapters.num_parameters,
+        **{key: getattr(given, key) for key in MEASURED_WITH},
+        "device": device,
+    }
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.nf4_base", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", default="", help="directory of a Hugging Face decoder")
+    parser.add_argument("--text", type=Path, help="text file to train on; its last windows are held out")
+    parser.add_argument("--steps", type=int, default=40, help="at least 2")
+    parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--window-tokens", type=int, default=256)
+    parser.add_argument("--held-out-windows", type=int, default=32)
+    parser.add_argument("--learning-rate", type=float, default=1e-3)
+    parser.add_argument("--rank", type=int, default=8)
+    parser.add_argument("--targets", default="attn.q,attn.v")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
+    parser.add_argument("--out", type=Path, default=Path("docs/studies"))
+    parser.add_argument("--measure", default="", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def study(given: argparse.Namespace) -> None:
+    """Measure one model, and write its report."""
+    if given.text is None or not given.text.is_file():
+        raise Mistake(f"--text {given.text}: is no file; name the text to train on")
+    if given.steps < 2:
+        raise Mistake(f"--steps {given.steps}: the first is not timed; give at least 2")
+    common = {
+        "method": "fedpetuning", "model": given.model, "threads": given.threads, "device": given.device,
+        "data.source": "text", "data.path": str(given.text), "data.window-tokens": given.window_tokens,
+        "evaluation.max-windows": given.held_out_windows, "lora.rank": given.rank, "lora.targets": given.targets,
+        "training.steps": given.steps, "training.batch-size": given.batch_size, "training.learning-rate": given.learning_rate,
+    }  # fmt: skip
+    settings, model = parse(common), open_model(given.model)
+    device = set_up(settings, Path()).device.type
+    conditions = _conditions(given, model, adapter_plan(model.plan, settings.lora), device)
+    path = given.out / f"nf4-base-{re.sub(r'[^A-Za-z0-9_-]', '-', conditions['model']['name'])}"
+    rows = Rows(path.with_suffix(".csv"), KEYS, FIGURES, conditions)
+    work(common, given.seeds, rows)
+    report(rows, conditions, path)
+
+
+def main() -> int:
+    """Make a model if none is given, measure, and write the report."""
+    given = _arguments()
+    try:
+        if given.measure:
+            task = json.loads(given.measure)
+            print(json.dumps(measure(task["flat"], Path(task["cache"]), task["train"])))
+            return 0
+        with tempfile.TemporaryDirectory() as folder:
+            given.name = "" if given.model else RANDOM_NAME
+            if not given.model:
+                torch.manual_seed(0)
+                save_model(Path(folder), RANDOM)
+                given.model = folder
+            study(given)
+    except Mistake as mistake:
+        print(mistake, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,94 @@
+"""How a task's items are dealt out to clients: items per client and label, as stacked bars.
+
+    python -m benchmarks.partition_plot --task sst2 --file sst2_train.jsonl --partition dirichlet --alpha 0.5 --clients 10
+
+Needs the extra ``studies``. The commonest labels have a colour each, all others share one.
+"""
+
+import argparse
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import get_args
+
+from espalier.corpora.partition import Kind, Partition
+from espalier.corpora.tasks.catalogue import TASKS, task_named
+from espalier.corpora.tasks.reading import read_items
+from espalier.corpora.tasks.sharing import share_of_items
+from espalier.settings.mistakes import Mistake
+
+MOST_LABELS = 10
+OTHERS = "all others"
+REST_COLOUR = "lightgrey"
+NO_LABEL = "items"
+
+
+def counts_per_client(partition: Partition, path: str, task: str) -> list[Counter[str]]:
+    """Items of each client by label, with the rarer labels taken together."""
+    items = list(read_items(task_named(task), path, "--file"))
+    shares = [share_of_items(partition, rank, items) for rank in range(partition.num_clients)]
+    counts = [Counter(item.label or NO_LABEL for item in share) for share in shares]
+    total: Counter[str] = sum(counts, Counter())
+    shown = {label for label, _ in total.most_common(MOST_LABELS)}
+    merged = []
+    for count in counts:
+        rest = sum(number for label, number in count.items() if label not in shown)
+        kept = Counter({label: number for label, number in count.items() if label in shown})
+        merged.append(kept + Counter({OTHERS: rest}))
+    return merged
+
+
+def plot(counts: Sequence[Counter[str]], title: str, path: Path) -> None:
+    """Write one bar per client, one stretch of it per label, as a PNG."""
+    from matplotlib import colormaps
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(max(5.0, 2.5 + 0.45 * len(counts)), 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    labels = sorted({label for count in counts for label in count}, key=lambda label: (label == OTHERS, label))
+    below = [0] * len(counts)
+    colours = iter(colormaps["tab10"].colors)  # type: ignore[attr-defined]
+    for label in labels:
+        heights = [count[label] for count in counts]
+        colour = REST_COLOUR if label == OTHERS else next(colours)
+        axes.bar(range(len(counts)), heights, bottom=below, color=colour, width=0.8, label=label)
+        below = [start + height for start, height in zip(below, heights, strict=True)]
+    axes.set_xticks(range(len(counts)))
+    axes.set_xlabel("client")
+    axes.set_ylabel("items")
+    axes.grid(axis="y", alpha=0.3)
+    axes.set_axisbelow(True)
+    axes.set_title(title, fontsize=10)
+    if len(labels) > 1:
+        figure.legend(loc="outside right upper", fontsize=8)
+    figure.savefig(path, dpi=120, metadata={"Software": None})
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Deal out and plot."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--task", required=True, choices=list(TASKS))
+    parser.add_argument("--file", required=True, help="JSON Lines")
+    parser.add_argument("--partition", default="dirichlet", choices=get_args(Kind))
+    parser.add_argument("--alpha", type=float, default=0.5)
+    parser.add_argument("--clients", type=int, default=10)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=Path("partition.png"))
+    given = parser.parse_args(arguments)
+    if given.clients < 1 or not given.alpha > 0:
+        parser.error("--clients must be at least 1, and --alpha greater than 0")
+    partition = Partition(given.partition, given.clients, given.alpha, given.seed)
+    try:
+        counts = counts_per_client(partition, given.file, given.task)
+    except Mistake as mistake:
+        parser.error(str(mistake))
+    alpha = f", alpha {given.alpha:g}" if given.partition in ("dirichlet", "quantity") else ""
+    total = sum(count.total() for count in counts)
+    settings = f"{given.partition}{alpha}, {given.clients} clients, seed {given.seed}"
+    plot(counts, f"{given.task}: {total:,} items\n{settings}", given.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""Measure federated LoRA with models and data of one's own.
+
+    python -m benchmarks.tuning dolly   --model DIRECTORY --clients DIRECTORY --test FILE
+    python -m benchmarks.tuning ranks   --model DIRECTORY --clients DIRECTORY --test FILE
+    python -m benchmarks.tuning encoder --model DIRECTORY --train FILE --test FILE
+
+``dolly`` and ``ranks`` take a language model and a directory with ``client_0.jsonl``, ``client_1.jsonl`` and so on, records of
+Dolly; ``encoder`` an encoder (``benchmarks.tuning.pretrain_encoder`` makes a small one) and records of SST-2, which are dealt
+out to ten clients. Results go to ``docs/studies/tuning-<study>.csv`` setting by setting (a study that was stopped goes on
+there), and at the end to Markdown tables and a plot beside it. ``--set KEY=VALUE`` changes a setting of the run.
+"""
+
+import argparse
+import sys
+import tempfile
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks import partition_plot
+from benchmarks.fedspallm.rows import Rows
+from benchmarks.tuning.report import write_report
+from benchmarks.tuning.studies import ALPHAS, FIGURES, KEYS, STUDIES, Bench, first_records
+from espalier.corpora.partition import Partition
+from espalier.modeling.computing import set_up
+from espalier.modeling.opened import open_model
+from espalier.settings.mistakes import Mistake
+from espalier.settings.run import parse
+from espalier.storage.blobs import sha256
+
+ENCODER_CLIENTS = 10
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.tuning", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("study", choices=sorted(STUDIES))
+    parser.add_argument("--model", required=True, help="directory of a Hugging Face model")
+    parser.add_argument("--clients", type=Path, help="directory of the clients' records, client_<rank>.jsonl")
+    parser.add_argument("--train", type=Path, help="records that are dealt out to the clients")
+    parser.add_argument("--test", type=Path, required=True, help="records of the public test items")
+    parser.add_argument("--records", type=int, default=200, help="of each client, the first in its file; 0: all")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as in training.steps=10")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
+    parser.add_argument("--out", type=Path, default=Path("docs/studies"))
+    return parser.parse_args()
+
+
+def _files(given: argparse.Namespace) -> list[Path]:
+    """The clients' files, or the one that is dealt out; Mistake where they are not there."""
+    if given.study == "encoder":
+        files = [given.train] if given.train else []
+    else:
+        found = given.clients.glob("client_*.jsonl") if given.clients else []
+        files = sorted(found, key=lambda file: (len(file.name), file.name))  # client_10 comes after client_9
+    wanted = "--train FILE" if given.study == "encoder" else "--clients DIRECTORY with client_0.jsonl and so on"
+    if not files:
+        raise Mistake(f"{given.study}: needs {wanted}")
+    if missing := [str(file) for file in (*files, given.test) if not file.is_file()]:
+        raise Mistake(f"{', '.join(missing)}: is no file; {given.study} needs {wanted}, and --test FILE")
+    return files
+
+
+def _chosen(pairs: list[str]) -> dict[str, Any]:
+    """Settings of the command line, each value as TOML reads it, or as it stands."""
+    chosen: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals:
+            raise Mistake(f"--set {pair}: is no KEY=VALUE, for instance training.steps=10")
+        try:
+            chosen[key] = tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError:
+            chosen[key] = value
+    return chosen
+
+
+def _plot_partitions(common: Mapping[str, Any], given: argparse.Namespace) -> None:
+    """How the first seed's classes are spread over the clients, a picture per alpha."""
+    for alpha in ALPHAS:
+        partition = Partition("dirichlet", common["num-clients"], alpha, given.seeds[0])
+        counts = partition_plot.counts_per_client(partition, common["data.path"], common["task.name"])
+        title = f"{common['task.name']}: {sum(count.total() for count in counts):,} items, alpha {alpha:g}"
+        partition_plot.plot(counts, title, given.out / f"tuning-encoder-alpha-{alpha:g}.png")
+
+
+def _run(given: argparse.Namespace, scratch: Path) -> None:
+    study, files = STUDIES[given.study], _files(given)
+    settings = {**study.settings, **_chosen(given.set)}
+    deals_out = given.study == "encoder"
+    common = {
+        **settings,
+        "method": "fedpetuning",
+        "model": given.model,
+        "threads": given.threads,
+        "device": given.device,
+        "num-clients": ENCODER_CLIENTS if deals_out else len(files),
+        "data.source": "jsonl",
+        "data.path": str(files[0]) if deals_out else first_records(files, given.records, scratch),
+        "task.test-path": str(given.test),
+    }
+    checked = parse(common)
+    model = open_model(checked.model)
+    bench = Bench(model, set_up(checked, Path()), common, given.seeds)
+    conditions = {
+        "model": {"name": model.directory.name, "parameters": model.plan.num_parameters, "sha256": model.sha256},
+        "settings": {"clients": common["num-clients"], **settings},
+        "records": {file.name: sha256(file.read_bytes()) for file in (*files, given.test)},
+        "records_per_client": None if deals_out else given.records,
+        "threads": given.threads,
+        "device": bench.computing.device.type,
+    }
+    path = given.out / f"tuning-{given.study}"
+    rows = Rows(path.with_suffix(".csv"), KEYS, FIGURES, conditions)
+    study.work(bench, rows)
+    write_report(study.title, study.panels, rows, conditions, path)
+    if deals_out:
+        _plot_partitions(common, given)
+
+
+def main() -> int:
+    """Run a study, or what is missing of it, and write its report."""
+    try:
+        with tempfile.TemporaryDirectory() as scratch:
+            _run(_arguments(), Path(scratch))
+    except Mistake as mistake:
+        print(f"{mistake}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

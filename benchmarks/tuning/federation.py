@@ -1,0 +1,276 @@
+"""A federation of clients that tune adapters, in this process and by the functions that the app itself runs.
+
+What is left out are messages, contracts and the private state; with the payload float32, which loses nothing, the adapters are
+those of the app to the bit, with FedPETuning and with HetLoRA without self-pruning (``tests/studies`` compares them). What a
+client does in the first round depends on nobody else, so it is done once for all ways of averaging and for the client alone.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, reduce
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from espalier.corpora.client_items import as_tests, client_items
+from espalier.corpora.tasks.scored_items import ScoredItems
+from espalier.evaluation.scores import score
+from espalier.modeling.adapters import factors_of
+from espalier.modeling.computing import Computing
+from espalier.modeling.opened import OpenedModel
+from espalier.settings.mistakes import Mistake
+from espalier.settings.node import NodeSettings
+from espalier.settings.run import RunSettings
+from espalier.settings.seeds import derive_seed
+from espalier.storage.blobs import BlobStore
+from espalier.training.adapted import AdaptedModel
+from espalier.training.adapter_training import AdapterTraining
+from espalier.training.initial import initial_adapters
+from espalier.training.loop import Moments
+from espalier.training.sequences import Sequences, client_sequences
+from espalier.wire.adapter_payload import unpack_adapters
+from espalier.wire.adapters import HEAD_KEY, Adapter, Tensors
+from espalier.wire.payload import block_key
+from espalier.wire.tuning import trained
+from pruning_kernels.factor_means import weighted_mean, zero_padded_mean
+from pruning_kernels.factors import Factors, norm
+from strategies.adapter_result import AdapterResult
+
+
+@dataclass(frozen=True)
+class Averaging:
+    """How the server averages."""
+
+    of: Literal["factors", "updates"]
+    """``factors``: mean of A and of B, padded with zeros; ``updates``: mean of B A, cut to the adapters' rank by an SVD."""
+    weights: Literal["samples", "norms"] = "samples"
+    """Of the clients; norms: of the updates that they sent (Cho et al. 2024)."""
+
+
+@dataclass
+class Federated:
+    """What a federation came to."""
+
+    tensors: Tensors
+    errors: list[float] = field(default_factory=list)
+    """Per round: relative Frobenius distance of the averaged update from the exact mean of the clients' updates."""
+    errors_at_clients: list[float] = field(default_factory=list)
+    """The same of what a client gets of it, its first ranks; mean over clients."""
+
+
+class Federation:
+    """The clients of a run with these settings, and its server.
+
+    Parameters
+    ----------
+    settings : of FedPETuning, with a task and the payload float32
+    model : the base
+    computing : threads and device
+    scratch : directory for what the server keeps
+    limits : largest rank of each client's adapters; None: everybody trains whole adapters
+    sequences : what each client trains on, by its rank, where that is known; None: as the settings say
+
+    Raises
+    ------
+    Mistake
+        No client has anything to train on.
+    """
+
+    def __init__(
+        self,
+        settings: RunSettings,
+        model: OpenedModel,
+        computing: Computing,
+        scratch: Path,
+        limits: Sequence[int] | None = None,
+        sequences: Mapping[int, Sequences] | None = None,
+    ) -> None:
+        if settings.job.payload != "float32":
+            raise ValueError(f"a federation without messages sends float32, not {settings.job.payload}")
+        self.settings, self.model, self.computing, self.scratch = settings, model, computing, scratch
+        self.adapters = trained(model.plan, settings)
+        self.limits = list(limits or [settings.lora.largest_rank] * settings.num_clients)
+        self._adapted: dict[int, AdaptedModel] = {}
+        self._first: dict[int, tuple[dict[str, dict[str, Tensor]], Moments]] = {}
+        self.sequences = dict(sequences or self._all_sequences())
+        if not self.sequences:
+            raise Mistake("data: no client has items to train on")
+
+    def _all_sequences(self) -> dict[int, Sequences]:
+        """What each client trains on, by its rank; as in the app, one that has nothing is left out."""
+        found: dict[int, Sequences] = {}
+        for rank in range(self.settings.num_clients):
+            try:
+                found[rank] = client_sequences(self.settings, NodeSettings(), self.model, rank)
+            except Mistake as mistake:
+                print(f"client {rank} is left out: {mistake}", flush=True)
+        return found
+
+    @cached_property
+    def own_tests(self) -> dict[int, ScoredItems]:
+        """Each client's held-out items, at most ``task.max-test-items`` of them; none of a client that has none."""
+        classes, most = self.model.family.kind == "encoder", self.settings.task.max_test_items or None
+        held = {rank: client_items(self.settings, NodeSettings(), rank)[1][:most] for rank in self.sequences}
+        return {rank: as_tests(self.settings, items, self.model.tokenizer, classes) for rank, items in held.items() if items}
+
+    # ----- training ---------------------------------------------------------------------------------------------------
+
+    def _training(self, rank: int) -> AdapterTraining:
+        settings, limit = self.settings, self.limits[rank]
+        adapters, seed = self.adapters.limited(limit), derive_seed(settings.seed, "training", rank=rank)
+        training = AdapterTraining(self.model, self.computing, settings, adapters, self.sequences[rank], seed)
+        training.adapted = self._model_of(limit)
+        return training
+
+    def _model_of(self, limit: int) -> AdaptedModel:
+        """One model in memory per rank limit, for all clients that have it."""
+        if limit not in self._adapted:
+            adapters = self.adapters.limited(limit)
+            self._adapted[limit] = AdaptedModel.load(self.model, self.computing, self.settings, adapters)
+        return self._adapted[limit]
+
+    def _start(self, rank: int) -> dict[str, dict[str, Tensor]]:
+        """The adapters with which a client begins the run, and an encoder's head as everybody makes it."""
+        adapters = self.adapters.limited(self.limits[rank])
+        return initial_adapters(adapters, self.settings.seed) | self._first_head
+
+    @cached_property
+    def _first_head(self) -> dict[str, dict[str, Tensor]]:
+        values = self._model_of(self.adapters_rank).values()
+        return {HEAD_KEY: values[HEAD_KEY]} if HEAD_KEY in values else {}
+
+    @property
+    def adapters_rank(self) -> int:
+        """Largest rank of the global adapters."""
+        return self.settings.lora.largest_rank
+
+    def _first_round(self, rank: int) -> tuple[dict[str, dict[str, Tensor]], Moments]:
+        """What a client trains in the first round, and its optimiser's moments behind it."""
+        if rank not in self._first:
+            tensors, outcome = self._training(rank).run(self._start(rank), 0, self.settings.training.steps)
+            self._first[rank] = tensors, outcome.moments
+        return self._first[rank]
+
+    def alone(self, rank: int) -> dict[str, dict[str, Tensor]]:
+        """What a client trains by itself, in as many steps as it has in all rounds."""
+        tensors, moments = self._first_round(rank)
+        training, steps = self._training(rank), self.settings.training.steps
+        if training.total_steps > steps:
+            tensors, _ = training.run(tensors, steps, training.total_steps - steps, moments)
+        return tensors
+
+    def centralized(self) -> dict[str, dict[str, Tensor]]:
+        """What one party trains with everybody's items, in as many steps as all clients together have."""
+        settings, parties = self.settings, self.settings.num_clients
+        joined = reduce(lambda first, other: first.joined(other), self.sequences.values())
+        seed = derive_seed(settings.seed, "training/centralized")
+        training = AdapterTraining(self.model, self.computing, settings, self.adapters, joined, seed, parties)
+        training.adapted = self._model_of(self.adapters_rank)
+        start = initial_adapters(self.adapters, settings.seed) | self._first_head
+        tensors, _ = training.run(start, 0, training.total_steps)
+        return tensors
+
+    def federated(self, averaging: Averaging) -> Federated:
+        """All rounds, everybody taking part in each."""
+        result = AdapterResult(self.settings, self.model, BlobStore(self.scratch))
+        steps, found = self.settings.training.steps, Federated({})
+        for number in range(self.settings.job.rounds):
+            sent: dict[int, Tensors] = {}
+            for rank in self.sequences:
+                if number == 0:
+                    sent[rank] = self._first_round(rank)[0]
+                else:
+                    sent[rank], _ = self._training(rank).run(self._received(result, rank), number * steps, steps)
+            weights = self._weights(sent, averaging)
+            result.replace(self._folded(sent, weights, averaging), self.limits)
+            found.tensors = {key: result.tensors(key) for key in self.adapters.shapes()}
+            whole, cut = self._errors(found.tensors, sent, weights)
+            found.errors.append(whole)
+            found.errors_at_clients.append(cut)
+        return found
+
+    def _received(self, result: AdapterResult, rank: int) -> dict[str, dict[str, Tensor]]:
+        limit = self.limits[rank]
+        shapes = self.adapters.limited(limit).shapes()
+        return {key: unpack_adapters(shapes[key], result.blob(key, limit), "float32") for key in shapes}
+
+    # ----- averaging --------------------------------------------------------------------------------------------------
+
+    def _factors(self, tensors: Tensors, index: int, adapter: Adapter) -> Factors:
+        block = tensors[block_key(index)]
+        return Factors(block[adapter.name_b], block[adapter.name_a], adapter.scaling)
+
+    def _weights(self, sent: Mapping[int, Tensors], averaging: Averaging) -> list[float]:
+        """One number per client; with norms, of all its matrices as one vector, and equal ones where nothing was trained."""
+        if averaging.weights == "samples":
+            return [float(len(self.sequences[rank])) for rank in sent]
+        norms = []
+        for tensors in sent.values():
+            squares = [norm(self._factors(tensors, index, adapter)) ** 2 for index, adapter in self.adapters]
+            norms.append(math.sqrt(math.fsum(squares)))
+        return norms if any(norms) else [1.0] * len(norms)
+
+    def _folded(
+        self, sent: Mapping[int, Tensors], weights: Sequence[float], averaging: Averaging
+    ) -> Iterator[tuple[str, dict[str, Tensor]]]:
+        """The mean of each blob, in the server's order."""
+        for index in sorted(self.adapters.blocks):
+            tensors: dict[str, Tensor] = {}
+            for adapter in self.adapters.blocks[index]:
+                clients = [self._factors(one, index, adapter) for one in sent.values()]
+                if averaging.of == "updates":
+                    mean = weighted_mean(clients, weights, adapter.rank, adapter.scaling)
+                else:
+                    mean = zero_padded_mean(clients, weights, adapter.rank)
+                tensors |= {adapter.name_a: mean.a, adapter.name_b: mean.b}
+            yield block_key(index), tensors
+        if self.adapters.head:
+            yield HEAD_KEY, {name: self._mean_of_head(sent, weights, name) for name in self.adapters.head}
+
+    def _mean_of_head(self, sent: Mapping[int, Tensors], weights: Sequence[float], name: str) -> Tensor:
+        mean, total = torch.zeros(self.adapters.head[name], dtype=torch.float64), 0.0
+        for tensors, weight in zip(sent.values(), weights, strict=True):
+            mean += tensors[HEAD_KEY][name].double() * weight
+            total += weight
+        return (mean / total).float()
+
+    def _errors(self, averaged: Tensors, sent: Mapping[int, Tensors], weights: Sequence[float]) -> tuple[float, float]:
+        """Distance of the averaged update from the exact mean, whole, and cut to the clients' ranks; relative."""
+        shares = torch.tensor(weights, dtype=torch.float64) / math.fsum(weights)
+        size, missed = 0.0, dict.fromkeys({self.adapters_rank, *(self.limits[rank] for rank in sent)}, 0.0)
+        for index, adapter in self.adapters:
+            everybody = [factors_of(self.adapters, index, one[block_key(index)])[adapter.linear.name] for one in sent.values()]
+            exact = sum(
+                share * one.scaling * one.b.double() @ one.a.double() for share, one in zip(shares, everybody, strict=True)
+            )
+            assert isinstance(exact, Tensor)
+            size += float(exact.square().sum())
+            mean = self._factors(averaged, index, adapter)
+            for limit in missed:
+                update = mean.scaling * mean.b[:, :limit].double() @ mean.a[:limit].double()
+                missed[limit] += float((update - exact).square().sum())
+        relative = {limit: math.sqrt(square / size) if size else 0.0 for limit, square in missed.items()}
+        return relative[self.adapters_rank], math.fsum(relative[self.limits[rank]] for rank in sent) / len(sent)
+
+    # ----- tests ------------------------------------------------------------------------------------------------------
+
+    def score(self, tensors: Tensors | None, items: ScoredItems, limit: int | None = None) -> dict[str, float]:
+        """Scores of the base model with adapters, of which a rank limit takes the first ranks; None: with none."""
+        adapted = self._model_of(limit or self.adapters_rank)
+        shapes = self.adapters.limited(limit or self.adapters_rank).shapes()
+        given = initial_adapters(self.adapters, self.settings.seed) | self._first_head if tensors is None else tensors
+        adapted.set(
+            {
+                key: {name: given[key][name][tuple(map(slice, shape))] for name, shape in block.items()}
+                for key, block in shapes.items()
+            }
+        )
+        classes = self.model.family.kind == "encoder"
+        return score(adapted.whole, items, classes, TEST_BATCH, self.computing.device)
+
+
+TEST_BATCH = 16
+"""Items that are scored together; it changes scores by rounding alone."""

@@ -1,0 +1,234 @@
+"""Pretrain a small RoBERTa by masked-language modelling, with a tokenizer of its own (Liu et al. 2019).
+
+    python -m benchmarks.tuning.pretrain_encoder --text FILE --text FILE --out DIRECTORY            # some ten minutes on a core
+    python -m benchmarks.tuning.pretrain_encoder --text FILE --out DIRECTORY --steps 2 --hidden 32  # does it run?
+
+The text should be other text than that of the task for which the encoder is tuned. The recipe: byte-level BPE without capitals,
+sequences of 64 tokens, 15% of them chosen anew for every step (80% of these are masked, 10% replaced, 10% left), AdamW with a
+cosine schedule. Held-out passages (``espalier.corpora.passages``) are never trained on. What came out, beside what the
+frequencies of the tokens alone would give, is written to ``<out>.json``.
+"""
+
+import argparse
+import json
+import math
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from espalier.corpora import passages
+from espalier.settings.mistakes import Mistake
+from espalier.settings.seeds import derive_seed
+
+SPECIAL = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>", "mask_token": "<mask>"}
+"""In RoBERTa's order: their places in the vocabulary are 0 to 4, and the configuration below names three of them."""
+CHOSEN, MASKED, REPLACED = 0.15, 0.8, 0.1
+"""Share of the tokens that are predicted, and shares of these."""
+NOT_CHOSEN = -100
+MOST_HELD_OUT = 512
+"""Held-out sequences on which the loss is measured, at even distances."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Sizes of the model, and how long it is trained."""
+
+    vocabulary: int = 6000
+    hidden: int = 128
+    layers: int = 4
+    heads: int = 4
+    tokens: int = 64
+    """Of a sequence, ``<s>`` and ``</s>`` among them."""
+    longest: int = 128
+    """Tokens of the longest text that the encoder will read; positions beyond ``tokens`` stay as they were made."""
+    steps: int = 1500
+    batch: int = 32
+    learning_rate: float = 2e-3
+    seed: int = 0
+
+
+def train_tokenizer(texts: Sequence[str], vocabulary: int) -> Any:
+    """Byte-level BPE of small letters, with RoBERTa's special tokens around a text, as a tokenizer of Hugging Face's."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=list(SPECIAL.values()),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **SPECIAL)
+
+
+def sequences(tokenizer: Any, texts: Sequence[str], tokens: int) -> Tensor:
+    """The texts one behind the other, cut into ``<s> ... </s>`` of ``tokens`` tokens: (sequences, tokens), int64."""
+    ids = [token for row in tokenizer(list(texts), add_special_tokens=False)["input_ids"] for token in row]
+    inner = tokens - 2
+    rows = torch.tensor(ids[: len(ids) // inner * inner], dtype=torch.int64).view(-1, inner)
+    begin, end = rows.new_full((len(rows), 1), 0), rows.new_full((len(rows), 1), 2)
+    return torch.cat([begin, rows, end], dim=1)
+
+
+def hidden_from(rows: Tensor, vocabulary: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """What a model is given, and what it is to say: both (B, T), int64, ``NOT_CHOSEN`` where it is not asked (RoBERTa, 2.2).
+
+    Special tokens are never chosen, nor do they replace one.
+    """
+    chosen = (torch.rand(rows.shape, generator=generator) < CHOSEN) & (rows >= len(SPECIAL))
+    fate = torch.rand(rows.shape, generator=generator)
+    strangers = torch.randint(len(SPECIAL), vocabulary, rows.shape, generator=generator)
+    mask = list(SPECIAL).index("mask_token")
+    given = torch.where(chosen & (fate < MASKED), mask, rows)
+    given = torch.where(chosen & (fate >= MASKED) & (fate < MASKED + REPLACED), strangers, given)
+    return given, torch.where(chosen, rows, NOT_CHOSEN)
+
+
+def new_model(recipe: Recipe) -> Any:
+    """A RoBERTa with random weights from the recipe's seed."""
+    from transformers import RobertaConfig, RobertaForMaskedLM
+
+    config = RobertaConfig(
+        vocab_size=recipe.vocabulary,
+        hidden_size=recipe.hidden,
+        intermediate_size=4 * recipe.hidden,
+        num_hidden_layers=recipe.layers,
+        num_attention_heads=recipe.heads,
+        max_position_embeddings=recipe.longest + 2,  # RoBERTa counts positions from the one behind padding's
+        bos_token_id=0,
+        pad_token_id=1,
+        eos_token_id=2,
+        hidden_dropout_prob=0.0,  # the text is hardly seen twice
+        attention_probs_dropout_prob=0.0,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(derive_seed(recipe.seed, "encoder"))
+        return RobertaForMaskedLM(config)
+
+
+def masked_loss(model: Any, given: Tensor, wanted: Tensor) -> Tensor:
+    """Mean cross entropy in nats over the chosen tokens; the head sees only these."""
+    asked = wanted != NOT_CHOSEN
+    hidden = model.roberta(input_ids=given).last_hidden_state[asked]
+    return nn.functional.cross_entropy(model.lm_head(hidden), wanted[asked])
+
+
+@torch.no_grad()
+def held_out_loss(model: Any, rows: Tensor, recipe: Recipe) -> float:
+    """``masked_loss`` over all rows, each masked once, by the recipe's seed."""
+    model.eval()
+    given, wanted = hidden_from(rows, recipe.vocabulary, _generator(recipe, "held out"))
+    total, number = 0.0, int((wanted != NOT_CHOSEN).sum())
+    for inputs, labels in zip(given.split(256), wanted.split(256), strict=True):
+        count = int((labels != NOT_CHOSEN).sum())
+        total += float(masked_loss(model, inputs, labels)) * count if count else 0.0
+    model.train()
+    return total / number
+
+
+def unigram_loss(rows: Tensor, held_out: Tensor, recipe: Recipe) -> float:
+    """The same loss of somebody who knows how frequent each token is in ``rows`` (counted from one) and nothing else."""
+    counts = torch.bincount(rows[rows >= len(SPECIAL)], minlength=recipe.vocabulary)[len(SPECIAL) :].double() + 1
+    _, wanted = hidden_from(held_out, recipe.vocabulary, _generator(recipe, "held out"))
+    return float(-(counts / counts.sum()).log()[wanted[wanted != NOT_CHOSEN] - len(SPECIAL)].mean())
+
+
+def pretrain(model: Any, rows: Tensor, recipe: Recipe) -> None:
+    """Train in place; each step takes rows anew."""
+    matrices = [parameter for parameter in model.parameters() if parameter.ndim > 1]
+    others = [parameter for parameter in model.parameters() if parameter.ndim == 1]
+    groups = [{"params": matrices, "weight_decay": 0.05}, {"params": others, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=(0.9, 0.98))
+    generator, warmup = _generator(recipe, "steps"), max(1, recipe.steps // 20)
+    model.train()
+    for step in range(recipe.steps):
+        chosen = torch.randint(len(rows), (recipe.batch,), generator=generator)
+        loss = masked_loss(model, *hidden_from(rows[chosen], recipe.vocabulary, generator))
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        falling = (1 + math.cos(math.pi * step / recipe.steps)) / 2
+        for group in optimizer.param_groups:
+            group["lr"] = recipe.learning_rate * min((step + 1) / warmup, falling)
+        optimizer.step()
+        if (step + 1) % 50 == 0:
+            print(f"step {step + 1}/{recipe.steps}  loss {loss.item():.3f}", flush=True)
+
+
+def _generator(recipe: Recipe, purpose: str) -> torch.Generator:
+    return torch.Generator().manual_seed(derive_seed(recipe.seed, f"encoder/{purpose}"))
+
+
+def make_encoder(texts: Sequence[str], recipe: Recipe, out: Path) -> dict[str, Any]:
+    """Train tokenizer and encoder on texts, write both to ``out``, and return the report.
+
+    Raises
+    ------
+    Mistake
+        The texts have too few passages to train on some and hold others out, or give another vocabulary than the recipe's.
+    """
+    started = time.monotonic()
+    training, held = passages.split(texts)
+    tokenizer = train_tokenizer(training, recipe.vocabulary)
+    if len(tokenizer) != recipe.vocabulary:
+        raise Mistake(f"--text: gives a vocabulary of {len(tokenizer)} tokens, --vocabulary is {recipe.vocabulary}; lower it")
+    rows, held_rows = (sequences(tokenizer, part, recipe.tokens) for part in (training, held))
+    held_rows = held_rows[:: max(1, len(held_rows) // MOST_HELD_OUT)][:MOST_HELD_OUT]
+    if not (len(rows) and len(held_rows)):
+        raise Mistake(f"--text: gives {len(rows)} sequences to train on and {len(held_rows)} held out; give more text")
+    model = new_model(recipe)
+    print(f"{model.num_parameters():,} parameters, {len(rows):,} sequences, {len(held_rows):,} held out", flush=True)
+    pretrain(model, rows, recipe)
+    report = {
+        **asdict(recipe),
+        "parameters": model.num_parameters(),
+        "training_sequences": len(rows),
+        "held_out_sequences": len(held_rows),
+        "held_out_loss": round(held_out_loss(model, held_rows, recipe), 4),
+        "unigram_loss": round(unigram_loss(rows, held_rows, recipe), 4),
+        "seconds": round(time.monotonic() - started),
+    }
+    model.save_pretrained(out)
+    tokenizer.save_pretrained(out)
+    out.with_suffix(".json").write_text(json.dumps(report, indent=2) + "\n")
+    return report
+
+
+def main() -> int:
+    """Read, train and report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--text", type=Path, action="append", required=True, help="plain text, UTF-8")
+    parser.add_argument("--out", type=Path, required=True, help="directory to write, in Hugging Face layout")
+    parser.add_argument("--threads", type=int, default=2)
+    for name, value in asdict(Recipe()).items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value)
+    given = vars(parser.parse_args())
+    files, out = given.pop("text"), given.pop("out")
+    torch.set_num_threads(given.pop("threads"))
+    try:
+        if missing := [str(file) for file in files if not file.is_file()]:
+            raise Mistake(f"--text {', '.join(missing)}: is no file")
+        report = make_encoder([file.read_text() for file in files], Recipe(**given), out)
+    except Mistake as mistake:
+        print(f"{mistake}", file=sys.stderr)
+        return 2
+    print(f"held-out masked loss {report['held_out_loss']}, unigrams {report['unigram_loss']}, {report['seconds']} s")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,244 @@
+"""What each study varies and measures. A row is one number: a loss, an accuracy or an error."""
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from benchmarks.fedspallm.rows import Rows
+from benchmarks.tuning.federation import Averaging, Federation
+from benchmarks.tuning.report import Panel
+from espalier.corpora.client_items import as_tests, public_items
+from espalier.corpora.tasks.scored_items import ScoredItems
+from espalier.evaluation.chance import majority_share
+from espalier.modeling.computing import Computing
+from espalier.modeling.opened import OpenedModel
+from espalier.settings.run import RunSettings, parse
+from espalier.training.sequences import Sequences
+from espalier.wire.adapters import Tensors
+
+KEYS = ("seed", "setting", "test", "measure")
+FIGURES = ("value",)
+GLOBAL = "global"
+"""Name of the public test items; a client's own go by its rank."""
+RANK = 8
+"""Where all clients have one rank."""
+RANKS = (2, 2, 4, 4, 8, 8, 16, 16, 32, 32)
+"""Of the ten clients where they have different ones."""
+ALPHAS = (10.0, 1.0, 0.5, 0.1)
+MAJORITY = "majority of the test items"
+
+
+@dataclass
+class Bench:
+    """What all rows of a study share."""
+
+    model: OpenedModel
+    computing: Computing
+    common: Mapping[str, Any]
+    """Settings of the run that no study varies, flat."""
+    seeds: Sequence[int]
+    _public: ScoredItems | None = field(default=None, init=False)
+    _sequences: Mapping[int, Sequences] | None = field(default=None, init=False)
+
+    def settings(self, seed: int, **varied: Any) -> RunSettings:
+        """Settings of one federation; ``varied`` use underscores for hyphens and two for dots."""
+        return parse({**self.common, "seed": seed, **{k.replace("__", ".").replace("_", "-"): v for k, v in varied.items()}})
+
+    @contextmanager
+    def federation(self, settings: RunSettings, limits: Sequence[int] | None = None) -> Iterator[Federation]:
+        """A federation, and a place for what its server keeps."""
+        with tempfile.TemporaryDirectory() as scratch:
+            made = Federation(settings, self.model, self.computing, Path(scratch), limits, self._sequences)
+            if "{rank}" in settings.data.path:  # each client has a file of its own, whatever the seed
+                self._sequences = made.sequences
+            yield made
+
+    @property
+    def public(self) -> ScoredItems:
+        """The public test items."""
+        if self._public is None:
+            settings = self.settings(self.seeds[0])
+            self._public = as_tests(settings, public_items(settings), self.model.tokenizer, self.model.family.kind == "encoder")
+        return self._public
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study: its settings where the command line gives no others, the work, and what the report shows."""
+
+    title: str
+    settings: Mapping[str, Any]
+    work: Callable[[Bench, Rows], None]
+    panels: tuple[Panel, ...]
+
+
+def _is_measured(rows: Rows, seed: int, setting: str, last: str, measure: str) -> bool:
+    """Whether the row that is written last of a setting is there, a measure of the test ``last``."""
+    wanted = (str(seed), setting, last, measure)
+    return any((row["seed"], row["setting"], row["test"], row["measure"]) == wanted for row in rows.rows)
+
+
+def _put_down(rows: Rows, seed: int, setting: str, values: Sequence[tuple[str, str, float]]) -> None:
+    """Write the rows of a setting, (test, measure, value) each, but for those that a stopped study has written already."""
+    for test, measure, value in values:
+        for cell in rows.missing(iter([{"seed": seed, "setting": setting, "test": test, "measure": measure}])):
+            rows.add(cell, value=value)
+
+
+# ----- Dolly's clients ------------------------------------------------------------------------------------------------
+
+
+def dolly(bench: Bench, rows: Rows) -> None:
+    """Loss of four models on every client's held-out items, and on the public ones; alone, each client has one of its own."""
+    for seed in bench.seeds:
+        settings = bench.settings(seed)
+        with bench.federation(settings) as clients:
+            wanted: dict[str, Callable[[], Tensors | None]] = {
+                "dense": lambda: None,
+                "federated": lambda: clients.federated(Averaging("factors")).tensors,
+                "centralized": clients.centralized,
+            }
+            for setting, make in wanted.items():
+                if not _is_measured(rows, seed, setting, GLOBAL, "loss"):
+                    made, tests = make(), {str(k): own for k, own in clients.own_tests.items()} | {GLOBAL: bench.public}
+                    values = [(test, "loss", clients.score(made, items)["loss"]) for test, items in tests.items()]
+                    _put_down(rows, seed, setting, values)
+            if not _is_measured(rows, seed, "local-only", GLOBAL, "loss"):
+                models = {rank: clients.alone(rank) for rank in clients.sequences}
+                values = [(str(k), "loss", clients.score(models[k], items)["loss"]) for k, items in clients.own_tests.items()]
+                everywhere = fmean(clients.score(model, bench.public)["loss"] for model in models.values())
+                _put_down(rows, seed, "local-only", [*values, (GLOBAL, "loss", everywhere)])
+
+
+# ----- ranks ----------------------------------------------------------------------------------------------------------
+
+
+def ranks(bench: Bench, rows: Rows) -> None:
+    """HetLoRA's zero-padding against the SVD at clients of different ranks, and both ways of averaging at one rank."""
+    number = int(bench.common["num-clients"])
+    mixed = [RANKS[client * len(RANKS) // number] for client in range(number)]
+    last = f"round {bench.settings(bench.seeds[0]).job.rounds}"
+    for seed in bench.seeds:
+        for limits, rank, names in (
+            (mixed, max(mixed), {"ranks 2 to 32, zero-pad": Averaging("factors", "norms"),
+                                 "ranks 2 to 32, svd": Averaging("updates", "norms")}),
+            (None, RANK, {f"rank {RANK}, factors": Averaging("factors"), f"rank {RANK}, svd": Averaging("updates")}),
+        ):  # fmt: skip
+            missing = {name: how for name, how in names.items() if not _is_measured(rows, seed, name, last, "error at clients")}
+            if not missing:
+                continue
+            settings = bench.settings(seed, lora__rank=rank, lora__alpha=2.0 * rank)
+            with bench.federation(settings, limits) as clients:
+                for name, averaging in missing.items():
+                    _put_down(rows, seed, name, _losses_and_errors(bench, clients, averaging))
+
+
+def _losses_and_errors(bench: Bench, clients: Federation, averaging: Averaging) -> list[tuple[str, str, float]]:
+    found, tests = clients.federated(averaging), clients.own_tests
+    own = fmean(clients.score(found.tensors, items)["loss"] for items in tests.values())
+    limits = {rank: clients.limits[rank] for rank in tests}
+    values = [("own", "loss", own), (GLOBAL, "loss", clients.score(found.tensors, bench.public)["loss"])]
+    if len(set(limits.values())) > 1:
+        own = fmean(clients.score(found.tensors, items, limits[rank])["loss"] for rank, items in tests.items())
+    values.insert(1, ("own, at the client's rank", "loss", own))
+    for number, (whole, cut) in enumerate(zip(found.errors, found.errors_at_clients, strict=True), start=1):
+        values += [(f"round {number}", "error", whole), (f"round {number}", "error at clients", cut)]
+    return values
+
+
+# ----- an encoder on SST-2 --------------------------------------------------------------------------------------------
+
+
+def encoder(bench: Bench, rows: Rows) -> None:
+    """Accuracy of three models on the public items, by how unevenly classes are spread over the clients.
+
+    The centralized model has the items of all clients, however they are spread, so it is trained once per seed.
+    """
+    settings = bench.settings(bench.seeds[0])
+    majority = majority_share(public_items(settings))
+    for seed in bench.seeds:
+        pooled: float | None = None
+        for alpha in ALPHAS:
+            setting = f"{alpha:g}"
+            if _is_measured(rows, seed, setting, MAJORITY, "accuracy"):
+                continue
+            with bench.federation(bench.settings(seed, data__alpha=alpha)) as clients:
+
+                def accuracy(tensors: Tensors) -> float:
+                    return clients.score(tensors, bench.public)["acc"]
+
+                if pooled is None:
+                    known = [row["value"] for row in rows.rows if row["seed"] == str(seed) and row["test"] == "centralized"]
+                    pooled = float(known[0]) if known else accuracy(clients.centralized())
+                values = {
+                    "federated": accuracy(clients.federated(Averaging("factors")).tensors),
+                    "local-only": fmean(accuracy(clients.alone(rank)) for rank in clients.sequences),
+                    "centralized": pooled,
+                    MAJORITY: majority,
+                }
+            _put_down(rows, seed, setting, [(name, "accuracy", value) for name, value in values.items()])
+
+
+# ----- data of the studies --------------------------------------------------------------------------------------------
+
+
+def first_records(clients: Sequence[Path], number: int, scratch: Path) -> str:
+    """The first records of each client's file, in a directory of their own; a path with ``{rank}``. 0 takes all."""
+    for rank, file in enumerate(clients):
+        if number:
+            with open(file, encoding="utf-8", newline="\n") as lines:
+                head = [line for _, line in zip(range(number), lines, strict=False)]
+            (scratch / f"{rank}.jsonl").write_text("".join(head), encoding="utf-8")
+        else:
+            shutil.copy(file, scratch / f"{rank}.jsonl")
+    return str(scratch / "{rank}.jsonl")
+
+
+LANGUAGE_MODEL: dict[str, Any] = {
+    "task.name": "dolly",
+    "task.max-tokens": 96,
+    "task.max-test-items": 16,
+    "fedpetuning.rounds": 3,
+    "training.steps": 5,
+    "training.batch-size": 4,
+    "training.learning-rate": 2e-3,
+    "lora.rank": RANK,
+    "lora.alpha": 2.0 * RANK,
+    "lora.targets": "all",
+}
+CLASSIFIER: dict[str, Any] = {
+    "task.name": "sst2",
+    "task.max-tokens": 64,
+    "task.max-test-items": 0,
+    "data.partition": "dirichlet",
+    "fedpetuning.rounds": 5,
+    "training.steps": 10,
+    "training.batch-size": 8,
+    "training.learning-rate": 3e-3,
+    "lora.rank": RANK,
+    "lora.alpha": 2.0 * RANK,
+    "lora.targets": "all",
+}
+STUDIES = {
+    "dolly": Study(
+        "Federated LoRA at Dolly's ten clients", LANGUAGE_MODEL, dolly,
+        (Panel("loss", "setting", "test", "loss in nats per token of the answer", joined=False),),
+    ),
+    "ranks": Study(
+        "Averaging adapters of different ranks", LANGUAGE_MODEL, ranks,
+        (
+            Panel("loss", "setting", "test", "loss in nats per token of the answer", joined=False),
+            Panel("error", "setting", "test", "distance from the exact mean, relative"),
+            Panel("error at clients", "setting", "test", "the same, cut to the clients' ranks"),
+        ),
+    ),
+    "encoder": Study(
+        "SST-2 with an encoder, by the evenness of the clients' classes", CLASSIFIER, encoder,
+        (Panel("accuracy", "test", "setting", "share of the test items that are right"),),
+    ),
+}  # fmt: skip
