@@ -32,6 +32,14 @@ def stack_of_masks(num_masks: int, words: int) -> NDArray[np.uint64]:
     return np.empty((num_masks, lines * LINE_WORDS), np.uint64)[:, :words]
 
 
+def planes_for(num_planes: int, words: int) -> NDArray[np.uint64]:
+    """Planes of no votes, (num_planes, words) in whole lines, uint64; every row begins with a line of the cache."""
+    words = -(-words // LINE_WORDS) * LINE_WORDS
+    room = np.zeros(num_planes * words + LINE_WORDS, np.uint64)
+    first = -room.ctypes.data // 8 % LINE_WORDS
+    return room[first : first + num_planes * words].reshape(num_planes, words)
+
+
 def pack(mask: NDArray[np.bool_]) -> Words:
     """Pack a boolean array of any shape into ``(num_words(mask.size),)`` uint64."""
     packed = np.zeros(num_words(mask.size) * 8, dtype=np.uint8)

@@ -1,4 +1,4 @@
-"""Votes for one matrix on a device of torch: counted by ``vote_planes_cuda``, selected by a histogram and a sort of the ties.
+"""Votes for one matrix on a device of torch: counted by ``vote_planes_cuda``, selected by ``lowest_on_device``.
 
 The bits are those of ``votes``. Everything but the counting is plain torch, and the counting has a plain form too, for
 tensors on the CPU; it is never taken on another device.
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pruning_kernels.bitmask import Words, num_words
+from pruning_kernels.bitmask_on_device import pack_on_device
 from pruning_kernels.lowest_on_device import prune_lowest
 from pruning_kernels.selection import ComparisonGroup, group_size, pruned_per_group
 
@@ -52,15 +53,11 @@ class DeviceVotes:
     def most_voted(self, sparsity: float, group: ComparisonGroup, sizes: NDArray[np.unsignedinteger] | None) -> Words:
         """Packed mask of the most voted weights of each comparison group; see ``votes.select_most_voted``."""
         rows, columns = self.shape
-        lines = (-1, group_size(self.shape, group))
         quota = pruned_per_group(self.shape, sparsity, group)
-        missed = self.num_voters - self._counts()  # so that the lowest goes first, of the votes as of the sizes
-        tie_keys = None if sizes is None else self._tie_keys(sizes)
-        if group == "column":
-            missed, tie_keys = missed.T.contiguous(), None if tie_keys is None else tie_keys.T
-        tie_keys = None if tie_keys is None else tie_keys.reshape(lines)
-        prune_mask = _select_in_lines(missed.reshape(lines), self.num_voters + 1, quota, tie_keys)
-        return _packed(prune_mask.reshape(columns, rows).T if group == "column" else prune_mask)
+        keys, bits = self._keys(sizes)
+        lines = (keys.T if group == "column" else keys).reshape(-1, group_size(self.shape, group))
+        prune_mask = prune_lowest(lines, quota, bits)
+        return pack_on_device(prune_mask.reshape(columns, rows).T if group == "column" else prune_mask)
 
     def _counts(self) -> Tensor:
         """Votes per weight, shaped like the matrix, int32."""
@@ -71,10 +68,19 @@ class DeviceVotes:
             counts.add_(bits.reshape(-1), alpha=1 << bit)
         return counts[: self.num_weights].reshape(self.shape)
 
-    def _tie_keys(self, sizes: NDArray[np.unsignedinteger]) -> Tensor:
-        """Sizes without their upper bit, int32, (rows, columns)."""
-        signed, low = (np.int16, 0x7FFF) if sizes.itemsize == 2 else (np.int32, 0x7FFFFFFF)
-        return torch.from_numpy(sizes.view(signed)).to(self.planes.device).to(torch.int32) & low
+    def _keys(self, sizes: NDArray[np.unsignedinteger] | None) -> tuple[Tensor, int]:
+        """(rows, columns), the lowest goes first: missed votes, then the size without its upper bit; and the bits of a key.
+
+        int32 where they suffice, as they do with the sizes of 16-bit weights and fewer than 65,536 voters.
+        """
+        missed, bits = self._counts().neg_().add_(self.num_voters), self.num_voters.bit_length()
+        if sizes is None:
+            return missed, bits
+        size_bits = 8 * sizes.itemsize - 1
+        signed = torch.from_numpy(sizes.view(np.int16 if sizes.itemsize == 2 else np.int32)).to(self.planes.device)
+        dtype = torch.int32 if bits + size_bits < 32 else torch.int64
+        keys = missed.to(dtype).bitwise_left_shift_(size_bits)
+        return keys.bitwise_or_(signed.to(dtype).bitwise_and_((1 << size_bits) - 1)), bits + size_bits
 
 
 def _count_one_by_one(masks: Tensor, planes: Tensor) -> None:
@@ -86,36 +92,3 @@ def _count_one_by_one(masks: Tensor, planes: Tensor) -> None:
             both = plane & carry
             plane.bitwise_xor_(carry)
             carry = both
-
-
-def _select_in_lines(missed: Tensor, levels: int, quota: int, tie_keys: Tensor | None) -> Tensor:
-    """Prune the ``quota`` weights of each line with fewest missed votes, below ``levels``; of equal ones the lowest key."""
-    lines, size = missed.shape
-    if lines * levels > missed.numel():  # short lines: a histogram of each would be longer than they are
-        return prune_lowest(missed if tie_keys is None else missed.to(torch.int64) << 32 | tie_keys, quota)
-    line_index = torch.arange(lines, device=missed.device)[:, None]
-    histogram = torch.bincount((line_index * levels + missed).reshape(-1), minlength=lines * levels)
-    up_to = histogram.reshape(lines, levels).cumsum(dim=1)  # weights with that many missed votes or fewer
-    threshold = (up_to < quota).sum(dim=1, keepdim=True)  # the lowest level that fills the quota
-    prune_mask, tied = missed < threshold, missed == threshold
-    missing = quota - prune_mask.sum(dim=1)
-
-    places = torch.nonzero(tied.reshape(-1))[:, 0]  # row-major: by line, then by index
-    line = places // size
-    if tie_keys is not None:  # sorted within their lines, so that ``line`` stays as it is
-        places = places[torch.sort(line << 32 | tie_keys.reshape(-1)[places], stable=True).indices]
-    ties = tied.sum(dim=1)
-    first_of_line = ties.cumsum(0) - ties
-    chosen = torch.arange(len(places), device=missed.device) - first_of_line[line] < missing[line]
-    prune_mask.reshape(-1)[places[chosen]] = True
-    return prune_mask
-
-
-def _packed(prune_mask: Tensor) -> Words:
-    """``bitmask.pack`` of a tensor on a device: flat words on the host."""
-    weights = prune_mask.numel()
-    bits = torch.zeros(num_words(weights) * 64, dtype=torch.uint8, device=prune_mask.device)
-    bits[:weights] = prune_mask.reshape(-1)
-    places = torch.arange(8, dtype=torch.uint8, device=prune_mask.device)
-    in_bytes = (bits.reshape(-1, 8) << places).sum(dim=1, dtype=torch.uint8)
-    return in_bytes.cpu().numpy().view(np.uint64)

@@ -3,7 +3,7 @@
 import numpy as np
 from numba import prange
 
-from pruning_kernels.bit_planes import popcount
+from pruning_kernels.bit_instructions import popcount
 from pruning_kernels.compiled import compiled
 
 TILE = 4096

@@ -153,22 +153,46 @@ def prune_columns(scores: Scores, factors: Scores, quota: int, threads: int, pru
 
 
 @compiled(parallel=True)
-def prune_pattern(scores: Scores, factors: Scores, size: int, quota: int, prune_mask: Mask) -> np.bool_:
+def prune_pattern(scores: Scores, factors: Scores, size: int, quota: int, threads: int, prune_mask: Mask) -> np.bool_:
     """Each ``size`` consecutive weights of a row are a group: a weight goes if fewer than ``quota`` go before it."""
-    rows, columns = scores.shape
-    nan = np.zeros(rows, np.bool_)
-    for row in prange(rows):
-        keys = np.empty(size, np.uint32)
-        for first in range(0, columns, size):
+    rows = len(scores)
+    nan = np.zeros(threads, np.bool_)
+    for thread in prange(threads):
+        keys = np.empty((size, scores.shape[1] // size), np.uint32)
+        before = np.empty(keys.shape[1], np.uint32)
+        for row in range(rows * thread // threads, rows * (thread + 1) // threads):
+            nan[thread] |= _keys_by_place(scores[row], factors, keys)
             for place in range(size):
-                keys[place] = _key(scores[row, first + place], factors, first + place)
-                nan[row] |= _is_nan(keys[place])
-            for place in range(size):
-                before = 0
-                for other in range(size):
-                    before += keys[other] < keys[place] or (keys[other] == keys[place] and other < place)
-                prune_mask[row, first + place] = before < quota
+                _count_before(keys, place, before)
+                for group in range(len(before)):
+                    prune_mask[row, group * size + place] = before[group] < quota
     return nan.any()
+
+
+@compiled()
+def _keys_by_place(scores: Scores, factors: Scores, keys: Keys) -> np.bool_:
+    """The keys of a row, (place in its group, group), so that places are compared for many groups at once."""
+    size, groups = keys.shape
+    nan = np.bool_(False)
+    for place in range(size):
+        for group in range(groups):
+            key = _key(scores[group * size + place], factors, group * size + place)
+            nan |= _is_nan(key)
+            keys[place, group] = key
+    return nan
+
+
+@compiled()
+def _count_before(keys: Keys, place: int, before: Keys) -> None:
+    """How many of each group go before the one at a place: the lower keys, and of equal ones those at lower places."""
+    before[:] = 0
+    for other in range(len(keys)):
+        if other < place:
+            for group in range(len(before)):
+                before[group] += keys[other, group] <= keys[place, group]
+        elif other > place:
+            for group in range(len(before)):
+                before[group] += keys[other, group] < keys[place, group]
 
 
 @compiled(parallel=True)

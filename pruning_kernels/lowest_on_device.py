@@ -1,6 +1,8 @@
 """Select the lowest keys of each line, in torch: what ``lowest`` does on the CPU, for tensors on another device.
 
-Keys are integers, so that no device orders them in a way of its own; among equal keys the lower index goes first.
+Keys are integers, so that no device orders them in a way of its own; among equal keys the lower index goes first. Nothing is
+sorted: the key of the last pruned one is found bit by bit, with a pass over all keys for each, which holds a byte per key where
+a sort holds each key twice and its index.
 """
 
 import torch
@@ -8,8 +10,6 @@ from torch import Tensor
 
 SHORT_LINE = 16
 """Keys of a line up to which each is compared with each, as in an n:m pattern."""
-HALF = 1 << 15
-"""Half the number of the values that the upper 16 bits of a key have."""
 
 
 def ordered_keys(scores: Tensor) -> Tensor:
@@ -19,26 +19,27 @@ def ordered_keys(scores: Tensor) -> Tensor:
     return bits ^ (bits >> 31 & 0x7FFFFFFF)  # the larger the magnitude of a negative score, the lower it is
 
 
-def prune_lowest(keys: Tensor, quota: int) -> Tensor:
+def prune_lowest(keys: Tensor, quota: int, bits: int | None = None) -> Tensor:
     """Prune the ``quota`` lowest keys of each line.
 
     Parameters
     ----------
     keys : (lines, size), int32 or int64
     quota : at most ``size``
+    bits : how many of its lowest ones a key has, where none is negative; None: all
 
     Returns
     -------
     Tensor
         bool, same shape, on the same device
     """
-    lines, size = keys.shape
-    if size <= SHORT_LINE:
+    if keys.shape[1] <= SHORT_LINE:
         return _ranks(keys) < quota
-    if lines == 1 and quota and keys.dtype == torch.int32:
-        return _lowest_of_one_line(keys[0], quota)[None]
-    lowest = torch.sort(keys, dim=1, stable=True).indices[:, :quota]
-    return torch.zeros(keys.shape, dtype=torch.bool, device=keys.device).scatter_(1, lowest, True)
+    last = _last_pruned(keys, quota, bits)
+    prune_mask, tied = keys < last, keys == last
+    missing = quota - prune_mask.sum(dim=1, keepdim=True)
+    tied &= tied.cumsum(dim=1, dtype=torch.int32) <= missing
+    return prune_mask.logical_or_(tied)
 
 
 def _ranks(keys: Tensor) -> Tensor:
@@ -51,13 +52,12 @@ def _ranks(keys: Tensor) -> Tensor:
     return ranks
 
 
-def _lowest_of_one_line(keys: Tensor, quota: int) -> Tensor:
-    """Prune at once all keys whose upper bits are below those of the last one, and sort those that share them."""
-    upper = keys >> 16
-    up_to = torch.bincount(upper + HALF, minlength=2 * HALF).cumsum(0)
-    last = int(torch.searchsorted(up_to, quota))
-    missing = quota - (int(up_to[last - 1]) if last else 0)
-    prune_mask = upper < last - HALF
-    places = torch.nonzero(upper == last - HALF)[:, 0]
-    prune_mask[places[torch.sort(keys[places], stable=True).indices[:missing]]] = True
-    return prune_mask
+def _last_pruned(keys: Tensor, quota: int, bits: int | None) -> Tensor:
+    """The highest number that fewer than ``quota`` keys of a line are below, (lines, 1): the key of the last one."""
+    lowest, sign = (torch.iinfo(keys.dtype).min, [torch.iinfo(keys.dtype).min]) if bits is None else (0, [])
+    below_sign = torch.iinfo(keys.dtype).bits - 1 if bits is None else bits
+    last = torch.full((len(keys), 1), lowest, dtype=keys.dtype, device=keys.device)
+    for bit in sign + [1 << place for place in reversed(range(below_sign))]:
+        higher = last ^ bit  # the sign's bit is set in negative numbers, so taking it away makes one higher, too
+        last = torch.where((keys < higher).sum(dim=1, keepdim=True) < quota, higher, last)
+    return last

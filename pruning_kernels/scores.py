@@ -3,6 +3,9 @@
 import torch
 from torch import Tensor
 
+ROWS_AT_ONCE = 64
+"""Rows whose RIA scores are made together: what is known of them stays in the second cache."""
+
 
 class NotFiniteError(ValueError):
     """NaN or infinity where numbers are to be compared; the text holds no number of them."""
@@ -59,9 +62,13 @@ def ria_score(weight: Tensor, input_square_sum: Tensor, exponent: float = 0.5) -
     size = magnitude_score(weight)
     norms = wanda_factors(weight, input_square_sum)
     columns, rows = size.sum(dim=0, keepdim=True), size.sum(dim=1, keepdim=True)
-    share_of_column = size / torch.where(columns == 0, torch.inf, columns)
-    share_of_row = size.div_(torch.where(rows == 0, torch.inf, rows))
-    return share_of_column.add_(share_of_row).mul_(norms**exponent)
+    columns, rows = (torch.where(sums == 0, torch.inf, sums) for sums in (columns, rows))
+    strength = norms**exponent
+    for first in range(0, len(size), ROWS_AT_ONCE):  # in place, so that no second matrix is written and read
+        score = size[first : first + ROWS_AT_ONCE]
+        share_of_column = score / columns
+        score.div_(rows[first : first + ROWS_AT_ONCE]).add_(share_of_column).mul_(strength)
+    return size
 
 
 def wanda_factors(weight: Tensor, input_square_sum: Tensor) -> Tensor:

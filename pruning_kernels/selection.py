@@ -131,7 +131,7 @@ def _select_compiled(scores: Tensor, quota: int, group: ComparisonGroup, factors
     by = np.empty(0, np.float32) if factors is None else factors.contiguous().numpy()
     threads = use_threads_of_torch()
     if (pattern := parse_pattern(group)) is not None:
-        nan = lowest.prune_pattern(given, by, pattern[1], quota, prune_mask)
+        nan = lowest.prune_pattern(given, by, pattern[1], quota, threads, prune_mask)
     else:
         kernel = {"layer": lowest.prune_layer, "row": lowest.prune_rows, "column": lowest.prune_columns}[group]
         nan = kernel(given, by, quota, threads, prune_mask)

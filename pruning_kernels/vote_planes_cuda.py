@@ -2,7 +2,7 @@
 
 One program adds a tile of words of all voters. The planes of the tile stay in registers until the last voter, so that the
 device's memory reads every mask once and writes every plane once, which is the least that counting can take. As on the
-CPU (``bit_planes``) seven full adders turn eight masks into four planes, and no mask is unpacked.
+CPU (``carry_save``) seven full adders turn eight masks into four planes, and no mask is unpacked.
 
 Triton comes with torch's builds for CUDA; ``device_votes`` imports this module on such a device and nowhere else. The upper
 planes are a tuple of tensors that a loop carries, which takes Triton 3.3 (torch 2.7).

@@ -1,7 +1,7 @@
 """What the clients prune together: count their votes and select the weights with most of them (FedPrLLM steps 3 and 4).
 
 There are three ways to the same bits: plain NumPy; for matrices that are worth the time to compile them, the kernels of
-``bit_planes``; and on a CUDA device ``device_votes``.
+``carry_save``, ``most_voted`` and ``most_voted_columns``; and on a CUDA device ``device_votes``.
 """
 
 from typing import Protocol
@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pruning_kernels.bitmask import Words, num_words, pack, unpack
+from pruning_kernels.bitmask import Words, num_words, pack, planes_for, unpack
 from pruning_kernels.compiled import WORTH_COMPILING, use_threads_of_torch
 from pruning_kernels.selection import ComparisonGroup, group_size, pruned_per_group
 
@@ -105,13 +105,14 @@ class HostVotes:
         self.shape = shape
         self.num_voters = num_voters
         self.num_weights = shape[0] * shape[1]
-        self.planes = np.zeros((max(1, num_voters.bit_length()), num_words(self.num_weights)), np.uint64)
+        self._room = planes_for(max(1, num_voters.bit_length()), num_words(self.num_weights))
+        self.planes = self._room[:, : num_words(self.num_weights)]
 
     def count(self, masks: NDArray[np.uint64], first: int) -> None:
         """Count the votes of all voters in a stretch of words."""
         planes = self.planes[:, first : first + masks.shape[1]]
         if self._large:
-            from pruning_kernels.bit_planes import count_votes
+            from pruning_kernels.carry_save import count_votes
 
             use_threads_of_torch()
             count_votes(masks if masks.strides[1] == masks.itemsize else np.ascontiguousarray(masks), planes)
@@ -142,18 +143,21 @@ class HostVotes:
         """Packed mask of the most voted weights of each comparison group; see ``select_most_voted``."""
         if not self._large or len(self.planes) > MOST_PLANES:
             return pack(select_most_voted(self.counts(), sparsity, group, sizes))
-        from pruning_kernels import bit_planes
+        from pruning_kernels import most_voted
+        from pruning_kernels.most_voted_columns import most_voted_in_columns
 
         use_threads_of_torch()
         quota = pruned_per_group(self.shape, sparsity, group)
         flat = np.empty(0, np.uint16) if sizes is None else sizes.reshape(-1)
         if group == "layer":
-            return bit_planes.most_voted_in_layer(self.planes, self.num_weights, quota, flat)
-        if group == "row":
-            return bit_planes.most_voted_in_rows(self.planes, self.shape, quota, flat)
-        if group == "column":
-            return bit_planes.most_voted_in_columns(self.planes, self.shape, quota, flat)
-        return bit_planes.most_voted_in_pattern(self.planes, self.shape, group_size(self.shape, group), quota, flat)
+            words = most_voted.most_voted_in_layer(self._room, self.num_weights, quota, flat)
+        elif group == "row":
+            words = most_voted.most_voted_in_rows(self._room, self.shape, quota, flat)
+        elif group == "column":
+            words = most_voted_in_columns(self._room, self.shape, quota, flat)
+        else:
+            words = most_voted.most_voted_in_pattern(self._room, self.shape, group_size(self.shape, group), quota, flat)
+        return words[: self.planes.shape[1]]
 
     @property
     def _large(self) -> bool:

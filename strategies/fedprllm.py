@@ -22,6 +22,7 @@ from espalier.wire.parts import PartRequest
 from espalier.wire.payload import block_key
 from pruning_kernels.selection import group_size
 from pruning_kernels.votes import VoteCounter
+from strategies.counting import require_counting
 from strategies.evaluation import ClientEvaluation
 from strategies.inbox import Inbox
 from strategies.method import Method
@@ -42,6 +43,7 @@ class FedPrLLM(Method):
         super().__init__(run, ClientEvaluation(run, public_text or {}))
         self.settings = run.settings.fedprllm
         self._require_pattern_fits()
+        require_counting(run.device, run.settings.device)
         self.result = VoteResult(run.settings, run.model, run.checkpoint.blobs)
         self._reply_hashes: dict[int, list[str]] = {}
 

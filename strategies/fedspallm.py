@@ -25,6 +25,7 @@ from espalier.wire.plan import BlockPlan, LinearPlan
 from pruning_kernels.kept_mean import KeptMean
 from pruning_kernels.selection import group_size
 from pruning_kernels.votes import VoteCounter
+from strategies.counting import require_counting
 from strategies.evaluation import ClientEvaluation
 from strategies.held_layers import HeldLayers
 from strategies.inbox import Inbox
@@ -53,6 +54,7 @@ class FedSpaLLM(Method):
         self.settings = run.settings.fedspallm
         self.plan = run.model.plan
         self._require_pattern_fits()
+        require_counting(run.device, run.settings.device)
         self.result = KeptResult(run.settings, run.model, run.checkpoint.blobs)
         self.held = HeldLayers(self.result, run.settings.part_bytes)
         self._samples: dict[int, list[int]] = {}

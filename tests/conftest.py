@@ -1,11 +1,29 @@
 """What tests of several rooms share."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
-from devices import DEVICES
+from devices import DEVICES, tests_work_on, working_on
+
+
+@pytest.fixture(autouse=True, scope="session")
+def state_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Private state lies in a directory of this process, apart from the user's own and from other processes of tests."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path_factory.mktemp("state")))
+        yield
 
 
 @pytest.fixture(params=DEVICES, scope="module")
-def device(request: pytest.FixtureRequest) -> torch.device:
+def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
     """Every device in turn; without a CUDA device its tests are skipped."""
-    return request.param
+    with working_on(request.param) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def tests_on_device(device: torch.device) -> Iterator[None]:
+    """The tensors that a test makes lie on every device in turn."""
+    with tests_work_on(device):
+        yield

@@ -1,12 +1,102 @@
-"""The devices that tests run on: the CPU everywhere, a CUDA device where there is one."""
+"""The devices that tests run on: the CPU everywhere, a CUDA device where there is one.
+
+With ``PRETEND_CUDA=1`` in the environment the tests of a CUDA device run on a pretended one, which finds tensors of two devices
+that meet (``pretended_device``); it stands in for none of their numbers.
+"""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
+from pretended_device import pretended_device
+from torch.overrides import TorchFunctionMode
+from torch.utils._device import _device_constructors
 
+PRETENDED = os.environ.get("PRETEND_CUDA") == "1" and not torch.cuda.is_available()
+TESTS = str(Path(__file__).parent)
+MAKERS = _device_constructors()
 NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 CPU = torch.device("cpu")
 CUDA = torch.device("cuda")
-DEVICES = [pytest.param(CPU, id="cpu"), pytest.param(CUDA, id="cuda", marks=NEEDS_CUDA)]
+DEVICES = [pytest.param(CPU, id="cpu"), pytest.param(CUDA, id="cuda", marks=() if PRETENDED else NEEDS_CUDA)]
+
+
+@contextmanager
+def working_on(device: torch.device) -> Iterator[torch.device]:
+    """The device, which is there, or is pretended to be there, until the tests have worked on it."""
+    if device.type == "cuda" and PRETENDED:
+        with pretended():
+            yield device
+    else:
+        yield device
+
+
+@contextmanager
+def pretended() -> Iterator[None]:
+    """A CUDA device that is pretended, and what counts and draws numbers on it."""
+    with pretended_device(), _pretended_parts():
+        yield
+
+
+class _MadeByTests(TorchFunctionMode):
+    """Puts the tensors that a test's own lines make on a device, and brings to the CPU those that they show to NumPy.
+
+    What the tested code makes lies where that code says: a device that it forgot is not given here.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.device = device
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if not sys._getframe(1).f_code.co_filename.startswith(TESTS):
+            return func(*args, **kwargs)
+        if func is torch.Tensor.numpy:
+            return func(args[0].cpu(), *args[1:], **kwargs)
+        made = func in MAKERS and kwargs.get("device") is None
+        found = func(*args, **kwargs)
+        return found.to(self.device).requires_grad_(found.requires_grad) if made else found
+
+
+@contextmanager
+def tests_work_on(device: torch.device) -> Iterator[None]:
+    """Let tests make their tensors on a device that ``working_on`` gave."""
+    if device.type == "cpu":
+        yield
+    else:
+        with _MadeByTests(device):
+            yield
+
+
+@contextmanager
+def _pretended_parts() -> Iterator[None]:
+    """The kernel that needs Triton, in torch; a device's generator, which is the CPU's."""
+    from pruning_kernels.device_votes import _count_one_by_one
+
+    name = "pruning_kernels.vote_planes_cuda"
+    kernel = ModuleType(name)
+    kernel.count_votes = _count_one_by_one  # type: ignore[attr-defined]
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setitem(sys.modules, name, kernel)
+        monkeypatch.setattr(torch.cuda, "get_rng_state", lambda *_: torch.get_rng_state())
+        monkeypatch.setattr(torch.cuda, "set_rng_state", lambda *_: None)
+        monkeypatch.setattr(torch.cuda, "manual_seed", lambda _: None)
+        monkeypatch.setattr(torch.cuda, "device", nullcontext)
+        if find_spec("bitsandbytes"):
+            monkeypatch.setattr("bitsandbytes.nn.Params4bit.__new__", _not_pretended)
+        yield
+
+
+def _not_pretended(*_: Any, **__: Any) -> None:
+    pytest.skip("tensors of bitsandbytes are of a class of their own, and need a real device")
 
 
 def assert_close(found: torch.Tensor, expected: torch.Tensor, cpu: float = 1e-5, cuda: float = 1e-4) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from devices import CPU, CUDA, NEEDS_CUDA
+from devices import CPU, DEVICES, tests_work_on, working_on
 
 from pruning_kernels import kept_mean, selection, sparsegpt, votes
 from pruning_kernels.device_votes import DeviceVotes
@@ -12,18 +12,18 @@ from pruning_kernels.device_votes import DeviceVotes
 NEVER = 1 << 62
 
 
-@pytest.fixture(params=["compiled", "plain", "torch", pytest.param("cuda", marks=NEEDS_CUDA)], scope="module")
+@pytest.fixture(params=["compiled", "plain", "torch", DEVICES[1]], scope="module")
 def way(request: pytest.FixtureRequest) -> Iterator[torch.device]:
     """The device that scores lie on; a module takes each way with all of its tests.
 
     ``plain`` is NumPy and a stable sort, ``compiled`` the kernels for large matrices, ``cuda`` the code for a CUDA device, and
     ``torch`` the same code on tensors of the CPU, with votes counted without Triton.
     """
-    with pytest.MonkeyPatch.context() as monkeypatch:
+    device = request.param if isinstance(request.param, torch.device) else CPU
+    with pytest.MonkeyPatch.context() as monkeypatch, working_on(device):
         for module in (selection, votes):
             monkeypatch.setattr(module, "WORTH_COMPILING", 0 if request.param == "compiled" else NEVER)
-        device = CUDA if request.param == "cuda" else CPU
-        if request.param in ("torch", "cuda"):
+        if request.param not in ("compiled", "plain"):
             monkeypatch.setattr(selection, "_select_sorted", selection._select_on_device)
             monkeypatch.setattr(votes, "votes_on", lambda _, shape, voters: DeviceVotes(shape, voters, device))
         yield device
@@ -34,5 +34,15 @@ def compiled_or_plain(request: pytest.FixtureRequest) -> Iterator[None]:
     """For kernels without device code of their own: those for large matrices, and the plain ones."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         for module in (kept_mean, selection, sparsegpt, votes):
+            monkeypatch.setattr(module, "WORTH_COMPILING", 0 if request.param == "compiled" else NEVER)
+        yield
+
+
+@pytest.fixture(params=["compiled", "plain", DEVICES[1]], scope="module")
+def compiled_plain_or_cuda(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The same, and the plain ones on tensors of a CUDA device."""
+    device = request.param if isinstance(request.param, torch.device) else CPU
+    with pytest.MonkeyPatch.context() as monkeypatch, working_on(device), tests_work_on(device):
+        for module in (selection, sparsegpt):
             monkeypatch.setattr(module, "WORTH_COMPILING", 0 if request.param == "compiled" else NEVER)
         yield

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from pruning_kernels.error_feedback import BFLOAT16, NF4, Codec, encode_with_feedback
 
+pytestmark = pytest.mark.usefixtures("tests_on_device")
+
 CODECS = [pytest.param(NF4, id="nf4"), pytest.param(BFLOAT16, id="bfloat16")]
 WIDEST_GAP = 1 - 0.6961928009986877
 
@@ -66,7 +68,7 @@ def test_the_sum_of_what_was_decoded_lacks_the_last_residual(size: int, rounds: 
     given_sum, decoded_sum, residual = np.zeros(size), np.zeros(size), torch.zeros(size)
     largest = 0.0
     for _ in range(rounds):
-        values = torch.from_numpy(generator.normal(size=size).astype(np.float32))
+        values = torch.tensor(generator.normal(size=size).astype(np.float32))
         largest = max(largest, float(values.abs().max()))
         code, residual = encode_with_feedback(values, residual, NF4)
         given_sum += values.numpy()

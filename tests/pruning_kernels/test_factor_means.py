@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from pruning_kernels.factor_means import KeptFactors, PrunedSide, coverage_mean, weighted_mean, zero_padded_mean
 from pruning_kernels.factors import Factors
 
+pytestmark = pytest.mark.usefixtures("tests_on_device")
+
 
 def drawn(rows: int, columns: int, rank: int, scaling: float, seed: int) -> Factors:
     generator = torch.Generator().manual_seed(seed)
@@ -108,7 +110,7 @@ def test_coverage_against_a_slow_loop(side: PrunedSide, number: int, seed: int) 
         keep[generator.integers(12)] = True
         kept = (int(keep.sum()), 7) if side == "rows" else (7, int(keep.sum()))
         factors = drawn(*kept, int(generator.integers(1, 4)), float(generator.uniform(0.5, 2)), index)
-        clients.append(KeptFactors(factors, torch.from_numpy(keep)))
+        clients.append(KeptFactors(factors, torch.tensor(keep)))
         lines = iter(dense(factors) if side == "rows" else dense(factors).T)
         for place in np.flatnonzero(keep):
             total[place] += weights[index] * next(lines)

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from pruning_kernels.factor_ranks import grow, kept_rank, self_prune_rank, shrink, tail_norm
 from pruning_kernels.factors import Factors, product
 
+pytestmark = pytest.mark.usefixtures("tests_on_device")
+
 
 def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)

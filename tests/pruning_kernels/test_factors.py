@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from pruning_kernels.factors import Factors, norm, product, refactorise, singular_values
 
+pytestmark = pytest.mark.usefixtures("tests_on_device")
+
 
 def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))

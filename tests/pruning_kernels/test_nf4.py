@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from pruning_kernels.nf4 import BLOCK, LEVELS, Nf4, decode, encode, num_bytes
 
+pytestmark = pytest.mark.usefixtures("tests_on_device")
+
 WIDEST_GAP = 1 - 0.6961928009986877
 """Between -1 and its neighbour."""
 
@@ -72,7 +74,7 @@ def test_the_middle_between_two_levels_takes_the_lower_one() -> None:
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 200), st.floats(1e-30, 1e30), st.integers(0, 2**32 - 1))
 def test_against_a_slow_loop(size: int, scale: float, seed: int) -> None:
-    values = torch.from_numpy((np.random.default_rng(seed).normal(size=size) * scale).astype(np.float32))
+    values = torch.tensor((np.random.default_rng(seed).normal(size=size) * scale).astype(np.float32))
     found = encode(values)
     assert codes_of(found, size) == slow_codes(values.tolist())
     assert found.absmax.tolist() == [max(abs(v) for v in values[s : s + 64].tolist()) for s in range(0, size, 64)]
@@ -83,7 +85,7 @@ def test_against_a_slow_loop(size: int, scale: float, seed: int) -> None:
 @settings(max_examples=20, deadline=None)
 @given(st.integers(1, 200), st.integers(0, 2**32 - 1))
 def test_decoded_values_have_the_same_codes_again(size: int, seed: int) -> None:
-    found = encode(torch.from_numpy(np.random.default_rng(seed).normal(size=size).astype(np.float32)))
+    found = encode(torch.tensor(np.random.default_rng(seed).normal(size=size).astype(np.float32)))
     again = encode(decode(found, (size,)))
     assert torch.equal(again.packed, found.packed)
     assert torch.equal(again.absmax, found.absmax)

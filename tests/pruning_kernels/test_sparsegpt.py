@@ -15,7 +15,7 @@ from pruning_kernels.scores import NotFiniteError, magnitude_score
 from pruning_kernels.selection import select_lowest
 from pruning_kernels.sparsegpt import Factor, factorise, prune, sparsegpt_score
 
-pytestmark = pytest.mark.usefixtures("compiled_or_plain")
+pytestmark = pytest.mark.usefixtures("compiled_plain_or_cuda")
 
 TOLERANCE = 1e-4
 """Of updated weights, as a share of the largest: float32 against float64."""
@@ -228,7 +228,7 @@ def test_damping_is_raised_tenfold_until_it_suffices() -> None:
     """Eigenvalues 1 + 1.04 and 1 - 1.04 = -0.04 (as rounding may leave behind): damping has to exceed 0.04."""
     factor = factorise(torch.tensor([[1.0, 1.04], [1.04, 1.0]]), damping=0.003)
     assert factor.damping == pytest.approx(0.3)
-    assert factor.upper[1, 1] == pytest.approx(1 / math.sqrt(1.3))
+    assert factor.upper[1, 1].item() == pytest.approx(1 / math.sqrt(1.3))
 
 
 def test_what_is_no_gram_is_refused() -> None:

@@ -187,6 +187,44 @@ def test_equal_votes_and_equal_keys_go_by_index(group: ComparisonGroup) -> None:
     assert selected(counts, 0.5, group, [[0.0] * 6] * 4) == most_voted_by_sorting(counts, 0.5, group, None)
 
 
+@pytest.mark.parametrize("sampled", [0, 40, 64])
+@pytest.mark.parametrize("sparsity", [0.01, 0.5, 0.98])
+def test_a_layer_whose_first_lines_are_unlike_the_others(sampled: int, sparsity: float) -> None:
+    """The compiled kernel looks at the first 512 of every 61 * 512 weights to guess how many votes are enough."""
+    generator = np.random.default_rng(1)
+    counts = generator.integers(0, 65, 2 * 64 * 512)
+    for first in range(0, counts.size, 61 * 512):
+        counts[first : first + 512] = sampled
+    shape, voters = (256, 256), np.arange(64)
+    masks = np.stack([np.packbits(counts > voter, bitorder="little").view("<u8") for voter in voters]).astype(np.uint64)
+    counter = VoteCounter(shape, 64)
+    counter.count(masks)
+    order = np.argsort(-counts, kind="stable")
+    expected = np.zeros(counts.size, np.bool_)
+    expected[order[: int(counts.size * sparsity)]] = True
+    assert np.array_equal(unpack(counter.most_voted(sparsity, "layer"), shape).reshape(-1), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("tied", [300, 30000])
+def test_ties_of_a_layer_however_many(tied: int, dtype: torch.dtype) -> None:
+    """Half of the tied weights go, the smaller ones; which sign they have does not count."""
+    shape, generator = (200, 200), np.random.default_rng(2)
+    counts = generator.choice([0, 2], shape[0] * shape[1])
+    places = generator.permutation(counts.size)[:tied]
+    counts[places] = 1
+    weight = torch.from_numpy(generator.standard_normal(shape)).to(dtype)
+    sparsity = ((counts == 2).sum() + tied // 2 + 0.5) / counts.size
+    masks = np.stack([np.packbits(counts > voter, bitorder="little").view("<u8") for voter in range(2)]).astype(np.uint64)
+    counter = VoteCounter(shape, 2)
+    counter.count(masks)
+    order = np.lexsort((np.arange(counts.size), weight.abs().double().numpy().reshape(-1), -counts))
+    expected = np.zeros(counts.size, np.bool_)
+    expected[order[: int(counts.size * sparsity)]] = True
+    found = unpack(counter.most_voted(sparsity, "layer", magnitudes(weight)), shape).reshape(-1)
+    assert np.array_equal(found, expected)
+
+
 @settings(max_examples=40, deadline=None)
 @given(votes_and_keys(), st.floats(0, 0.999), st.sampled_from(GROUPS))
 def test_every_group_loses_exactly_its_share(

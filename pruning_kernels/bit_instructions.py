@@ -1,0 +1,28 @@
+"""Instructions on 64-bit words that numba has no name for."""
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+
+from pruning_kernels.compiled import instruction
+
+
+@instruction
+def popcount(typing: Any, word: Any) -> Any:
+    """Number of set bits of a uint64."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.ctpop(arguments[0])
+
+    return types.uint64(types.uint64), generate
+
+
+@instruction
+def lowest_bit(typing: Any, word: Any) -> Any:
+    """Place of the lowest set bit of a uint64 that is not zero."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 1))
+
+    return types.uint64(types.uint64), generate

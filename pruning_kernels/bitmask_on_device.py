@@ -1,0 +1,22 @@
+"""Packed masks from tensors on a device: what ``bitmask.pack`` does on the CPU, so that an eighth of the bytes comes back."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pruning_kernels.bitmask import Words, num_words, pack
+
+
+def pack_tensor(mask: Tensor) -> Words:
+    """``bitmask.pack`` of a bool tensor of any shape, wherever it is: flat words on the host."""
+    return pack(mask.numpy()) if mask.device.type == "cpu" else pack_on_device(mask)
+
+
+def pack_on_device(mask: Tensor) -> Words:
+    """The same in torch."""
+    weights = mask.numel()
+    bits = torch.zeros(num_words(weights) * 64, dtype=torch.uint8, device=mask.device)
+    bits[:weights] = mask.reshape(-1)
+    places = torch.arange(8, dtype=torch.uint8, device=mask.device)
+    in_bytes = bits.reshape(-1, 8).bitwise_left_shift_(places).sum(dim=1, dtype=torch.uint8)
+    return in_bytes.cpu().numpy().view(np.uint64)

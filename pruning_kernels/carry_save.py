@@ -1,0 +1,200 @@
+"""Votes counted by carry-save addition, in numba: packed masks into bit planes, none of them unpacked.
+
+Plane ``p`` has bit ``i`` set if the votes for weight ``i`` have ``2**p`` in them. A line of each of 64 masks becomes seven
+lines of planes by a tree of adders, in registers from the first mask to the last plane; more voters are added 64 at a time.
+Each mask is read once and each plane written once, past the cache: beyond reading the masks, counting costs writing the
+planes.
+"""
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import prange, types
+from numba.core import cgutils
+from numpy.typing import NDArray
+
+from pruning_kernels.bitmask import LINE_WORDS, Words, stack_of_masks
+from pruning_kernels.compiled import compiled, instruction
+
+GROUP = 64
+"""Masks that are added together."""
+GROUP_BITS = 7
+"""Bits of their sum."""
+TILE = 1024
+"""Words that a thread counts before it takes others."""
+AHEAD = 64
+"""How many words before they are needed masks are asked from memory."""
+PREFETCH = ir.FunctionType(ir.VoidType(), [ir.IntType(8).as_pointer(), *[ir.IntType(32)] * 3])
+READ_INTO_SECOND_CACHE = (0, 2, 1)
+"""What the prefetch is for; ``AHEAD`` words of 64 masks would fill most of the first cache."""
+
+Planes = NDArray[np.uint64]
+number_of = partial(ir.Constant, ir.IntType(64))
+
+
+def _adder(group: int) -> Any:
+    """An intrinsic that adds a line of ``group`` masks, a power of two; sums are (at least ``log2(group) + 1``, line).
+
+    Masks beyond the last voter are zero, so any smaller number can be added too. It is written as vector instructions,
+    because a compiler that must assume that arrays overlap does not find them.
+    """
+    levels = group.bit_length() - 1
+    line = ir.VectorType(ir.IntType(64), LINE_WORDS)
+    to_line, to_byte = line.as_pointer(), ir.IntType(8).as_pointer()
+
+    @instruction
+    def add(typing: Any, masks: Any, voter: Any, word: Any, sums: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            prefetch = builder.module.declare_intrinsic("llvm.prefetch", [to_byte], PREFETCH)
+            masks, target = (context.make_array(signature.args[which])(context, builder, arguments[which]) for which in (0, 3))
+            voters = builder.sub(builder.extract_value(masks.shape, 0), arguments[1])
+            to_next, zeros = builder.extract_value(masks.strides, 0), cgutils.alloca_once(builder, line, zfill=True)
+
+            def at(which: int, array: Any, row: Any, column: Any) -> Any:
+                return cgutils.get_item_pointer(context, builder, signature.args[which], array, (row, column))
+
+            place = builder.bitcast(at(0, masks, *arguments[1:3]), to_byte)
+            rows = [place, *(place := builder.gep(place, [to_next]) for _ in range(group - 1))]
+            sums: list[Any] = [None] * levels
+
+            def mask(number: int) -> Any:
+                there = builder.icmp_signed("<", number_of(number), voters)
+                row = builder.select(there, rows[number], builder.bitcast(zeros, to_byte))
+                ahead = builder.gep(row, [number_of(8 * AHEAD)])
+                builder.call(prefetch, [ahead, *(ir.Constant(ir.IntType(32), value) for value in READ_INTO_SECOND_CACHE)])
+                return builder.load(builder.bitcast(row, to_line), align=8)
+
+            def carried(first: int, level: int) -> Any:
+                """Add ``2 ** (level + 1)`` masks to the sums up to ``level``; their carry."""
+                a, b = (carried(at, level - 1) if level else mask(at) for at in (first, first + (1 << level)))
+                c, differ = sums[level], builder.xor(a, b)
+                if c is None:
+                    sums[level] = differ
+                    return builder.and_(a, b)
+                sums[level] = builder.xor(differ, c)
+                return builder.or_(builder.and_(a, b), builder.and_(differ, c))
+
+            carry = carried(0, levels - 1)
+            for level, value in enumerate([*sums, carry]):
+                place = builder.bitcast(at(3, target, number_of(level), number_of(0)), to_line)
+                builder.store(value, place, align=8)
+            return context.get_dummy_value()
+
+        return types.void(masks, types.int64, types.int64, sums), generate
+
+    return add
+
+
+_add_16, _add_64 = _adder(16), _adder(GROUP)
+
+
+def _writer(past_cache: bool) -> Any:
+    """An intrinsic that copies a line of a plane to its place; past the cache to one at a multiple of its size."""
+
+    @instruction
+    def write(typing: Any, planes: Any, plane: Any, word: Any, sums: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            to_line = ir.VectorType(ir.IntType(64), LINE_WORDS).as_pointer()
+
+            def at(which: int, column: Any) -> Any:
+                array = context.make_array(signature.args[which])(context, builder, arguments[which])
+                index = (arguments[1], column)
+                pointer = cgutils.get_item_pointer(context, builder, signature.args[which], array, index)
+                return builder.bitcast(pointer, to_line)
+
+            value = builder.load(at(3, ir.Constant(ir.IntType(64), 0)), align=8)
+            store = builder.store(value, at(0, arguments[2]), align=8 * LINE_WORDS if past_cache else 8)
+            if past_cache:
+                store.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(ir.IntType(32), 1)]))
+            return context.get_dummy_value()
+
+        return types.void(planes, types.int64, types.int64, sums), generate
+
+    return write
+
+
+_write, _write_past_cache = _writer(False), _writer(True)
+
+
+@instruction
+def _finish_writing(typing: Any) -> Any:
+    """Let every thread see what was written past the cache before anything that comes after."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        builder.fence("seq_cst")
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+def count_votes(masks: NDArray[np.uint64], planes: Planes) -> None:
+    """Add up masks, (voters, words); ``planes``, (bits of the number of voters, words), is overwritten.
+
+    The words of a row lie side by side, in both; rows may be any distance apart. It is fastest where every row of the planes
+    begins at a multiple of 64 bytes (``bitmask.planes_for``), and rows of masks are spread (``bitmask.stack_of_masks``).
+    """
+    voters, words = masks.shape
+    whole = words // LINE_WORDS * LINE_WORDS
+    in_lines = all(place % (8 * LINE_WORDS) == 0 for place in (planes.ctypes.data, *planes.strides[:-1]))
+    _count(masks[:, :whole], planes[:, :whole], in_lines)
+    if whole < words:
+        tail = stack_of_masks(voters, LINE_WORDS)
+        tail[:, : words - whole], tail[:, words - whole :] = masks[:, whole:], 0
+        counted = stack_of_masks(len(planes), LINE_WORDS)
+        _count(tail, counted, False)
+        planes[:, whole:] = counted[:, : words - whole]
+
+
+@compiled(parallel=True)
+def _count(masks: NDArray[np.uint64], planes: Planes, in_lines: bool) -> None:
+    """Count whole lines."""
+    words = masks.shape[1]
+    for tile in prange(-(-words // TILE)):
+        _count_tile(masks, planes, in_lines, tile * TILE, min((tile + 1) * TILE, words))
+
+
+@compiled()
+def _count_tile(masks: NDArray[np.uint64], planes: Planes, in_lines: bool, first: int, stop: int) -> None:
+    group, carry = np.zeros((GROUP_BITS, LINE_WORDS), np.uint64), np.zeros(LINE_WORDS, np.uint64)
+    sums = np.zeros((max(len(planes), GROUP_BITS), LINE_WORDS), np.uint64)
+    for word in range(first, stop, LINE_WORDS):
+        for voter in range(0, len(masks), GROUP):
+            bits = _add_group(masks, voter, word, group)
+            if voter == 0:
+                for plane in range(len(sums)):
+                    for lane in range(LINE_WORDS):
+                        sums[plane, lane] = group[plane, lane] if plane < bits else np.uint64(0)
+            else:
+                _add_number(sums, group, bits, carry)
+        for plane in range(len(planes)):
+            if in_lines:
+                _write_past_cache(planes, plane, word, sums)
+            else:
+                _write(planes, plane, word, sums)
+    _finish_writing()
+
+
+@compiled(inline="always")
+def _add_group(masks: NDArray[np.uint64], voter: int, word: int, group: Planes) -> int:
+    """Add up the masks from a voter on, 64 at most; how many bits their sum has."""
+    if len(masks) - voter <= 16:
+        _add_16(masks, voter, word, group)
+        bits = 5
+    else:
+        _add_64(masks, voter, word, group)
+        bits = GROUP_BITS
+    return bits
+
+
+@compiled(inline="always")
+def _add_number(sums: Planes, group: Planes, bits: int, carry: Words) -> None:
+    """Add the sum of a group, of so many bits, to the sums before it."""
+    for lane in range(LINE_WORDS):
+        carry[lane] = 0
+    for plane in range(len(sums)):
+        for lane in range(LINE_WORDS):
+            a, b = sums[plane, lane], group[plane, lane] if plane < bits else np.uint64(0)
+            sums[plane, lane] = a ^ b ^ carry[lane]
+            carry[lane] = a & b | (a ^ b) & carry[lane]

@@ -1,0 +1,47 @@
+"""Whether a device counts votes is known before anybody works."""
+
+import sys
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from espalier.settings.mistakes import Mistake
+from strategies.counting import require_counting
+
+
+def kernel_that(count_votes: Any, monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    """A device that counts so; its tensors have no numbers, since none are looked at before the kernel is called."""
+    module = ModuleType("pruning_kernels.vote_planes_cuda")
+    module.count_votes = count_votes  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    return torch.device("meta")
+
+
+def test_a_device_that_counts_is_taken(device: torch.device) -> None:
+    require_counting(device, "auto")
+
+
+def test_a_device_without_a_compiler_is_told_with_the_key_the_cause_and_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    def count_votes(*_: torch.Tensor) -> None:
+        raise RuntimeError("Failed to find C compiler. Please specify via CC environment variable")
+
+    with pytest.raises(Mistake, match=r"device = 'auto': .*Failed to find C compiler.*install gcc, or set device to 'cpu'"):
+        require_counting(kernel_that(count_votes, monkeypatch), "auto")
+
+
+def test_a_device_without_triton_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pruning_kernels.vote_planes_cuda", None)
+    with pytest.raises(Mistake, match=r"device = 'cuda': .*ModuleNotFoundError"):
+        require_counting(torch.device("meta"), "cuda")
+
+
+def test_a_device_that_counts_wrongly_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pruning_kernels import votes
+    from pruning_kernels.device_votes import DeviceVotes
+
+    monkeypatch.setattr(votes, "votes_on", lambda _, shape, voters: DeviceVotes(shape, voters, torch.device("cpu")))
+    monkeypatch.setattr("pruning_kernels.device_votes._count_one_by_one", lambda masks, planes: planes.zero_())
+    with pytest.raises(Mistake, match="not those that were given"):
+        require_counting(torch.device("meta"), "cuda")
