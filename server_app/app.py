@@ -11,6 +11,7 @@ from flwr.superlink.grid import GrpcGrid
 from espalier.evaluation.perplexity import perplexity
 from espalier.modeling.computing import Computing, set_up
 from espalier.modeling.export import ExportError
+from espalier.modeling.limits import require_within_limits
 from espalier.modeling.opened import open_model
 from espalier.settings.mistakes import FLOWER_REPORTS_IT_TOO, Mistake
 from espalier.settings.node import NodeSettings
@@ -72,6 +73,7 @@ def run_method(grid: Grid, context: Context, clock: Clock | None = None) -> Path
         )
     computing = set_up(settings, Path(settings.out_dir))
     model = open_model(settings.model)
+    require_within_limits(settings, model)
     tests = public_tests(settings, model)
     require_fit(settings, model, tests)
     folder, lineage = open_run_directory(settings, model, str(context.run_id))

@@ -16,24 +16,16 @@ def require_fit(settings: RunSettings, model: OpenedModel, tests: PublicTests) -
     Raises
     ------
     Mistake
-        ``[lora]`` describes adapters that the model cannot have, a matrix cannot be quantised, or sequences are longer than
-        the model takes, or with their prompts the answers that it is to write.
+        ``[lora]`` describes adapters that the model cannot have, a matrix cannot be quantised, or prompts and the answers that
+        the model is to write are longer than it takes.
     """
     if "task" not in METHODS[settings.method]:
         return
     trained(model.plan, settings)
     if settings.training.base == "nf4":
         require_quantisable(model.plan)
-    if settings.task.name != TEXT:
-        _require_positions(settings, model)
-        if task_named(settings.task.name).generation and tests.items:
-            _require_room_for_answers(settings, model, tests)
-
-
-def _require_positions(settings: RunSettings, model: OpenedModel) -> None:
-    longest, positions = settings.task.max_tokens, model.num_positions
-    if positions is not None and longest > positions:
-        raise Mistake(f"task.max-tokens = {longest}: the model has {positions} positions; set it to {positions} or less")
+    if settings.task.name != TEXT and task_named(settings.task.name).generation and tests.items:
+        _require_room_for_answers(settings, model, tests)
 
 
 def _require_room_for_answers(settings: RunSettings, model: OpenedModel, tests: PublicTests) -> None:

@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import nn
 
 from espalier.corpora.tasks.batches import NOT_COUNTED, Counted, batches
 from espalier.corpora.tasks.encoding import Encoded
+from espalier.evaluation.perplexity import token_losses
+from espalier.modeling.logits import logits_at
 
 
 @torch.no_grad()
@@ -24,16 +25,20 @@ def mean_answer_loss(
 
     Parameters
     ----------
-    model : called with ``input_ids`` and ``attention_mask``, returns ``logits`` (B, T, vocabulary); causal, in evaluation mode
+    model : causal, with a language-model head, in evaluation mode; see ``logits_at``
     encoded : at least one
     """
     total, tokens = 0.0, 0
     by_length = sorted(encoded, key=lambda one: len(one.token_ids))
     for batch in batches(by_length, batch_size, 0, counted):
-        logits = model(input_ids=batch.input_ids.to(device), attention_mask=batch.attention_mask.to(device)).logits
-        labels = batch.labels[:, 1:].to(device)
-        wanted = labels != NOT_COUNTED
-        losses = nn.functional.cross_entropy(logits[:, :-1][wanted].to(torch.float32), labels[wanted], reduction="none")
+        following = batch.labels.roll(-1, dims=1)
+        following[:, -1] = NOT_COUNTED
+        places = following != NOT_COUNTED
+        labels, found = following[places].to(device), []
+        for logits in logits_at(model, batch.input_ids.to(device), batch.attention_mask.to(device), places.to(device)):
+            wanted, labels = labels.split((len(logits), len(labels) - len(logits)))
+            found.append(token_losses(logits, wanted))
+        losses = torch.cat(found)
         total += float(losses.to(torch.float64).sum())
         tokens += len(losses)
     return total / tokens, tokens

@@ -13,7 +13,8 @@ from espalier.corpora.tasks.batches import collate
 from espalier.corpora.tasks.encoding import Encoded, encode_pair, keep_right
 from espalier.corpora.tasks.item import Item
 from espalier.corpora.windows import Encode
-from espalier.evaluation.perplexity import bounded
+from espalier.evaluation.perplexity import TOKENS_AT_ONCE, bounded
+from espalier.modeling.logits import logits_at
 
 LENGTHS: Mapping[str, Callable[[str], int]] = {
     "acc": lambda option: 1,
@@ -34,7 +35,7 @@ def option_log_likelihoods(
 
     Parameters
     ----------
-    model : called with ``input_ids`` and ``attention_mask``, returns ``logits`` (B, T, vocabulary); causal, in evaluation mode
+    model : causal, with a language-model head, in evaluation mode; see ``logits_at``
     max_tokens : how many tokens the model takes; longer contexts lose tokens at their beginning
     batch_size : texts that go through the model together; it changes results by rounding alone
 
@@ -62,9 +63,12 @@ def log_likelihoods(
     found: dict[Encoded, float] = {}
     for rows in _batches(set(encoded), batch_size):
         batch = collate([Encoded(tokens, 1) for tokens in rows], 0, "all")
-        logits = model(input_ids=batch.input_ids.to(device), attention_mask=batch.attention_mask.to(device)).logits
-        for row, (tokens, wanted) in zip(logits, rows.items(), strict=True):
-            found |= {one: _log_likelihood(row[: len(tokens)], one, loss_limit) for one in wanted}
+        places, asked = _asked(rows, batch.attention_mask.shape)
+        logits = logits_at(model, batch.input_ids.to(device), batch.attention_mask.to(device), places.to(device))
+        answers = _log_probabilities(logits, asked)
+        for one in (one for wanted in rows.values() for one in wanted):
+            answer, answers = answers.split((one.answer_tokens, len(answers) - one.answer_tokens))
+            found[one] = -float(bounded(-answer, loss_limit).sum())
     return found
 
 
@@ -81,11 +85,28 @@ def _batches(scored: set[Encoded], batch_size: int) -> Iterator[dict[tuple[int, 
         yield {tokens: rows[tokens] for tokens in inputs[start : start + batch_size]}
 
 
-def _log_likelihood(logits: Tensor, one: Encoded, loss_limit: float | None) -> float:
-    """Sum of the log-probabilities of the answer's tokens, in float32: logits (tokens - 1, vocabulary)."""
-    log_probabilities = torch.log_softmax(logits[-one.answer_tokens :], dim=-1, dtype=torch.float32)
-    answer = torch.tensor(one.token_ids[-one.answer_tokens :], device=logits.device)
-    return -float(bounded(-log_probabilities.gather(1, answer[:, None]), loss_limit).sum())
+def _asked(rows: dict[tuple[int, ...], list[Encoded]], shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """At which places of a batch a token of an answer is predicted, (B, T), bool; and (number of the place, token) of each."""
+    places, asked, before = torch.zeros(shape, dtype=torch.bool), list[tuple[int, int]](), 0
+    for row, (tokens, wanted) in zip(places, rows.items(), strict=True):
+        longest = max(one.answer_tokens for one in wanted)
+        row[len(tokens) - longest : len(tokens)] = True
+        before += longest
+        for one in wanted:
+            first = before - one.answer_tokens
+            asked += enumerate(one.token_ids[len(one.token_ids) - one.answer_tokens :], first)
+    return places, torch.tensor(asked)
+
+
+def _log_probabilities(logits: Iterator[Tensor], asked: Tensor) -> Tensor:
+    """Of the asked tokens, in float32; logits (places, vocabulary) come in pieces."""
+    found, start = torch.empty(len(asked)), 0
+    for piece in (few for many in logits for few in many.split(TOKENS_AT_ONCE)):
+        here = (asked[:, 0] >= start) & (asked[:, 0] < start + len(piece))
+        place, token = (asked[here] - torch.tensor([start, 0])).T.to(piece.device)
+        found[here] = torch.log_softmax(piece, dim=-1, dtype=torch.float32)[place, token].cpu()
+        start += len(piece)
+    return found
 
 
 def option_predictions(items: Sequence[Item], log_likelihoods: Sequence[Sequence[float]], metric: str = "acc") -> list[int]:

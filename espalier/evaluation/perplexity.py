@@ -1,7 +1,7 @@
 """Perplexity over non-overlapping windows, block by block.
 
 As in the papers (Wanda, FedPrLLM): the mean next-token loss of each window, averaged over windows, exponentiated. A
-window of n tokens has n - 1 predictions.
+window of n tokens has n - 1 predictions. Logits are made for a few hundred tokens at a time.
 """
 
 import math
@@ -12,6 +12,9 @@ from torch import Tensor, nn
 
 from espalier.modeling.block_stream import BlockStream, run_through
 from espalier.modeling.edits import Edits, dense
+
+TOKENS_AT_ONCE = 64
+"""Of which a softmax is made."""
 
 
 @torch.no_grad()
@@ -31,17 +34,29 @@ def mean_losses(
     dict
         name -> loss
     """
-    activations = run_through(stream, torch.cat(list(texts.values())), edits)
-    per_window: list[float] = []
-    for input_ids, logits in zip(activations.input_ids, stream.logits(activations), strict=True):
-        predictions = logits[:, :-1].to(torch.float32)
-        loss = nn.functional.cross_entropy(predictions.flatten(0, 1), input_ids[:, 1:].flatten(), reduction="none")
-        per_window += bounded(loss, loss_limit).view(len(input_ids), -1).to(torch.float64).mean(dim=1).tolist()
+    windows = torch.cat(list(texts.values()))
+    activations = run_through(stream, windows, edits)
+    following = torch.cat(activations.input_ids).roll(-1, dims=1).flatten()  # what follows a window's last token is left out
+    found = []
+    for logits in stream.logits(activations):
+        wanted, following = following.split((len(logits), len(following) - len(logits)))
+        found.append(token_losses(logits, wanted))
+    per_token = bounded(torch.cat(found), loss_limit).view(windows.shape)[:, :-1]
+    per_window = per_token.to(torch.float64).mean(dim=1).tolist()
     losses, start = {}, 0
     for name, windows in texts.items():
         losses[name] = math.fsum(per_window[start : start + len(windows)]) / len(windows)
         start += len(windows)
     return losses
+
+
+def token_losses(logits: Tensor, wanted: Tensor) -> Tensor:
+    """Loss in nats of each wanted token, (tokens,), float32; logits are (tokens, vocabulary).
+
+    A few tokens at a time, because a softmax is as large as the logits that it is made from.
+    """
+    parts = zip(logits.split(TOKENS_AT_ONCE), wanted.split(TOKENS_AT_ONCE), strict=True)
+    return torch.cat([nn.functional.cross_entropy(part.to(torch.float32), tokens, reduction="none") for part, tokens in parts])
 
 
 def bounded(losses: Tensor, limit: float | None) -> Tensor:

@@ -15,11 +15,19 @@ from torch import Tensor, nn
 from espalier.modeling.computing import Computing
 from espalier.modeling.edits import Edits, WeightEdit, dense
 from espalier.modeling.hidden_states import HiddenStates, hidden_states, memory_of
+from espalier.modeling.logits import tokens_at_once
 from espalier.modeling.opened import OpenedModel
+from espalier.modeling.reading_ahead import ReadingAhead
 from espalier.settings.mistakes import Mistake
 from espalier.wire.plan import LinearPlan
 
-WINDOWS_PER_BATCH = 8
+TOKENS_PER_BATCH = 2048
+"""Tokens that pass through a block together, whatever the length of their windows; one window at least.
+
+What a block computes from a batch is many times as large as the hidden states, and must not grow with the windows. So windows
+of 256 tokens pass 8 at a time, of 2048 one by one. Another batch may change results by rounding; windows of one length are
+always batched alike.
+"""
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 """What a model passes to a block beside the hidden states: positional and named arguments."""
@@ -61,6 +69,7 @@ class Activations:
             output = block(self.hidden[batch], *args, **kwargs)
             if keep:
                 self.hidden[batch] = output[0] if isinstance(output, tuple) else output
+            del output  # not held while the next batch is computed
 
     def pieces(self) -> Iterator[memoryview]:
         """The bytes of all hidden states, batch after batch."""
@@ -74,6 +83,8 @@ class BlockStream:
     def __init__(self, model: OpenedModel, computing: Computing) -> None:
         self.model = model
         self.computing = computing
+        on_cuda = computing.device.type == "cuda"  # on a CPU the thread would take time and memory from the computation
+        self._ahead = ReadingAhead(model.checkpoint, pinned=True) if on_cuda else None
         self._skeleton = model.new_skeleton()
         modules = self._skeleton.get_submodule(model.family.blocks)
         self._blocks: list[nn.Module] = list(modules)
@@ -87,12 +98,20 @@ class BlockStream:
         drop_weights(self._skeleton)
 
     @contextmanager
-    def block(self, index: int, edits: Mapping[str, WeightEdit] | None = None) -> Iterator[nn.Module]:
-        """Load one block's weights, edited, in the computing dtype and on its device; they are dropped on leaving."""
+    def block(
+        self, index: int, edits: Mapping[str, WeightEdit] | None = None, following: int | None = None
+    ) -> Iterator[nn.Module]:
+        """Load one block's weights, edited, in the computing dtype and on its device; they are dropped on leaving.
+
+        ``following`` is the block that will be asked for next: on a CUDA device it is read while this one computes. What cannot
+        be read of it is told when it is asked for.
+        """
         block = self._blocks[index]
         weights = {f"{self.model.family.linears[name]}.weight": edit for name, edit in (edits or {}).items()}
         self._load(block, f"{self.model.family.blocks}.{index}.", weights)
         block.to(self.computing.device)
+        if self._ahead is not None and following is not None and following < len(self._blocks):
+            self._ahead.begin(self._stored(self._blocks[following], f"{self.model.family.blocks}.{following}."))
         try:
             yield block
         finally:
@@ -110,7 +129,7 @@ class BlockStream:
     @torch.no_grad()
     def start(self, windows: Tensor) -> Activations:
         """Embed token windows, shape (windows, tokens), int64; the result stands before the first block."""
-        batches = list(windows.to(self.computing.device).split(WINDOWS_PER_BATCH))
+        batches = list(windows.to(self.computing.device).split(windows_per_batch(windows.shape[1])))
         hidden, calls = hidden_states(self.computing.activations_folder), list[list[Call]]()
         with self._loaded(self._decoder) as decoder:
             for batch in batches:
@@ -144,15 +163,37 @@ class BlockStream:
 
     @torch.no_grad()
     def logits(self, activations: Activations) -> Iterator[Tensor]:
-        """Final norm and head over the hidden states after the last block: (windows, tokens, vocabulary) per batch."""
+        """Final norm and head over the hidden states after the last block, token by token.
+
+        Yields
+        ------
+        (tokens, vocabulary), of as many tokens as ``tokens_at_once`` says: all tokens of the first window, then of the next
+        """
         last = self._relays[-1]
-        with self._loaded("") as skeleton:
+        with self._without_unused_embeddings() as width, self._loaded("") as skeleton:
+            at_once = tokens_at_once(skeleton.config.vocab_size)
             try:
-                for batch, input_ids in enumerate(activations.input_ids):
-                    last.answer = activations.hidden[batch]
-                    yield skeleton(input_ids=input_ids, use_cache=False).logits
+                for batch in range(len(activations.hidden)):
+                    # Norm and head look at one token at a time, so each can be a window of its own.
+                    for piece in activations.hidden[batch].flatten(0, 1)[:, None].split(at_once):
+                        last.answer = piece
+                        embedded = piece.new_zeros(1).expand(len(piece), 1, width)
+                        yield skeleton(inputs_embeds=embedded, use_cache=False).logits.squeeze(1)
             finally:
                 last.answer = None
+
+    @contextmanager
+    def _without_unused_embeddings(self) -> Iterator[int]:
+        """Take the embeddings out of the skeleton, unless they are its head too; gives their width."""
+        path = self.model.family.embeddings
+        embeddings: Any = self._skeleton.get_submodule(path)
+        tied = getattr(self._skeleton, "all_tied_weights_keys", {}) or {}
+        if not tied:
+            self._skeleton.set_submodule(path, nn.Identity())
+        try:
+            yield embeddings.embedding_dim
+        finally:
+            self._skeleton.set_submodule(path, embeddings)
 
     @contextmanager
     def _loaded(self, path: str) -> Iterator[Any]:
@@ -169,13 +210,20 @@ class BlockStream:
     def _load(self, module: nn.Module, prefix: str, edits: Mapping[str, WeightEdit]) -> None:
         """Give a module's parameters and persistent buffers the values of the checkpoint; tied ones may be missing."""
         values: dict[str, Tensor] = {}
-        for name in module.state_dict():
-            if prefix + name in self.model.checkpoint.tensors:
-                value = self.model.checkpoint.read(prefix + name)
-                if name in edits:
-                    value = edits[name](value)
-                values[name] = value.to(self.computing.dtype) if value.is_floating_point() else value
+        for full in self._stored(module, prefix):
+            name = full.removeprefix(prefix)
+            value = self._ahead.take(full) if self._ahead is not None else self.model.checkpoint.read(full)
+            values[name] = self._computed(edits[name](value) if name in edits else value)
         module.load_state_dict(values, strict=False, assign=True)
+
+    def _stored(self, module: nn.Module, prefix: str) -> list[str]:
+        """What the checkpoint has of a module, by its names there."""
+        return [prefix + name for name in module.state_dict() if prefix + name in self.model.checkpoint.tensors]
+
+    def _computed(self, value: Tensor) -> Tensor:
+        """A stored tensor in the computing dtype on its device: made wider there, where it costs no bytes on the way."""
+        value = value.to(self.computing.device, non_blocking=True)
+        return value.to(self.computing.dtype) if value.is_floating_point() else value
 
     def _require_tensors(self, module: nn.Module, prefix: str) -> None:
         """Raise Mistake if the checkpoint lacks a tensor of a module, or has it in another shape; none is read."""
@@ -188,6 +236,11 @@ class BlockStream:
             elif found.shape != tuple(wanted.shape):
                 shapes = f"is {list(found.shape)}, config.json makes it {list(wanted.shape)}"
                 raise Mistake(f"{self.model.directory}: {prefix + name} {shapes}")
+
+
+def windows_per_batch(tokens: int) -> int:
+    """How many windows of so many tokens pass through a block together: see ``TOKENS_PER_BATCH``."""
+    return max(1, TOKENS_PER_BATCH // tokens)
 
 
 def _alike(one: Any, other: Any) -> bool:
@@ -224,6 +277,6 @@ def run_through(stream: BlockStream, windows: Tensor, edits: Edits = dense) -> A
     """Pass token windows, shape (windows, tokens), through all blocks of the edited model; ``stream.logits`` finishes."""
     activations = stream.start(windows)
     for block_plan in stream.model.plan.blocks:
-        with stream.block(block_plan.index, edits(block_plan.index)) as block:
+        with stream.block(block_plan.index, edits(block_plan.index), block_plan.index + 1) as block:
             activations.through(block_plan.index, block)
     return activations

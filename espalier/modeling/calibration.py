@@ -43,7 +43,7 @@ def prune_by_block(
     """
     activations = stream.start(windows)
     for block_plan in stream.model.plan.blocks:
-        with stream.block(block_plan.index) as block:
+        with stream.block(block_plan.index, following=block_plan.index + 1) as block:
             masks = _choose_in_block(stream, activations, block_plan.index, block, choose, watch)
             apply_prune_masks(stream.linears(block_plan.index, block), masks)
             activations.through(block_plan.index, block)
@@ -77,7 +77,7 @@ def prune_layers(
     """
     activations = stream.start(windows)
     for index in range(max(layers) + 1):
-        with stream.block(index, edits(index)) as block:
+        with stream.block(index, edits(index), index + 1 if index < max(layers) else None) as block:
             pruned = _prune_block(stream, activations, index, block, pruning, edits(index)) if index in layers else None
             if index < max(layers):
                 activations.through(index, block)

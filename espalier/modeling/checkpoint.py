@@ -44,11 +44,23 @@ class Checkpoint:
 
     def read(self, name: str) -> Tensor:
         """Read one tensor into memory of its own (no memory map)."""
+        return self.read_into(name, self.room(name))
+
+    def room(self, name: str, pinned: bool = False) -> Tensor:
+        """Room for one tensor; pinned, a CUDA device copies from it while the processor does other work."""
         stored = self.tensors[name]
-        data = bytearray().join(self.chunks(name))
-        if not data:
-            return torch.empty(stored.shape, dtype=TORCH_DTYPES[stored.dtype])
-        return torch.frombuffer(data, dtype=TORCH_DTYPES[stored.dtype]).view(stored.shape)
+        return torch.empty(stored.shape, dtype=TORCH_DTYPES[stored.dtype], pin_memory=pinned)
+
+    def read_into(self, name: str, room: Tensor) -> Tensor:
+        """Fill the room of one tensor from its file, and return it."""
+        stored, waiting = self.tensors[name], room.view(-1).view(torch.uint8).numpy().data
+        with open(stored.shard, "rb", buffering=0) as file:
+            while waiting:
+                read = os.preadv(file.fileno(), [waiting], stored.stop - len(waiting))
+                if not read:
+                    raise Mistake(f"{stored.shard}: ends before tensor {name}; copy the file again")
+                waiting = waiting[read:]
+        return room
 
     def chunks(self, name: str) -> Iterator[bytes]:
         """The bytes of one tensor, in pieces of at most 16 MiB."""

@@ -4,15 +4,17 @@ import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from espalier.modeling.block_stream import BlockStream, run_through
+from espalier.modeling.block_stream import BlockStream, run_through, windows_per_batch
 from espalier.modeling.checkpoint import Checkpoint, ShardWriter
 from espalier.modeling.edits import Edits, dense
+from espalier.modeling.logits import logits_at
 from espalier.modeling.opened import OpenedModel
 from espalier.settings.mistakes import Mistake
 from espalier.storage.atomic import replacing
@@ -117,16 +119,15 @@ def check_export(stream: BlockStream, edits: Edits, target: Path, windows: Tenso
     if reload_with == "transformers":
         transformers_logging.disable_progress_bar()
         reloaded = AutoModelForCausalLM.from_pretrained(target, local_files_only=True, dtype=stream.computing.dtype)
-        reloaded = reloaded.to(stream.computing.device).eval()
-        found = reloaded(input_ids=windows.to(stream.computing.device), use_cache=False).logits
+        found = whole_logits(reloaded.to(stream.computing.device).eval(), windows.to(stream.computing.device))
     else:
         found = logits_of(BlockStream(OpenedModel(target), stream.computing), windows, dense)
     require_close(found, expected, stream.computing.dtype, target)
     _check_tensors(stream.model, edits, target)
 
 
-def require_close(found: Tensor, expected: Tensor, dtype: torch.dtype, target: Path) -> None:
-    """Compare logits of what was exported with those that were meant.
+def require_close(found: Iterable[Tensor], expected: Iterable[Tensor], dtype: torch.dtype, target: Path) -> None:
+    """Compare logits of what was exported with those that were meant, piece by piece.
 
     Raises
     ------
@@ -134,15 +135,24 @@ def require_close(found: Tensor, expected: Tensor, dtype: torch.dtype, target: P
         They differ by more than the computing dtype explains.
     """
     tolerance = 1e-4 if dtype == torch.float32 else 5e-2
-    difference = (found.float() - expected.float()).abs().max().item()
-    scale = max(1.0, expected.float().abs().max().item())
+    differences, sizes = [0.0], [1.0]
+    for one, other in zip(found, expected, strict=True):
+        differences.append((one.float() - other.float()).abs().max().item())
+        sizes.append(other.float().abs().max().item())
+    difference, scale = torch.tensor(differences).max().item(), torch.tensor(sizes).max().item()  # unlike max, these keep NaN
     if not difference <= tolerance * scale:
         raise ExportError(f"{target}: logits of the reloaded model differ by {difference:.3g}; the export is not usable")
 
 
-def logits_of(stream: BlockStream, windows: Tensor, edits: Edits) -> Tensor:
-    """Logits of an edited model, (windows, tokens, vocabulary)."""
-    return torch.cat(list(stream.logits(run_through(stream, windows, edits))))
+def logits_of(stream: BlockStream, windows: Tensor, edits: Edits) -> Iterator[Tensor]:
+    """Logits of an edited model in pieces of tokens, (tokens, vocabulary)."""
+    return stream.logits(run_through(stream, windows, edits))
+
+
+def whole_logits(whole: Any, windows: Tensor) -> Iterator[Tensor]:
+    """Logits of a model in memory, in the same pieces."""
+    for batch in windows.split(windows_per_batch(windows.shape[1])):
+        yield from logits_at(whole, batch, None, torch.ones_like(batch, dtype=torch.bool))
 
 
 def _check_tensors(model: OpenedModel, edits: Edits, target: Path) -> None:

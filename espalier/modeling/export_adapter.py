@@ -1,5 +1,6 @@
 """Write adapters as peft does, and check what was written by letting plain peft load it on the base model."""
 
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,8 +13,9 @@ from espalier.modeling.adapters import NAME, lora_config, module_path
 from espalier.modeling.block_stream import BlockStream
 from espalier.modeling.computing import Computing
 from espalier.modeling.edits import Edits, WeightEdit
-from espalier.modeling.export import ExportError, logits_of, made_whole, require_close
+from espalier.modeling.export import ExportError, logits_of, made_whole, require_close, whole_logits
 from espalier.modeling.opened import OpenedModel
+from espalier.modeling.quantised import hush
 from espalier.storage.atomic import write_bytes, write_json
 from espalier.wire.adapters import HEAD_KEY, AdapterPlan
 from espalier.wire.payload import block_key
@@ -80,7 +82,6 @@ def check_adapter(stream: BlockStream, edits: Edits, target: Path, windows: Tens
     ExportError
         peft cannot load it, it adapts other matrices, or updates or logits differ by more than rounding explains.
     """
-    from peft import PeftModel
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging as transformers_logging
 
@@ -89,11 +90,11 @@ def check_adapter(stream: BlockStream, edits: Edits, target: Path, windows: Tens
         stream.computing.device
     )
     try:
-        tuned = PeftModel.from_pretrained(base, str(target)).eval()
+        tuned = in_peft(base, target)
     except Exception as error:
         raise ExportError(f"{target}: peft cannot load it ({type(error).__name__}); the export is not usable") from error
     _check_updates(tuned.get_base_model(), stream.model, edits, target)
-    found = tuned(input_ids=windows.to(stream.computing.device), use_cache=False).logits
+    found = whole_logits(tuned, windows.to(stream.computing.device))
     require_close(found, logits_of(stream, windows, _unrounded(edits)), stream.computing.dtype, target)
 
 
@@ -124,18 +125,27 @@ def check_encoder_adapter(model: OpenedModel, computing: Computing, meant: Any, 
     exact = all(parameter.dtype == torch.float32 for parameter in meant.parameters())
     tokens = a_few_tokens(model).to(computing.device)
     found, expected = tuned(input_ids=tokens).logits, meant(input_ids=tokens).logits
-    require_close(found, expected, torch.float32 if exact else torch.bfloat16, target)
+    require_close([found], [expected], torch.float32 if exact else torch.bfloat16, target)
 
 
 def encoder_in_peft(model: OpenedModel, target: Path, num_classes: int) -> Any:
     """The base encoder with adapter and head as plain peft loads them: float32, on the CPU, in evaluation mode."""
-    from peft import PeftModel
     from transformers import AutoModelForSequenceClassification
 
     base = AutoModelForSequenceClassification.from_pretrained(
         model.directory, local_files_only=True, num_labels=num_classes, dtype=torch.float32
     )
-    return PeftModel.from_pretrained(base, str(target)).eval()
+    return in_peft(base, target)
+
+
+def in_peft(base: Any, target: Path) -> Any:
+    """A base model with the adapter as plain peft loads it, in evaluation mode."""
+    hush()
+    from peft import PeftModel
+
+    with warnings.catch_warnings():  # peft 0.21 asks transformers 5 for something by its old name; nothing comes of it
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
+        return PeftModel.from_pretrained(base, str(target)).eval()
 
 
 def a_few_tokens(model: OpenedModel) -> Tensor:

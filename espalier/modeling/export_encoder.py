@@ -102,7 +102,7 @@ def check_encoder(
     if found.shape != expected.shape:
         raise ExportError(f"{target}: the reloaded model has another number of classes; the export is not usable")
     stored = {linear.dtype for block in model.plan.blocks for linear in block.linears}
-    require_close(found, expected, torch.float32 if stored == {"F32"} else torch.bfloat16, target)
+    require_close([found], [expected], torch.float32 if stored == {"F32"} else torch.bfloat16, target)
     written = Checkpoint(target)
     for name, value in _tensors(model, written.tensors, edits, _head_names(model, head)):
         if not torch.equal(bits_of(written.read(name)), bits_of(value)):

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from pruning_kernels.local import InputStatistics, LocalPruning
 from pruning_kernels.sparsegpt import Factor, factorise
 
+CHANNELS_AT_ONCE = 512
+
 
 class Watched(ABC):
     """Watches the inputs of a block's linears while windows pass through it."""
@@ -64,7 +66,7 @@ class InputSquareSums(Watched):
     def _see(self, name: str, inputs: Tensor) -> None:
         if inputs is not self._last_input or self._last_sum is None:  # query, key and value share their input
             self._last_input = inputs
-            self._last_sum = _tokens(inputs).square().sum(dim=0, dtype=torch.float64)
+            self._last_sum = _square_sum(inputs)
         self.sums[name] += self._last_sum
 
     def _forget_last(self) -> None:
@@ -107,6 +109,12 @@ class InputGrams(Watched):
         """The factor of each linear's gram, by canonical name; the grams are used up."""
         factors = {leader: factorise(self.grams.pop(leader), self._damping) for leader in list(self.grams)}
         return {name: factors[self._leader[name]] for name in self._linears}
+
+
+def _square_sum(inputs: Tensor) -> Tensor:
+    """Over tokens, per channel, float64: a few channels at a time, because torch sums a copy in float64."""
+    pieces = inputs.flatten(0, -2).split(CHANNELS_AT_ONCE, dim=1)
+    return torch.cat([piece.to(torch.float32).square().sum(dim=0, dtype=torch.float64) for piece in pieces])
 
 
 def _tokens(inputs: Tensor) -> Tensor:

@@ -80,13 +80,35 @@ class OpenedModel:
         """Name in the files of the model's tensor ``name``; None if they do not hold it."""
         return next((found for found in self.family.file_names(name) if found in self.checkpoint.tensors), None)
 
-    @property
+    @cached_property
     def num_positions(self) -> int | None:
-        """How many tokens the model takes; None where ``config.json`` does not say."""
-        positions, pad = self.config.get("max_position_embeddings"), self.config.get("pad_token_id", 1)
-        if not isinstance(positions, int):
-            return None
-        return positions - (pad + 1) if self.family.first_position_after_padding and isinstance(pad, int) else positions
+        """How many tokens the model takes; None of a model without such a limit."""
+        positions = self._configured("max_position_embeddings")
+        if not isinstance(positions, int) or not self.family.first_position_after_padding:
+            return positions if isinstance(positions, int) else None
+        pad = self._configured("pad_token_id")
+        return positions - (pad + 1) if isinstance(pad, int) else positions
+
+    @property
+    def positions_key(self) -> str:
+        """What ``num_positions`` is made of."""
+        key = "max_position_embeddings"
+        return f"{key} less those up to pad_token_id" if self.family.first_position_after_padding else key
+
+    @property
+    def num_embeddings(self) -> int | None:
+        """For how many tokens the model has embeddings."""
+        found = self._configured("vocab_size")
+        return found if isinstance(found, int) else None
+
+    def _configured(self, key: str) -> Any:
+        """A value of ``config.json``; one that is not written there is transformers' own."""
+        if key in self.config:
+            return self.config[key]
+        from transformers import AutoConfig
+
+        with _explained(str(self.directory / "config.json")):
+            return getattr(AutoConfig.from_pretrained(self.directory, local_files_only=True), key, None)
 
     def _linears(self, index: int) -> list[LinearPlan]:
         linears = []

@@ -7,6 +7,7 @@ float32, whose last bits depend on the number of threads, and two nodes would th
 """
 
 import logging
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -53,8 +54,13 @@ class Nf4Matrix:
 
 
 def hush() -> None:
-    """Keep bitsandbytes, which peft imports too, from warning of a kernel for AVX512-BF16: this program does without it."""
+    """Keep the import of bitsandbytes, which peft imports too, from warning of what this program does without.
+
+    That is a kernel for AVX512-BF16, and a part of torch that is old: torch itself imports it for its compiler, and Flower's
+    simulation shows such warnings.
+    """
     logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", "`torch.jit.script_method` is ", DeprecationWarning)
 
 
 def bitsandbytes() -> Any:

@@ -13,12 +13,14 @@ from espalier.corpora.tasks.written import NUMBERS
 from espalier.evaluation.exact_match import exact_match, found_answers, generate
 from espalier.settings.mistakes import Mistake
 
+pytestmark = pytest.mark.usefixtures("tests_on_device")
+
 
 @pytest.fixture(scope="module")
-def model_and_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
+def model_and_tokenizer(tmp_path_factory: pytest.TempPathFactory, device: torch.device) -> tuple[Any, Any]:
     folder = save_tiny_llama(tmp_path_factory.mktemp("model"), dtype=torch.float32)
     model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype=torch.float32).eval()
-    return model, AutoTokenizer.from_pretrained(folder, local_files_only=True, eos_token="<s>")
+    return model.to(device), AutoTokenizer.from_pretrained(folder, local_files_only=True, eos_token="<s>")
 
 
 @torch.no_grad()
@@ -36,14 +38,16 @@ PROMPTS = ["oak", "birch cedar elder fir gorse", "hazel ivy juniper", "maple"]
 
 
 @pytest.mark.parametrize("batch_size", [1, 4])
-def test_texts_equal_those_of_a_slow_loop_up_to_the_stop_string(model_and_tokenizer: tuple[Any, Any], batch_size: int) -> None:
+def test_texts_equal_those_of_a_slow_loop_up_to_the_stop_string(
+    model_and_tokenizer: tuple[Any, Any], batch_size: int, device: torch.device
+) -> None:
     model, tokenizer = model_and_tokenizer
     whole = [slowly(model, tokenizer, prompt, 12, 22) for prompt in PROMPTS]
     stop = whole[0][3:5]
     assert stop
     assert len({text.split(stop)[0] for text in whole}) > 1
     how = Generation((stop,), NUMBERS.patterns, NUMBERS.ignored, 12)
-    assert generate(model, tokenizer, PROMPTS, how, 22, batch_size) == [text.split(stop)[0] for text in whole]
+    assert generate(model, tokenizer, PROMPTS, how, 22, batch_size, device) == [text.split(stop)[0] for text in whole]
 
 
 def test_a_model_without_room_for_an_answer_is_a_mistake(model_and_tokenizer: tuple[Any, Any]) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from model_of_logits import ModelOfLogits
 from torch import Tensor
 
 from espalier.corpora.tasks.encoding import Encoded
@@ -17,21 +18,21 @@ from espalier.wire.contract import check
 from espalier.wire.evaluation import OWN_LOSS_LIMIT, Texts, contract
 from espalier.wire.messages import Header, Letter
 
-CPU = torch.device("cpu")
+pytestmark = pytest.mark.usefixtures("tests_on_device")
+
 HEADER = {"schema_version": 1, "kind": "evaluate", "method": "m", "lineage": "x", "server_round": 1, "rank": 0}
 
 
 class Always:
-    """Gives the same logits to every text, at each of its places for a language model."""
+    """An encoder that gives the same logits to every text."""
 
     config = SimpleNamespace(pad_token_id=0)
 
-    def __init__(self, logits: list[float], places: bool) -> None:
-        self.logits, self.places = torch.tensor(logits), places
+    def __init__(self, logits: list[float]) -> None:
+        self.logits = torch.tensor(logits)
 
     def __call__(self, input_ids: Tensor, attention_mask: Tensor) -> Any:
-        shape = (*input_ids.shape, -1) if self.places else (len(input_ids), -1)
-        return SimpleNamespace(logits=self.logits.expand(shape))
+        return SimpleNamespace(logits=self.logits.expand(len(input_ids), -1))
 
 
 def of_classes(*answers: int) -> ScoredItems:
@@ -40,21 +41,22 @@ def of_classes(*answers: int) -> ScoredItems:
 
 
 @pytest.mark.parametrize("huge", [1e6, 3e38, math.inf, math.nan])
-def test_an_item_of_a_class_counts_at_most_the_limit(huge: float) -> None:
-    found = score(Always([0.0, huge], False), of_classes(0, 0, 1, 1, 1), True, 2, CPU, 20.0)["loss"]
+def test_an_item_of_a_class_counts_at_most_the_limit(huge: float, device: torch.device) -> None:
+    found = score(Always([0.0, huge]), of_classes(0, 0, 1, 1, 1), True, 2, device, 20.0)["loss"]
     wrong = 5 if math.isnan(huge) or math.isinf(huge) else 2  # what is no number counts as the limit
     assert found == pytest.approx(wrong * 20.0 / 5)
 
 
-def test_a_token_of_an_answer_counts_at_most_the_limit() -> None:
+def test_a_token_of_an_answer_counts_at_most_the_limit(device: torch.device) -> None:
     """Items end in 1 0 and 1 2: both tokens are scored, of logits 0, 0 and 1e6, where 2 costs nothing."""
     written = ScoredItems((Encoded((0, 1, 0), 2), Encoded((0, 1, 2), 2)), (1, 1), (0, 0), (1, 1))
-    found = score(Always([0.0, 0.0, 1e6], True), written, False, 2, CPU, 20.0)["loss"]
+    always = ModelOfLogits(3, lambda input_ids: torch.tensor([0.0, 0.0, 1e6]).to(device).expand(*input_ids.shape, -1))
+    found = score(always, written, False, 2, device, 20.0)["loss"]
     assert found == pytest.approx((20.0 + 20.0 + 20.0 + 0.0) / 4)
 
 
-def test_without_a_limit_losses_are_what_they_are() -> None:
-    assert score(Always([0.0, 1e6], False), of_classes(0, 1), True, 2, CPU)["loss"] == pytest.approx(5e5)
+def test_without_a_limit_losses_are_what_they_are(device: torch.device) -> None:
+    assert score(Always([0.0, 1e6]), of_classes(0, 1), True, 2, device)["loss"] == pytest.approx(5e5)
     losses = torch.tensor([1.0, 2e6])
     assert torch.equal(bounded(losses, None), losses)
 

@@ -2,11 +2,11 @@
 
 import math
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from model_of_logits import ModelOfLogits
 from tiny_model import save_tiny_llama
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -15,6 +15,8 @@ from espalier.corpora.tasks.item import Item
 from espalier.evaluation.chance import chance_of_options, majority_share, uniform_loss
 from espalier.evaluation.options import option_accuracy, option_log_likelihoods, option_predictions
 from espalier.settings.mistakes import Mistake
+
+pytestmark = pytest.mark.usefixtures("tests_on_device")
 
 ITEMS = [
     Item(("oak birch cedar",), ("fir", "elder gorse hazel"), 1),
@@ -25,10 +27,10 @@ ITEMS = [
 
 
 @pytest.fixture(scope="module")
-def model_and_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
+def model_and_tokenizer(tmp_path_factory: pytest.TempPathFactory, device: torch.device) -> tuple[Any, Any]:
     folder: Path = save_tiny_llama(tmp_path_factory.mktemp("model"), dtype=torch.float32)
     model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype=torch.float32).eval()
-    return model, AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    return model.to(device), AutoTokenizer.from_pretrained(folder, local_files_only=True)
 
 
 @torch.no_grad()
@@ -45,25 +47,26 @@ def slowly(model: Any, tokenizer: Any, context: str, continuation: str, max_toke
 @pytest.mark.parametrize("max_tokens", [64, 20])
 @pytest.mark.parametrize("batch_size", [1, 3, 16])
 def test_log_likelihoods_equal_those_of_a_slow_loop(
-    model_and_tokenizer: tuple[Any, Any], batch_size: int, max_tokens: int
+    model_and_tokenizer: tuple[Any, Any], batch_size: int, max_tokens: int, device: torch.device
 ) -> None:
     model, tokenizer = model_and_tokenizer
-    found = option_log_likelihoods(model, tokenizer.encode, ITEMS, max_tokens, batch_size)
+    found = option_log_likelihoods(model, tokenizer.encode, ITEMS, max_tokens, batch_size, device)
     for item, ours in zip(ITEMS, found, strict=True):
         expected = [slowly(model, tokenizer, *request, max_tokens) for request in item.requests]
         assert ours == pytest.approx(expected, abs=1e-4)
 
 
-def test_options_that_differ_in_their_last_token_go_through_the_model_once() -> None:
+def test_options_that_differ_in_their_last_token_go_through_the_model_once(device: torch.device) -> None:
     rows = 0
 
-    def model(input_ids: Tensor, attention_mask: Tensor) -> SimpleNamespace:
+    def zeros(input_ids: Tensor) -> Tensor:
         nonlocal rows
         rows += len(input_ids)
-        return SimpleNamespace(logits=torch.zeros(*input_ids.shape, 200))
+        return torch.zeros(*input_ids.shape, 200)
 
     items = [Item(("ab",), ("x", "y", "zz"), 0), Item(("ab",), ("x", "y", "zz"), 1)]
-    found = option_log_likelihoods(model, lambda text: [ord(character) for character in text], items, 20)
+    model = ModelOfLogits(200, zeros)
+    found = option_log_likelihoods(model, lambda text: [ord(one) for one in text], items, 20, device=device)
     assert rows == 2
     assert found[0] == found[1] == pytest.approx([-2 * math.log(200), -2 * math.log(200), -3 * math.log(200)])
 

@@ -14,7 +14,6 @@ from espalier.modeling.computing import Computing
 from espalier.modeling.edits import masked
 from espalier.modeling.opened import OpenedModel
 
-CPU = Computing(torch.device("cpu"), torch.float32, 1)
 VOCABULARY = 64
 
 
@@ -45,8 +44,8 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def stream(directory: Path) -> BlockStream:
-    return BlockStream(OpenedModel(directory), CPU)
+def stream(directory: Path, device: torch.device) -> BlockStream:
+    return BlockStream(OpenedModel(directory), Computing(device, torch.float32, 1))
 
 
 def windows(number: int, tokens: int, seed: int) -> Tensor:
@@ -88,9 +87,9 @@ def test_the_masked_models_loss_is_that_of_transformers_with_zeros(stream: Block
     assert found["a"] != pytest.approx(mean_losses(stream, {"a": text})["a"], rel=1e-3)
 
 
-def test_a_model_that_knows_nothing_has_the_loss_of_guessing(tmp_path: Path) -> None:
+def test_a_model_that_knows_nothing_has_the_loss_of_guessing(tmp_path: Path, device: torch.device) -> None:
     """With a head of zeros each of 64 words has the same probability."""
-    stream = BlockStream(OpenedModel(save_model(tmp_path, blank_head=True)), CPU)
+    stream = BlockStream(OpenedModel(save_model(tmp_path, blank_head=True)), Computing(device, torch.float32, 1))
     loss = mean_losses(stream, {"a": windows(2, 9, 1)})["a"]
     assert loss == pytest.approx(math.log(64), rel=1e-6)
     assert perplexity(loss) == pytest.approx(64, rel=1e-5)

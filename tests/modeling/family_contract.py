@@ -12,13 +12,15 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from tiny_models import CPU, random_masks, save_model, token_windows, whole_model
+from devices import assert_close
+from tiny_models import random_masks, save_model, token_windows, whole_model
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from espalier.modeling import edits
 from espalier.modeling.block_stream import BlockStream, run_through
 from espalier.modeling.calibration import prune_by_block
+from espalier.modeling.computing import Computing
 from espalier.modeling.export import check_export, export_edited
 from espalier.modeling.opened import OpenedModel
 from espalier.wire.plan import BlockPlan
@@ -123,17 +125,20 @@ class FamilyContract(ABC):
         assert opened.family.kv_groups(opened.config) == self.kv_groups
 
     @torch.no_grad()
-    def test_streamed_logits_are_those_of_the_whole_model(self, opened: OpenedModel) -> None:
+    def test_streamed_logits_are_those_of_the_whole_model(self, opened: OpenedModel, computing: Computing) -> None:
         windows = token_windows(11, 9)
-        stream = BlockStream(opened, CPU)
-        found = torch.cat(list(stream.logits(run_through(stream, windows))))
+        stream = BlockStream(opened, computing)
+        found = torch.cat(list(stream.logits(run_through(stream, windows)))).view(*windows.shape, -1)
         expected = whole_model(opened.directory)(input_ids=windows, use_cache=False).logits
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+        assert_close(found, expected)
 
-    def test_pruning_block_by_block_is_pruning_with_the_whole_model_in_memory(self, opened: OpenedModel) -> None:
+    def test_pruning_block_by_block_is_pruning_with_the_whole_model_in_memory(
+        self, opened: OpenedModel, computing: Computing
+    ) -> None:
         windows = token_windows(6, 10)
-        found = dict(prune_by_block(BlockStream(opened, CPU), windows, lowest_half_of_each_row))
-        expected = pruned_in_memory(whole_model(opened.directory), self.blocks, self.linears, windows)
+        found = dict(prune_by_block(BlockStream(opened, computing), windows, lowest_half_of_each_row))
+        whole = whole_model(opened.directory).to(computing.device)
+        expected = pruned_in_memory(whole, self.blocks, self.linears, windows.to(computing.device))
         assert list(found) == list(range(len(expected)))
         for index, masks in enumerate(expected):
             assert set(found[index]) == set(masks)
@@ -141,7 +146,9 @@ class FamilyContract(ABC):
                 assert torch.equal(found[index][name], mask), (index, name)
 
     @torch.no_grad()
-    def test_the_exported_model_is_the_masked_one_for_plain_transformers(self, opened: OpenedModel, tmp_path: Path) -> None:
+    def test_the_exported_model_is_the_masked_one_for_plain_transformers(
+        self, opened: OpenedModel, tmp_path: Path, computing: Computing
+    ) -> None:
         def masks(index: int) -> dict[str, Tensor]:
             return masks_of(opened.plan.blocks[index])
 
@@ -154,4 +161,4 @@ class FamilyContract(ABC):
         found = AutoModelForCausalLM.from_pretrained(tmp_path / "model", local_files_only=True)
         assert torch.equal(found(input_ids=windows).logits, masked(input_ids=windows).logits)
         for reload_with in ("transformers", "streamed"):
-            check_export(BlockStream(opened, CPU), edits.masked(masks), tmp_path / "model", windows, reload_with)
+            check_export(BlockStream(opened, computing), edits.masked(masks), tmp_path / "model", windows, reload_with)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from devices import assert_close
 from safetensors.torch import load_file
 from test_other_families import SIZES
 from tiny_encoders import ENCODERS, save_encoder
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from transformers import MistralConfig, OPTConfig, PretrainedConfig, Qwen2Config, Qwen3Config
 
 from espalier.modeling.adapters import factors_of, lora_config, merged, module_path, put_in, set_values, values
+from espalier.modeling.computing import Computing
 from espalier.modeling.families import FAMILIES
 from espalier.modeling.opened import OpenedModel
 from espalier.modeling.whole import load_whole
@@ -43,8 +45,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, OpenedModel]:
     return {name: OpenedModel(directory) for name, directory in found.items()}
 
 
-def whole_of(model: OpenedModel) -> Any:
-    return load_whole(model, CPU, "float32", num_labels=3 if model.family.kind == "encoder" else None)
+def whole_of(model: OpenedModel, computing: Computing = CPU) -> Any:
+    return load_whole(model, computing, "float32", num_labels=3 if model.family.kind == "encoder" else None)
 
 
 def plan_of(model: OpenedModel, **lora: Any) -> AdapterPlan:
@@ -60,8 +62,10 @@ def random_values(plan: AdapterPlan, seed: int = 1) -> Values:
     }
 
 
-def adapted(model: OpenedModel, plan: AdapterPlan, dropout: float = 0.0) -> tuple[Any, dict[str, dict[str, nn.Parameter]]]:
-    whole = whole_of(model)
+def adapted(
+    model: OpenedModel, plan: AdapterPlan, dropout: float = 0.0, computing: Computing = CPU
+) -> tuple[Any, dict[str, dict[str, nn.Parameter]]]:
+    whole = whole_of(model, computing)
     return whole, put_in(whole, model.family, plan, len(model.plan.blocks), dropout)
 
 
@@ -120,17 +124,17 @@ def test_a_name_is_given_to_peft_where_it_means_one_matrix(family: Any) -> None:
 
 
 @pytest.mark.parametrize("name", [*DECODERS, *ENCODERS])
-def test_values_come_back_bit_by_bit(models: dict[str, OpenedModel], name: str) -> None:
+def test_values_come_back_bit_by_bit(models: dict[str, OpenedModel], name: str, computing: Computing) -> None:
     model = models[name]
     plan = plan_of(model, targets="all", rank_pattern="attn.v=3,1.mlp.down=1")
-    whole, parameters = adapted(model, plan)
+    whole, parameters = adapted(model, plan, computing=computing)
     meant = random_values(plan)
     set_values(parameters, meant)
     found = values(parameters)
     assert all(torch.equal(found[key][each], value) for key, block in meant.items() for each, value in block.items())
     layer = layers_of(whole)[module_path(model.family, 1, "attn.v")]
-    assert torch.equal(layer.lora_A["default"].weight, meant["block-0001"]["attn.v.lora_a"])
-    assert torch.equal(layer.lora_B["default"].weight, meant["block-0001"]["attn.v.lora_b"])
+    assert torch.equal(layer.lora_A["default"].weight.cpu(), meant["block-0001"]["attn.v.lora_a"])
+    assert torch.equal(layer.lora_B["default"].weight.cpu(), meant["block-0001"]["attn.v.lora_b"])
     found["block-0000"]["attn.q.lora_a"].zero_()
     assert torch.equal(values(parameters)["block-0000"]["attn.q.lora_a"], meant["block-0000"]["attn.q.lora_a"])
 
@@ -145,11 +149,11 @@ def test_one_row_is_not_repeated(models: dict[str, OpenedModel]) -> None:
 
 @pytest.mark.parametrize("name", ["llama", "roberta"])
 @torch.no_grad()
-def test_a_zero_b_leaves_the_output_as_it_is(models: dict[str, OpenedModel], name: str) -> None:
-    model, windows = models[name], token_windows(3, 9) % 90 + 2
+def test_a_zero_b_leaves_the_output_as_it_is(models: dict[str, OpenedModel], name: str, computing: Computing) -> None:
+    model, windows = models[name], (token_windows(3, 9) % 90 + 2).to(computing.device)
     plan = plan_of(model, targets="all")
-    before = whole_of(model)(input_ids=windows).logits
-    whole, parameters = adapted(model, plan, dropout=0.5)
+    before = whole_of(model, computing)(input_ids=windows).logits
+    whole, parameters = adapted(model, plan, 0.5, computing)
     meant = random_values(plan)
     set_values(parameters, {k: {n: v * (not n.endswith("_b")) for n, v in block.items()} for k, block in meant.items()})
     assert torch.equal(whole.eval()(input_ids=windows).logits, before)
@@ -165,15 +169,15 @@ def test_no_global_generator_is_moved(models: dict[str, OpenedModel]) -> None:
 
 
 @pytest.mark.parametrize("base", ["bfloat16", "nf4"])
-def test_adapters_are_float32_on_any_base(base: Any, tmp_path: Path) -> None:
+def test_adapters_are_float32_on_any_base(base: Any, tmp_path: Path, computing: Computing) -> None:
     directory = save_model(tmp_path, llama_config(hidden_size=64, intermediate_size=128, num_hidden_layers=1))
     model = OpenedModel(directory)
-    whole = load_whole(model, CPU, base)
+    whole = load_whole(model, computing, base)
     plan = plan_of(model, targets="all")
     parameters = put_in(whole, model.family, plan, 1, 0.0)
     assert {value.dtype for value in parameters["block-0000"].values()} == {torch.float32}
     assert all(value.requires_grad for value in parameters["block-0000"].values())
-    whole(input_ids=token_windows(2, 7)).logits.float().sum().backward()
+    whole(input_ids=token_windows(2, 7).to(computing.device)).logits.float().sum().backward()
     assert all(value.grad is not None for value in parameters["block-0000"].values())
 
 
@@ -266,14 +270,16 @@ def test_a_merged_weight_keeps_its_dtype_and_is_rounded_once() -> None:
 
 
 @torch.no_grad()
-def test_a_model_with_adapters_computes_what_the_merged_one_does(models: dict[str, OpenedModel], tmp_path: Path) -> None:
+def test_a_model_with_adapters_computes_what_the_merged_one_does(
+    models: dict[str, OpenedModel], tmp_path: Path, computing: Computing
+) -> None:
     from espalier.modeling.export import export_edited
 
     model, windows = models["llama"], token_windows(3, 9)
     plan = plan_of(model, targets="all")
     meant = random_values(plan)
-    whole, parameters = adapted(model, plan)
+    whole, parameters = adapted(model, plan, computing=computing)
     set_values(parameters, meant)
     export_edited(model, merged(lambda index: factors_of(plan, index, meant[block_key(index)])), tmp_path / "merged")
     expected = whole_model(tmp_path / "merged")(input_ids=windows).logits
-    torch.testing.assert_close(whole(input_ids=windows).logits, expected, rtol=1e-4, atol=1e-4)
+    assert_close(whole(input_ids=windows.to(computing.device)).logits, expected, cpu=1e-4)

@@ -11,7 +11,7 @@ from tiny_models import llama_config, random_masks, save_model, token_windows, w
 from torch import Tensor, nn
 
 from espalier.modeling import edits
-from espalier.modeling.block_stream import WINDOWS_PER_BATCH, BlockStream, apply_prune_masks, run_through
+from espalier.modeling.block_stream import BlockStream, apply_prune_masks, run_through
 from espalier.modeling.computing import Computing
 from espalier.modeling.opened import OpenedModel
 from espalier.settings.mistakes import Mistake
@@ -22,13 +22,22 @@ LINEARS = {
 }  # fmt: skip
 
 
+WINDOWS_PER_BATCH = 8
+
+
+@pytest.fixture
+def eight_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows of 7 tokens pass a block 8 at a time."""
+    monkeypatch.setattr("espalier.modeling.block_stream.TOKENS_PER_BATCH", 8 * 7)
+
+
 @pytest.fixture
 def stream(untied: Path, computing: Computing) -> BlockStream:
     return BlockStream(OpenedModel(untied), computing)
 
 
 def logits(stream: BlockStream, windows: Tensor) -> Tensor:
-    return torch.cat(list(stream.logits(run_through(stream, windows))))
+    return torch.cat(list(stream.logits(run_through(stream, windows)))).view(*windows.shape, -1)
 
 
 @torch.no_grad()
@@ -37,6 +46,7 @@ def whole_logits(directory: Path, windows: Tensor, device: torch.device, dtype: 
 
 
 @pytest.mark.parametrize("windows", [1, WINDOWS_PER_BATCH, WINDOWS_PER_BATCH + 1, 2 * WINDOWS_PER_BATCH])
+@pytest.mark.usefixtures("eight_windows")
 def test_logits_are_the_whole_models_for_any_number_of_batches(stream: BlockStream, untied: Path, windows: int) -> None:
     ids = token_windows(windows, 7)
     assert_close(logits(stream, ids), whole_logits(untied, ids, stream.computing.device))
@@ -54,8 +64,9 @@ def test_a_stream_can_be_used_again_and_gives_the_same_bits(stream: BlockStream)
     assert torch.equal(logits(stream, ids), first)
 
 
+@pytest.mark.usefixtures("eight_windows")
 def test_logits_that_were_not_read_to_the_end_leave_nothing_behind(stream: BlockStream) -> None:
-    ids = token_windows(WINDOWS_PER_BATCH + 1, 6)
+    ids = token_windows(WINDOWS_PER_BATCH + 1, 7)
     first = logits(stream, ids)
     unfinished = stream.logits(run_through(stream, ids))
     next(unfinished)
@@ -116,6 +127,7 @@ def test_masked_logits_are_those_of_the_whole_model_with_zeros(stream: BlockStre
                 block.get_submodule(LINEARS[name]).weight[mask] = 0
     ids = token_windows(3, 8)
     found = torch.cat(list(stream.logits(run_through(stream, ids, edits.masked(lambda index: random_masks(shapes, index))))))
+    found = found.view(3, 8, -1)
     with torch.no_grad():
         assert_close(found, masked(input_ids=ids, use_cache=False).logits)
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from largest_tensor import LargestTensor
 from tiny_models import CPU, token_windows, whole_model
 from torch import Tensor, nn
 
@@ -167,11 +168,13 @@ def test_blocks_come_one_at_a_time(untied: Path, computing: Computing) -> None:
     assert len(calls) == 7
 
 
-@pytest.mark.parametrize("at_once", [1, 3, 16])
+@pytest.mark.parametrize("tokens_at_once", [1, 100, 512])
 def test_windows_in_batches_give_the_masks_of_one_window_at_a_time(
-    computing: Computing, at_once: int, monkeypatch: pytest.MonkeyPatch
+    computing: Computing, tokens_at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On the trained demo model; a matrix product may differ in its last bit with the batch, so three bits may too.
+
+    A window that is longer than what passes at once passes by itself.
 
     A CUDA device takes another product for another batch, so there it may be one bit in ten thousand.
     """
@@ -180,14 +183,44 @@ def test_windows_in_batches_give_the_masks_of_one_window_at_a_time(
     choose = LocalPruning("wanda", 0.5, "row").prune_mask
     stream = BlockStream(model, computing)
 
-    def masks(windows_per_batch: int) -> dict[int, dict[str, Tensor]]:
-        monkeypatch.setattr("espalier.modeling.block_stream.WINDOWS_PER_BATCH", windows_per_batch)
+    def masks(tokens: int) -> dict[int, dict[str, Tensor]]:
+        monkeypatch.setattr("espalier.modeling.block_stream.TOKENS_PER_BATCH", tokens)
         return dict(prune_by_block(stream, windows, choose))
 
-    one_by_one, batched = masks(1), masks(at_once)
+    one_by_one, batched = masks(32), masks(tokens_at_once)
     flips = sum(int((batched[block][name] != mask).sum()) for block in one_by_one for name, mask in one_by_one[block].items())
     most = 3 if computing.device.type == "cpu" else model.plan.num_weights // 10_000
-    assert flips <= most * (at_once > 1)
+    assert flips <= most * (tokens_at_once >= 64)
+
+
+@pytest.mark.parametrize(("windows", "tokens"), [(32, 8), (4, 64), (8, 64)])
+def test_what_a_block_makes_does_not_grow_with_the_windows(
+    untied: Path, monkeypatch: pytest.MonkeyPatch, windows: int, tokens: int
+) -> None:
+    """64 tokens pass a block together, at most 48 channels wide; no square of them is made at once, and no pair of tokens."""
+    monkeypatch.setattr("espalier.modeling.block_stream.TOKENS_PER_BATCH", 64)
+    stream = BlockStream(OpenedModel(untied), CPU)
+    activations = stream.start(token_windows(windows, tokens))
+    with torch.no_grad(), stream.block(0) as block, LargestTensor() as largest:
+        sums = InputSquareSums(stream.linears(0, block))
+        with sums.watching():
+            activations.through(0, block)
+    assert largest.numbers == 64 * 48
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_sums_of_a_few_channels_at_a_time_have_the_bits_of_all_at_once(threads: int) -> None:
+    inputs, linear = torch.randn(3, 400, 1300, generator=torch.Generator().manual_seed(0)), nn.Linear(1300, 1)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        sums = InputSquareSums({"a": linear})
+        with sums.watching(), LargestTensor() as largest:
+            linear(inputs)
+        assert torch.equal(sums.sums["a"], inputs.flatten(0, 1).square().sum(dim=0, dtype=torch.float64))
+    finally:
+        torch.set_num_threads(before)
+    assert largest.numbers == 1200 * 512
 
 
 def test_the_same_windows_give_the_same_masks(untied: Path, computing: Computing) -> None:
@@ -232,6 +265,6 @@ def test_pruned_layers_are_those_of_hooks_in_the_whole_model(untied: Path) -> No
 def test_the_walk_ends_after_the_last_sampled_layer(untied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stream, walked = BlockStream(OpenedModel(untied), CPU), []
     block = stream.block
-    monkeypatch.setattr(stream, "block", lambda index, edits=None: (walked.append(index), block(index, edits))[1])
+    monkeypatch.setattr(stream, "block", lambda index, *given: (walked.append(index), block(index, *given))[1])
     list(prune_layers(stream, token_windows(2, 4), LocalPruning("wanda", 0.5, "row"), [1]))
     assert walked == [0, 1]

@@ -10,12 +10,13 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from tiny_models import CPU, llama_config, random_masks, save_model, token_windows
+from tiny_models import llama_config, random_masks, save_model, token_windows
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from espalier.modeling import edits
 from espalier.modeling.block_stream import BlockStream
+from espalier.modeling.computing import Computing
 from espalier.modeling.export import ExportError, check_export, export_edited
 from espalier.modeling.opened import OpenedModel
 from espalier.settings.mistakes import Mistake
@@ -155,12 +156,17 @@ def model(untied: Path) -> OpenedModel:
 
 
 @pytest.fixture
+def stream(model: OpenedModel, computing: Computing) -> BlockStream:
+    return BlockStream(model, computing)
+
+
+@pytest.fixture
 def target(model: OpenedModel, tmp_path: Path) -> Path:
     return exported(model.directory, tmp_path / "model")
 
 
-def check(model: OpenedModel, target: Path, reload_with: str = "transformers") -> None:
-    check_export(BlockStream(model, CPU), edits.masked(lambda index: masks_of(model, index)), target, WINDOWS, reload_with)
+def check(stream: BlockStream, target: Path, reload_with: str = "transformers") -> None:
+    check_export(stream, edits.masked(lambda index: masks_of(stream.model, index)), target, WINDOWS, reload_with)
 
 
 def change(target: Path, name: str, where: Any, value: float) -> None:
@@ -171,41 +177,40 @@ def change(target: Path, name: str, where: Any, value: float) -> None:
 
 
 @pytest.mark.parametrize("reload_with", ["transformers", "streamed"])
-def test_a_good_export_passes(model: OpenedModel, target: Path, reload_with: str) -> None:
-    check(model, target, reload_with)
+def test_a_good_export_passes(stream: BlockStream, target: Path, reload_with: str) -> None:
+    check(stream, target, reload_with)
 
 
 @pytest.mark.parametrize("reload_with", ["transformers", "streamed"])
 @pytest.mark.parametrize("name", ["model.layers.1.mlp.down_proj.weight", "lm_head.weight", "model.norm.weight"])
-def test_a_changed_weight_is_noticed(model: OpenedModel, target: Path, name: str, reload_with: str) -> None:
+def test_a_changed_weight_is_noticed(stream: BlockStream, target: Path, name: str, reload_with: str) -> None:
     change(target, name, 3, 5.0)
     with pytest.raises(ExportError, match="not usable"):
-        check(model, target, reload_with)
+        check(stream, target, reload_with)
 
 
-def test_a_weight_too_small_to_change_the_logits_is_noticed_by_name(model: OpenedModel, target: Path) -> None:
+def test_a_weight_too_small_to_change_the_logits_is_noticed_by_name(stream: BlockStream, target: Path) -> None:
     name = "model.layers.0.self_attn.q_proj.weight"
-    row, column = masks_of(model, 0)["attn.q"].nonzero()[0].tolist()
+    row, column = masks_of(stream.model, 0)["attn.q"].nonzero()[0].tolist()
     change(target, name, (row, column), 1e-9)
     with pytest.raises(ExportError, match=name):
-        check(model, target)
+        check(stream, target)
 
 
-def test_weights_that_are_not_a_number_are_noticed(model: OpenedModel, target: Path) -> None:
+def test_weights_that_are_not_a_number_are_noticed(stream: BlockStream, target: Path) -> None:
     change(target, "model.norm.weight", 0, float("nan"))
     with pytest.raises(ExportError, match="differ by nan"):
-        check(model, target)
+        check(stream, target)
 
 
-def test_masks_of_another_run_are_noticed(model: OpenedModel, target: Path) -> None:
+def test_masks_of_another_run_are_noticed(stream: BlockStream, target: Path) -> None:
+    others = edits.masked(lambda index: masks_of(stream.model, 2 - index))
     with pytest.raises(ExportError):
-        check_export(
-            BlockStream(model, CPU), edits.masked(lambda index: masks_of(model, 2 - index)), target, WINDOWS, "transformers"
-        )
+        check_export(stream, others, target, WINDOWS, "transformers")
 
 
-def test_a_changed_embedding_of_a_word_that_the_windows_lack_is_noticed(model: OpenedModel, target: Path) -> None:
+def test_a_changed_embedding_of_a_word_that_the_windows_lack_is_noticed(stream: BlockStream, target: Path) -> None:
     absent = min(set(range(96)) - set(WINDOWS.flatten().tolist()))
     change(target, "model.embed_tokens.weight", absent, 5.0)
     with pytest.raises(ExportError):
-        check(model, target)
+        check(stream, target)

@@ -3,6 +3,8 @@
 import errno
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -95,7 +97,7 @@ def config_of(target: Path) -> dict[str, Any]:
 @pytest.mark.parametrize("family", CONFIGS)
 @torch.no_grad()
 def test_plain_peft_computes_what_the_merged_model_does(
-    models: dict[str, OpenedModel], family: str, plan: str, tmp_path: Path
+    models: dict[str, OpenedModel], family: str, plan: str, tmp_path: Path, computing: Computing
 ) -> None:
     result = Result(models[family], **PLANS[plan])
     target = result.export(tmp_path / "adapter")
@@ -104,7 +106,7 @@ def test_plain_peft_computes_what_the_merged_model_does(
     found, dense = tuned(input_ids=WINDOWS).logits, whole_model(result.model.directory)(input_ids=WINDOWS).logits
     torch.testing.assert_close(found, whole_model(tmp_path / "model")(input_ids=WINDOWS).logits, rtol=1e-4, atol=1e-4)
     assert (found - dense).abs().max() > 0.01
-    result.check(target)
+    result.check(target, computing)
 
 
 def test_tensors_by_hand(models: dict[str, OpenedModel], tmp_path: Path) -> None:
@@ -247,7 +249,7 @@ def test_a_damaged_description_fails_the_check(
 def test_logits_are_compared_too(models: dict[str, OpenedModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = Result(models["llama"])
     target = result.export(tmp_path / "adapter")
-    monkeypatch.setattr(exporting, "logits_of", lambda *_: torch.zeros(2, 9, VOCABULARY))
+    monkeypatch.setattr(exporting, "logits_of", lambda *_: iter([torch.zeros(18, VOCABULARY)]))
     with pytest.raises(ExportError, match="logits of the reloaded model differ"):
         result.check(target)
 
@@ -273,3 +275,20 @@ def test_adapters_that_have_learnt_nothing_pass(models: dict[str, OpenedModel], 
     for block in result.values.values():
         block["attn.q.lora_b"].zero_()
     result.check(result.export(tmp_path / "adapter"))
+
+
+def test_no_library_warns_a_user(models: dict[str, OpenedModel], tmp_path: Path) -> None:
+    """In a process of its own, as Flower's simulation has it: deprecations are shown there, each once."""
+    result = Result(models["llama"])
+    result.export(tmp_path / "adapter")
+    program = f"""
+import warnings
+import flwr.simulation, transformers  # what these say while they are imported is not seen in a run
+warnings.simplefilter("error", DeprecationWarning)
+warnings.simplefilter("error", FutureWarning)
+from espalier.modeling.export_adapter import in_peft
+from transformers import AutoModelForCausalLM
+in_peft(AutoModelForCausalLM.from_pretrained({str(result.model.directory)!r}), {str(tmp_path / "adapter")!r})
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, "arn" in done.stderr) == (0, False), done.stderr

@@ -9,11 +9,14 @@ import torch
 
 from espalier.modeling.block_stream import BlockStream, run_through
 from espalier.modeling.calibration import prune_by_block
+from espalier.modeling.computing import Computing
 from espalier.modeling.hidden_states import OnDisk, hidden_states
 from espalier.modeling.opened import OpenedModel
 from espalier.settings.mistakes import Mistake
 from pruning_kernels.local import LocalPruning
-from tests.modeling.tiny_models import CPU, llama_config, save_model, token_windows
+from tests.modeling.tiny_models import llama_config, save_model, token_windows
+
+pytestmark = pytest.mark.usefixtures("tests_on_device")
 
 
 @pytest.fixture(scope="module")
@@ -67,12 +70,15 @@ def test_a_write_that_is_cut_short_is_continued(tmp_path: Path, monkeypatch: pyt
     assert torch.equal(kept[0], torch.arange(12.0).view(1, 3, 4))
 
 
-def test_masks_and_logits_do_not_depend_on_where_activations_are(model: OpenedModel, tmp_path: Path) -> None:
+def test_masks_and_logits_do_not_depend_on_where_activations_are(
+    model: OpenedModel, tmp_path: Path, computing: Computing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("espalier.modeling.block_stream.TOKENS_PER_BATCH", 64)
     windows = token_windows(11, 8)
     choose = LocalPruning("wanda", 0.5, "row").prune_mask
     found = []
-    for computing in (CPU, replace(CPU, activations_folder=tmp_path)):
-        stream = BlockStream(model, computing)
+    for where in (computing, replace(computing, activations_folder=tmp_path)):
+        stream = BlockStream(model, where)
         masks = [mask for _, masks in prune_by_block(stream, windows, choose) for mask in masks.values()]
         found.append([*masks, *stream.logits(run_through(stream, windows))])
     for memory, disk in zip(*found, strict=True):
@@ -80,8 +86,11 @@ def test_masks_and_logits_do_not_depend_on_where_activations_are(model: OpenedMo
 
 
 @pytest.mark.parametrize("spilled", [False, True])
-def test_activations_go_on_where_they_were_kept(model: OpenedModel, tmp_path: Path, spilled: bool) -> None:
-    stream = BlockStream(model, replace(CPU, activations_folder=tmp_path if spilled else None))
+def test_activations_go_on_where_they_were_kept(
+    model: OpenedModel, tmp_path: Path, spilled: bool, computing: Computing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("espalier.modeling.block_stream.TOKENS_PER_BATCH", 64)
+    stream = BlockStream(model, replace(computing, activations_folder=tmp_path if spilled else None))
     windows = token_windows(11, 8)
     activations = stream.start(windows)
     with stream.block(0) as block, torch.no_grad():
@@ -95,7 +104,10 @@ def test_activations_go_on_where_they_were_kept(model: OpenedModel, tmp_path: Pa
             stream.resume(windows, io.BytesIO(wrong))
 
 
-def test_what_the_model_passes_with_every_batch_is_held_once(model: OpenedModel) -> None:
-    activations = BlockStream(model, CPU).start(token_windows(20, 8))  # batches of 8, 8 and 4 windows
+def test_what_the_model_passes_with_every_batch_is_held_once(
+    model: OpenedModel, computing: Computing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("espalier.modeling.block_stream.TOKENS_PER_BATCH", 64)
+    activations = BlockStream(model, computing).start(token_windows(20, 8))  # batches of 8, 8 and 4 windows
     first, second, _ = activations._calls
     assert first is second

@@ -8,10 +8,12 @@ from espalier.modeling.input_statistics import InputGrams, InputSquareSums, watc
 from pruning_kernels.local import LocalPruning
 from pruning_kernels.sparsegpt import factorise
 
+pytestmark = pytest.mark.usefixtures("tests_on_device")
 
-def test_grams_on_paper() -> None:
+
+def test_grams_on_paper(device: torch.device) -> None:
     """Tokens (1, 2), (3, -1) and (10, 0): 1 + 9 + 100, 2 - 3, 4 + 1."""
-    linear = nn.Linear(2, 1)
+    linear = nn.Linear(2, 1, device=device)
     grams = InputGrams({"a": linear}, 0.01)
     with grams.watching():
         linear(torch.tensor([[[1.0, 2.0], [3.0, -1.0]]]))
@@ -22,8 +24,8 @@ def test_grams_on_paper() -> None:
     assert grams.grams == {}
 
 
-def test_linears_with_one_input_share_one_gram_and_one_factor() -> None:
-    first, second, third = (nn.Linear(2, 1) for _ in range(3))
+def test_linears_with_one_input_share_one_gram_and_one_factor(device: torch.device) -> None:
+    first, second, third = (nn.Linear(2, 1, device=device) for _ in range(3))
     grams = InputGrams({"first": first, "second": second, "third": third}, 0.01)
     shared, other = torch.randn(1, 4, 2), torch.randn(1, 4, 2)
     with grams.watching():
@@ -36,8 +38,8 @@ def test_linears_with_one_input_share_one_gram_and_one_factor() -> None:
     assert not torch.equal(found["first"].upper, found["third"].upper)
 
 
-def test_an_input_that_is_shared_once_and_not_again_is_an_error() -> None:
-    first, second = nn.Linear(2, 1), nn.Linear(2, 1)
+def test_an_input_that_is_shared_once_and_not_again_is_an_error(device: torch.device) -> None:
+    first, second = nn.Linear(2, 1, device=device), nn.Linear(2, 1, device=device)
     grams = InputGrams({"first": first, "second": second}, 0.01)
     shared = torch.randn(1, 4, 2)
     with grams.watching():
@@ -48,16 +50,16 @@ def test_an_input_that_is_shared_once_and_not_again_is_an_error() -> None:
             second(torch.randn(1, 4, 2))
 
 
-def test_low_precision_inputs_are_multiplied_in_float32() -> None:
+def test_low_precision_inputs_are_multiplied_in_float32(device: torch.device) -> None:
     """300 squared is 90000, which float16 does not hold."""
-    linear = nn.Linear(1, 1, dtype=torch.float16)
+    linear = nn.Linear(1, 1, dtype=torch.float16, device=device)
     grams = InputGrams({"a": linear}, 0.01)
     with grams.watching():
         linear(torch.full((1, 2, 1), 300.0, dtype=torch.float16))
     assert grams.grams["a"].tolist() == [[180000.0]]
 
 
-def test_what_is_watched_is_what_pruning_needs() -> None:
-    linears = {"a": nn.Linear(1, 1)}
+def test_what_is_watched_is_what_pruning_needs(device: torch.device) -> None:
+    linears = {"a": nn.Linear(1, 1, device=device)}
     assert isinstance(watch_for(LocalPruning("sparsegpt", 0.5, "layer"))(linears), InputGrams)
     assert isinstance(watch_for(LocalPruning("wanda", 0.5, "layer"))(linears), InputSquareSums)

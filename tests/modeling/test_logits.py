@@ -1,0 +1,116 @@
+"""Logits in pieces of tokens are those of the whole, and no larger tensor is made than a piece."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from devices import assert_close
+from largest_tensor import LargestTensor
+from tiny_models import VOCABULARY, llama_config, save_model, token_windows, whole_model
+from torch import Tensor, nn
+from transformers import OPTConfig
+
+from espalier.evaluation.perplexity import mean_losses
+from espalier.modeling.block_stream import BlockStream, run_through
+from espalier.modeling.computing import Computing
+from espalier.modeling.logits import logits_at, tokens_at_once
+from espalier.modeling.opened import OpenedModel
+
+CPU = Computing(torch.device("cpu"), torch.float32, 1)
+
+
+@pytest.fixture(scope="module", params=["untied", "tied", "opt"])
+def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With a head of its own, with the embeddings as head, and with embeddings of another width than the blocks."""
+    if request.param == "opt":
+        config = OPTConfig(
+            vocab_size=VOCABULARY, hidden_size=32, ffn_dim=48, num_hidden_layers=2, num_attention_heads=4,
+            max_position_embeddings=16, word_embed_proj_dim=16, do_layer_norm_before=False,
+        )  # fmt: skip
+        return save_model(tmp_path_factory.mktemp("opt"), config)
+    return save_model(tmp_path_factory.mktemp("llama"), llama_config(tie_word_embeddings=request.param == "tied"))
+
+
+@pytest.fixture
+def five_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("espalier.modeling.logits.LOGITS_AT_ONCE", 5 * VOCABULARY + 1)
+
+
+@pytest.mark.parametrize(("vocabulary", "tokens"), [(1, 1 << 24), (32000, 524), (1 << 24, 1), (1 << 25, 1)])
+def test_a_piece_has_as_many_tokens_as_fit_and_one_at_least(vocabulary: int, tokens: int) -> None:
+    assert tokens_at_once(vocabulary) == tokens
+
+
+@torch.no_grad()
+@pytest.mark.usefixtures("five_tokens")
+def test_a_stream_gives_the_logits_of_the_whole_model_in_pieces(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches of 3 and 1 windows of 7 tokens: pieces of 5, 5, 5, 5 and 1, then 5 and 2 tokens."""
+    monkeypatch.setattr("espalier.modeling.block_stream.TOKENS_PER_BATCH", 21)
+    windows, stream = token_windows(4, 7), BlockStream(OpenedModel(directory), CPU)
+    pieces = list(stream.logits(run_through(stream, windows)))
+    assert [len(piece) for piece in pieces] == [5, 5, 5, 5, 1, 5, 2]
+    expected = whole_model(directory)(input_ids=windows, use_cache=False).logits
+    assert_close(torch.cat(pieces), expected.flatten(0, 1))
+
+
+@torch.no_grad()
+@pytest.mark.usefixtures("five_tokens")
+def test_a_whole_model_gives_its_logits_at_some_places_in_pieces(directory: Path) -> None:
+    model, seen = whole_model(directory), list[int]()
+    windows, padding = token_windows(3, 9), torch.ones(3, 9, dtype=torch.int64)
+    padding[1, 6:] = 0
+    places = (torch.rand(3, 9, generator=torch.Generator().manual_seed(0)) < 0.5) & (padding == 1)
+    expected = model(input_ids=windows, attention_mask=padding).logits[places]
+
+    def count(_: nn.Module, inputs: tuple[Tensor, ...], logits: Tensor) -> None:
+        seen.append(logits.numel() // VOCABULARY)
+
+    model.get_output_embeddings().register_forward_hook(count)
+    pieces = list(logits_at(model, windows, padding, places))
+    assert_close(torch.cat(pieces), expected)
+    assert seen == [0, *(len(piece) for piece in pieces)]
+    assert max(seen) == 5
+    assert not model.get_output_embeddings()._forward_pre_hooks
+
+
+@pytest.mark.usefixtures("five_tokens")
+def test_a_model_that_fails_keeps_no_hook(directory: Path) -> None:
+    model = whole_model(directory)
+    with pytest.raises(IndexError):
+        list(logits_at(model, torch.full((1, 2), VOCABULARY), None, torch.ones(1, 2, dtype=torch.bool)))
+    assert not model.get_output_embeddings()._forward_pre_hooks
+
+
+@torch.no_grad()
+def test_embeddings_are_read_once_unless_they_are_the_head(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, read = OpenedModel(directory), list[str]()
+    stream, original = BlockStream(model, CPU), model.checkpoint.read
+    activations = run_through(stream, token_windows(1, 4))
+    monkeypatch.setattr(model.checkpoint, "read", lambda name: read.append(name) or original(name))
+    list(stream.logits(activations))
+    tied = "lm_head.weight" not in model.checkpoint.tensors
+    assert (f"{model.family.embeddings}.weight" in read) == tied
+    assert ("lm_head.weight" in read) != tied
+
+
+@pytest.mark.parametrize(("windows", "tokens"), [(40, 4), (10, 16), (5, 32)])
+def test_evaluation_makes_no_larger_tensors_for_more_or_longer_windows(
+    untied: Path, monkeypatch: pytest.MonkeyPatch, windows: int, tokens: int
+) -> None:
+    """160 tokens, 32 of which pass a block together: at most their 48 channels within it; logits of 8 tokens at a time.
+
+    All of the 160 tokens' logits would be 15360 numbers. What is read are the head and the embeddings, 3072 numbers.
+    """
+    monkeypatch.setattr("espalier.modeling.block_stream.TOKENS_PER_BATCH", 32)
+    monkeypatch.setattr("espalier.modeling.logits.LOGITS_AT_ONCE", 8 * VOCABULARY)
+    stream = BlockStream(OpenedModel(untied), CPU)
+    with LargestTensor() as largest:
+        mean_losses(stream, {"a": token_windows(windows, tokens)})
+    assert largest.numbers <= 3072
+
+
+def test_a_larger_budget_makes_larger_tensors(untied: Path) -> None:
+    """So the test above sees what it is to see."""
+    with LargestTensor() as largest:
+        mean_losses(BlockStream(OpenedModel(untied), CPU), {"a": token_windows(10, 16)})
+    assert largest.numbers >= 64 * VOCABULARY
