@@ -14,6 +14,7 @@ from client_app import fedprllm, fedspallm, tuning
 from client_app.capability import measured_capability
 from client_app.egress import egress
 from client_app.site import Site, reply_to
+from espalier.modeling.limits import require_within_limits
 from espalier.settings.mistakes import Mistake
 from espalier.storage.private import collect_old_runs
 from espalier.wire.code_hash import code_sha256
@@ -45,7 +46,7 @@ def deliver(message: Message, context: Context) -> Message:
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Do the method's local work on private data."""
-    return _answer(message, context, lambda site, request: JOBS[request.header.method].train(site, request))
+    return _answer(message, context, _train)
 
 
 @app.evaluate()
@@ -58,6 +59,12 @@ def evaluate(message: Message, context: Context) -> Message:
 def fetch(message: Message, context: Context) -> Message:
     """Hand out a further part of an earlier reply."""
     return _answer(message, context, lambda site, request: JOBS[request.header.method].fetch(site, request))
+
+
+def _train(site: Site, request: Letter) -> Letter:
+    """A site's config.json and tokenizer may be others than the server's: the model's hash is of weights and vocabulary."""
+    require_within_limits(site.settings, site.model)
+    return JOBS[request.header.method].train(site, request)
 
 
 def _enrol(site: Site, request: Letter) -> Letter:

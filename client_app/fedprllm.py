@@ -93,7 +93,7 @@ def _vote_on_one_block(site: Site, state: PrivateState, request: Letter) -> Vote
         with earlier.opened(kept["hidden"]) as hidden:
             activations = stream.resume(windows, hidden)
         decided = unpack_masks(site.model.plan.blocks[before], request.blobs[block_key(before)])
-        with torch.no_grad(), stream.block(before, masked(lambda _: decided)(before)) as block:
+        with torch.no_grad(), stream.block(before, masked(lambda _: decided)(before), before + 1) as block:
             activations.through(before, block)
     kept = {"windows": store.put(pack_tensors({"": windows.numpy()})), "hidden": store.put_pieces(activations.pieces())}
     state.save(server_round, "activations", kept)

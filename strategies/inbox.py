@@ -42,12 +42,13 @@ class Inbox:
         self._expected: dict[int, int] = {}
 
     def receive(self, replies: Iterable[Message]) -> Iterator[Letter]:
-        """Store the blobs of each reply, and yield the letter without them."""
+        """Store the blobs of each reply, and yield the letter without them; then nothing here holds them."""
         for reply in replies:
             letter = read(reply.content)
             rank = letter.header.rank
-            for key, blob in letter.blobs.items():
-                write_bytes(self.root / f"{rank:05d}" / key, blob)
+            for key in letter.blobs:
+                write_bytes(self.root / f"{rank:05d}" / key, letter.blobs[key])
+            del reply
             self._arrived.setdefault(rank, set()).add(letter.header.part)
             self._expected[rank] = letter.header.num_parts
             letter.blobs = {}

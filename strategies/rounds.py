@@ -29,15 +29,20 @@ LOOK_SECONDS = 5.0
 TTL_MARGIN = 60.0
 """Seconds beyond the deadline after which Flower may forget a message."""
 
+REQUESTS_AHEAD = 2
+"""Requests that one client has at a time where its reply comes in parts. A SuperNode that finds no message when it looks sleeps
+for three seconds (Flower 1.31), so the next one lies there before the last is answered; of the replies, too, the SuperLink
+never holds more than these."""
+
 FollowUp = Callable[[Letter], Message | None]
-"""What to ask a client next, after a good reply of it; None when it is done."""
+"""What to ask a client next, after its first reply, or after a request that was made by this; None when there is no more."""
 
 
 class RunFailed(RuntimeError):
     """The run cannot go on; its message says why. What was finished before stays on disk."""
 
 
-@dataclass
+@dataclass(eq=False)
 class _Pending:
     request: Letter
     seat: Seat
@@ -97,7 +102,7 @@ class Rounds:
         return next(iter(self.grid.pull_messages([message_id])), None)
 
     def _envelope(self, letter: Letter, seat: Seat) -> Message:
-        ttl = DEFAULT_TTL if self.shared_workers else self.settings.deadline_seconds + TTL_MARGIN
+        ttl = DEFAULT_TTL if self.shared_workers else REQUESTS_AHEAD * self.settings.deadline_seconds + TTL_MARGIN
         return address(letter, seat.node_id, ttl)
 
     def exchange(self, requests: Iterable[Message], follow_up: FollowUp = lambda _: None) -> Iterator[Message]:
@@ -106,18 +111,22 @@ class Rounds:
         Parameters
         ----------
         requests : one per client, made by ``request``
-        follow_up : called with each good reply; the message that it returns is sent to the same client
+        follow_up : called with each client's first good reply, then with the requests that it made; what it returns is sent
+            to the same client, at most ``REQUESTS_AHEAD`` at a time
 
         Yields
         ------
         Message
-            One reply part at a time; the next is not pulled before this one is done with.
+            One reply part at a time; the next is not pulled before this one is done with, but it is asked for.
         """
         pending = [self._send(read(message.content)) for message in requests]
+        last: dict[int, Letter] = {}
         next_look = self.clock.now() + LOOK_SECONDS
         while pending:
             idle = True
             for entry in list(pending):
+                if entry not in pending:  # its client was dropped meanwhile
+                    continue
                 reply = self.pull(entry.message_id) if entry.message_id is not None else None
                 if reply is None:
                     if entry.message_id is None or self.clock.now() >= entry.deadline:
@@ -126,12 +135,12 @@ class Rounds:
                 idle = False
                 if self.shared_workers:
                     self._restart_deadlines(pending)
-                if (letter := self._accept(entry, reply, pending)) is not None:
+                letter = self._accept(entry, reply, pending)
+                if letter is not None:
                     pending.remove(entry)
-                    following = follow_up(letter)
+                    self._ask_ahead(letter, pending, last, follow_up)
+                    letter = None  # it shares the reply's blobs, of which one part at a time is in memory
                     yield reply
-                    if following is not None:
-                        pending.append(self._send(read(following.content)))
                 del reply
             if pending and idle:
                 if self.clock.now() >= next_look:
@@ -142,6 +151,21 @@ class Rounds:
     def _restart_deadlines(self, pending: list[_Pending]) -> None:
         for entry in pending:
             entry.deadline = self.clock.now() + self.settings.deadline_seconds
+
+    def _ask_ahead(self, letter: Letter, pending: list[_Pending], last: dict[int, Letter], follow_up: FollowUp) -> None:
+        """Send a client what comes next; it answers one request after the other, so a deadline counts from the one before.
+
+        ``last`` holds the last request to each client that followed its first reply: parts may arrive in any order.
+        """
+        rank = letter.header.rank
+        own = [entry for entry in pending if entry.seat.rank == rank]
+        while len(own) < REQUESTS_AHEAD and (following := follow_up(last.get(rank, letter))) is not None:
+            last[rank] = read(following.content)
+            own.append(self._send(last[rank]))
+            pending.append(own[-1])
+        for place, entry in enumerate(own, start=1):
+            if entry.request.header.part > letter.header.part:  # one that was overtaken may be lost, and waits no longer
+                entry.deadline = self.clock.now() + place * self.settings.deadline_seconds
 
     def _send(self, letter: Letter) -> _Pending:
         seat = self.roster.seats[letter.header.rank]
@@ -157,8 +181,7 @@ class Rounds:
                 return
             reason = "its node is not connected"
         if header.attempt >= self.settings.attempts:
-            pending.remove(entry)
-            self.drop(header.kind, seat, f"{reason} ({header.attempt} of {self.settings.attempts} attempts)")
+            self._give_up(entry, pending, f"{reason} ({header.attempt} of {self.settings.attempts} attempts)")
             return
         text = f"sending again to {seat.site}: {reason}"
         self.progress.note("sent_again", text, rank=seat.rank, kind=header.kind, attempt=header.attempt + 1, reason=reason)
@@ -167,7 +190,6 @@ class Rounds:
 
     def _accept(self, entry: _Pending, reply: Message, pending: list[_Pending]) -> Letter | None:
         """Check a reply; None means that the client was dropped or is asked again."""
-        kind = entry.request.header.kind
         if not reply.has_content():
             self._send_again(entry, pending, f"Flower reports error {reply.error.code}")
             return None
@@ -178,15 +200,18 @@ class Rounds:
         except OSError:  # no reply is to blame for this server's disk
             raise
         except Exception as error:  # whatever a reply does to its reader, it costs its sender alone
-            pending.remove(entry)
             reason = str(error) if isinstance(error, Mistake) else f"unexpected {type(error).__name__}"
-            self.drop(kind, entry.seat, f"reply refused: {reason}")
+            self._give_up(entry, pending, f"reply refused: {reason}")
             return None
         if letter.header.status == "failed":
-            pending.remove(entry)
-            self.drop(kind, entry.seat, str(letter.scalars["reason"]))
+            self._give_up(entry, pending, str(letter.scalars["reason"]))
             return None
         return letter
+
+    def _give_up(self, entry: _Pending, pending: list[_Pending], why: str) -> None:
+        """Drop a client, and await nothing more of it."""
+        pending[:] = [other for other in pending if other.seat is not entry.seat]
+        self.drop(entry.request.header.kind, entry.seat, why)
 
     def drop(self, kind: Kind, seat: Seat, why: str) -> None:
         """A client is asked nothing more; its contribution is lost, unless it was made before."""

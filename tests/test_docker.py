@@ -22,6 +22,10 @@ def test_the_image_holds_every_room_that_is_installed() -> None:
         assert f"!{room}" in ignored
 
 
+def test_the_image_has_the_compiler_that_counting_on_a_cuda_device_needs() -> None:
+    assert "gcc libc6-dev" in DOCKERFILE
+
+
 def test_every_site_describes_itself_validly_and_under_its_own_name() -> None:
     sites = []
     for name, service in COMPOSE["services"].items():

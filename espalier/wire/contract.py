@@ -1,14 +1,15 @@
 """Contracts: what a message of a kind may hold, checked before it leaves a node and again when it arrives.
 
-Covers: names, dtypes, shapes and number of tensors, the number of bytes, names and ranges of scalars, and what a method
-demands of values (``check_values``). A message that matches has no room for text, token ids or hidden states beyond what
-the listed tensors and scalars can encode.
+Covers: names, dtypes, shapes and number of tensors, the number of bytes, names and ranges of scalars, what a method
+demands of values (``check_values``), and the hashes of blobs, where the message or its request names them (``blob_sha256``).
+A message that matches has no room for text, token ids or hidden states beyond what the listed tensors and scalars can encode.
 Does not cover: a client that encodes something else in the permitted bits, or what the permitted tensors reveal by
 themselves; each contract's ``observer`` sentence says that.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from hashlib import sha256
 
 from espalier.settings.mistakes import Mistake
 from espalier.wire.messages import Failure, Header, Letter, Scalars, validate
@@ -32,6 +33,8 @@ class Side:
     """Raises Mistake if the values of a blob's tensors are out of range; gets the blob's key and the blob."""
     check_scalars: Callable[[Scalars], None] | None = None
     """Raises Mistake if the scalars do not fit each other or the request."""
+    blob_sha256: Callable[[Scalars], Mapping[str, str]] | None = None
+    """Hexadecimal SHA-256 that each blob must have, by key, given the scalars; it may name further blobs."""
 
     @property
     def byte_limit(self) -> int:
@@ -72,6 +75,8 @@ def check(letter: Letter, side: Side) -> Scalars:
     scalars = validate(side.scalars, letter.scalars)
     if side.check_scalars is not None:
         side.check_scalars(scalars)
+    if side.blob_sha256 is not None:
+        _check_hashes(letter.blobs, side.blob_sha256(scalars))
     return scalars
 
 
@@ -92,6 +97,13 @@ def check_reply(reply: Letter, request: Letter, contract: Contract) -> Scalars:
         wrong = [name for name in Header.model_fields if getattr(reply.header, name) != getattr(expected, name)]
         raise Mistake(f"header: {', '.join(wrong)} not as the request demands")
     return check(reply, contract.up)
+
+
+def _check_hashes(blobs: Mapping[str, bytes], expected: Mapping[str, str]) -> None:
+    """A hash that nobody compares would be 32 bytes in which a reply can say anything."""
+    for key, blob in blobs.items():
+        if sha256(blob).hexdigest() != expected[key]:
+            raise Mistake(f"{key}: the bytes do not have the SHA-256 that was named for them")
 
 
 def _check_blob(key: str, blob: bytes, side: Side) -> None:

@@ -16,7 +16,7 @@ from espalier.settings.run import RunSettings
 from espalier.wire.contract import Contract, Side
 from espalier.wire.masks import mask_name, require_exact_sparsity
 from espalier.wire.messages import MOST_SECONDS, Letter, NoScalars, Scalars
-from espalier.wire.parts import PartRequest, Sha256
+from espalier.wire.parts import PartRequest, Sha256, hashes_of_part
 from espalier.wire.payload import TensorSpec, block_key, unpack_tensors
 from espalier.wire.plan import BlockPlan, ModelPlan, cut_into_parts
 from pruning_kernels.bitmask import num_words
@@ -142,14 +142,14 @@ def contract(request: Letter, plan: ModelPlan, run: RunSettings) -> Contract:
     if header.part >= len(parts) or (header.part > 0 and not fetched):
         raise Mistake(f"message: part {header.part} of a {header.kind} does not exist, a reply has {len(parts)}")
     masks = {block_key(index): mask_specs(plan.blocks[index]) for index in parts[header.part]}
-    num_blocks = len(blocks_of_round(plan, settings, header.server_round))
+    blocks = blocks_of_round(plan, settings, header.server_round)
     decided = {}
     if settings.strategy == "iterative" and header.server_round > 1 and not fetched:
         decided = {block_key(header.server_round - 2): mask_specs(plan.blocks[header.server_round - 2])}
 
     def a_hash_per_block(report: Scalars) -> None:
-        if isinstance(report, VoteReport) and len(report.blob_sha256) != num_blocks:
-            raise Mistake(f"VoteReport: {len(report.blob_sha256)} hashes for {num_blocks} blocks")
+        if isinstance(report, VoteReport) and len(report.blob_sha256) != len(blocks):
+            raise Mistake(f"VoteReport: {len(report.blob_sha256)} hashes for {len(blocks)} blocks")
 
     return Contract(
         kind=header.kind,
@@ -157,7 +157,11 @@ def contract(request: Letter, plan: ModelPlan, run: RunSettings) -> Contract:
         num_parts=len(parts),
         down=Side(PartRequest if fetched else NoScalars, decided),
         up=Side(
-            NoScalars if fetched else VoteReport, masks, ExactSparsity(plan, settings), None if fetched else a_hash_per_block
+            NoScalars if fetched else VoteReport,
+            masks,
+            ExactSparsity(plan, settings),
+            None if fetched else a_hash_per_block,
+            hashes_of_part(request, map(block_key, blocks), masks),
         ),
         observer="the masks of further blocks, as in train" if fetched else OBSERVER,
     )

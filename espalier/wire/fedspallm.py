@@ -12,7 +12,7 @@ from espalier.wire.contract import Contract, Side
 from espalier.wire.kept import kept_specs, require_kept
 from espalier.wire.masks import require_exact_sparsity
 from espalier.wire.messages import MOST_SECONDS, Letter, NoScalars, Scalars, validate
-from espalier.wire.parts import Sha256
+from espalier.wire.parts import Sha256, hashes_of_part
 from espalier.wire.payload import TensorSpec, block_key
 from espalier.wire.plan import BlockPlan, ModelPlan, cut_into_parts
 from pruning_kernels.selection import pruned_in_matrix
@@ -121,7 +121,13 @@ def contract(request: Letter, plan: ModelPlan, run: RunSettings) -> Contract:
         method="fedspallm",
         num_parts=len(parts),
         down=Side(SamplePart if fetched else Sample, check_scalars=versions_of_all),
-        up=Side(NoScalars if fetched else PruneReport, blobs, pruned_exactly, numbers_fit),
+        up=Side(
+            NoScalars if fetched else PruneReport,
+            blobs,
+            pruned_exactly,
+            numbers_fit,
+            hashes_of_part(request, map(block_key, blocks), blobs),
+        ),
         observer="masks and kept weights of further sampled layers, as in train" if fetched else OBSERVER,
     )
 

@@ -29,9 +29,8 @@ class PrunedMatrix:
 
     @staticmethod
     def of(weight: Tensor, prune_mask: Tensor, dtype: torch.dtype) -> "PrunedMatrix":
-        """Take the kept weights out of a matrix, rounded to the model's dtype."""
-        prune_mask = prune_mask.cpu()
-        return PrunedMatrix(prune_mask, weight.cpu()[~prune_mask].to(dtype))
+        """Take the kept weights out of a matrix, rounded to the model's dtype, before they leave its device."""
+        return PrunedMatrix(prune_mask.cpu(), weight[~prune_mask].to(dtype).cpu())
 
     def weight(self) -> Tensor:
         """The whole matrix, zero where it is pruned."""

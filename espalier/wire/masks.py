@@ -10,7 +10,8 @@ from torch import Tensor
 from espalier.settings.mistakes import Mistake
 from espalier.wire.payload import pack_tensors, unpack_tensors
 from espalier.wire.plan import BlockPlan, LinearPlan
-from pruning_kernels.bitmask import Words, count, count_rows, has_clean_padding, pack, unpack
+from pruning_kernels.bitmask import Words, count, count_rows, has_clean_padding, unpack
+from pruning_kernels.bitmask_on_device import pack_tensor
 from pruning_kernels.selection import pruned_by_group, pruned_in_matrix, pruned_per_group
 
 
@@ -37,7 +38,7 @@ def _pruned_by_group(words: Words, shape: tuple[int, int], group: str) -> NDArra
 
 def pack_masks(prune_masks: Mapping[str, Tensor]) -> bytes:
     """Serialise a block's prune masks, bool tensors by canonical linear name."""
-    return pack_tensors({mask_name(name): pack(mask.cpu().numpy().astype(np.bool_)) for name, mask in prune_masks.items()})
+    return pack_tensors({mask_name(name): pack_tensor(mask) for name, mask in prune_masks.items()})
 
 
 def unpack_masks(block: BlockPlan, blob: bytes) -> dict[str, Tensor]:

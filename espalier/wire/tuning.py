@@ -15,7 +15,7 @@ from espalier.wire.adapter_payload import payload_specs, unpack_adapters
 from espalier.wire.adapters import AdapterPlan, adapter_plan
 from espalier.wire.contract import Contract, Side
 from espalier.wire.messages import MOST_SECONDS, Header, Letter, NoScalars, Scalars, validate
-from espalier.wire.parts import PartRequest, Sha256
+from espalier.wire.parts import PartRequest, Sha256, hashes_of_part
 from espalier.wire.payload import TensorSpec
 from espalier.wire.plan import ModelPlan, cut_into_parts
 
@@ -47,7 +47,8 @@ class TuningReport(Scalars):
     skipped_steps: int = Field(ge=0)
     """Steps that were left out, because their loss or gradient was not finite."""
     rank: int = Field(ge=1)
-    """Largest rank of the adapters that it goes on with: that of the order, or a lower one, and further ones are zero."""
+    """Largest rank of the adapters that it goes on with: that of the order, or with self-pruning a lower one, and further ones
+    are zero."""
     blob_sha256: list[Sha256]
     """Hash of every blob, so that later parts can be asked for by hash."""
 
@@ -100,7 +101,13 @@ def contract(request: Letter, plan: ModelPlan, run: RunSettings) -> Contract:
         method=run.method,
         num_parts=len(cut),
         down=Side(PartOrder if fetched else Order, {key: specs[key] for key in brought}, arrived.check, fits_part),
-        up=Side(NoScalars if fetched else TuningReport, {key: specs[key] for key in cut[header.part]}, values.check, fits),
+        up=Side(
+            NoScalars if fetched else TuningReport,
+            {key: specs[key] for key in cut[header.part]},
+            values.check,
+            fits,
+            hashes_of_part(request, specs, cut[header.part]),
+        ),
         observer="further adapter tensors, as in train" if fetched else OBSERVER,
     )
 
@@ -136,6 +143,8 @@ def _require_report(report: TuningReport, num_blobs: int, rank_limit: int, run: 
         raise Mistake(f"TuningReport: {len(report.blob_sha256)} hashes for {num_blobs} blobs")
     if report.rank > rank_limit:
         raise Mistake(f"TuningReport: rank is above {rank_limit}, the order's rank_limit")
+    if report.rank < rank_limit and not run.job.lowers_ranks:
+        raise Mistake(f"TuningReport: rank is below {rank_limit}, the order's rank_limit, and no client gives up ranks here")
     if report.skipped_steps >= run.training.steps:
         raise Mistake(f"TuningReport: skipped_steps must be below the {run.training.steps} steps of a round")
 

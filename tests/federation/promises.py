@@ -4,6 +4,7 @@ import errno
 import hashlib
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -258,6 +259,25 @@ class Promises:
         tokenizer = AutoTokenizer.from_pretrained(bench.model)
         for partition, reply in grid.received:
             assert_nothing_private(outgoing_bytes(reply), private_text(partition), tokenizer)
+
+    # ----- what the model cannot take ---------------------------------------------------------------------------------
+
+    def test_windows_that_are_too_long_are_refused_before_anything_starts(self, bench: Bench) -> None:
+        with pytest.raises(Mistake, match=r"data.window-tokens = 65: the model has 64 positions .*; set it to 64 or less"):
+            bench.run(data__window_tokens=65)
+        assert not (bench.folder / "runs").exists()
+
+    def test_a_site_whose_model_takes_less_costs_its_own_contribution(self, bench: Bench) -> None:
+        """Its weights are the server's, so that it has the same hash."""
+        other = Path(shutil.copytree(bench.model, bench.folder / "other"))
+        config = json.loads((other / "config.json").read_text()) | {"max_position_embeddings": 15}
+        (other / "config.json").write_text(json.dumps(config))
+        grid = bench.grid()
+        (site,) = [context for context in grid.contexts.values() if context.node_config["partition-id"] == 2]
+        site.node_config["model-path"] = str(other)
+        clients = summary(bench.run(grid))["clients"]
+        assert [client["status"] for client in clients] == ["completed", "completed", "dropped", "completed"]
+        assert "data.window-tokens = 16: the model has 15 positions" in clients[2]["reason"]
 
     def test_an_unexpected_error_tells_its_type_alone(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
         def fail(*_: object, **__: object) -> None:

@@ -19,6 +19,7 @@ import client_app.fedspallm
 from espalier.modeling.opened import OpenedModel
 from espalier.settings.mistakes import Mistake
 from espalier.settings.run import parse
+from espalier.storage.blobs import sha256
 from espalier.wire.messages import read
 from espalier.wire.payload import STYPE
 from strategies.rounds import RunFailed
@@ -177,10 +178,12 @@ class TestFedSpaLLM(PruningPromises):
 
     def test_weights_out_of_all_proportion_cost_their_sender_alone(self, bench: Bench) -> None:
         def inflate(reply: Any) -> Any:
-            for key in list(reply.content["blobs"]):
+            hashes = list(reply.content["scalars"]["blob_sha256"])
+            for place, key in enumerate(sorted(reply.content["blobs"])):
                 tensors = load(reply.content["blobs"][key].data)
-                blown = {n: torch.full_like(t, 3e38) if n.endswith(".kept") else t for n, t in tensors.items()}
-                reply.content["blobs"][key] = Array("", (), STYPE, save(blown))
+                blown = save({n: torch.full_like(t, 3e38) if n.endswith(".kept") else t for n, t in tensors.items()})
+                reply.content["blobs"][key], hashes[place] = Array("", (), STYPE, blown), sha256(blown)
+            reply.content["scalars"]["blob_sha256"] = hashes
             return reply
 
         grid = bench.grid()

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from espalier.settings.mistakes import Mistake
 from espalier.settings.run import RunSettings, parse
+from espalier.storage.blobs import sha256
 from espalier.wire.contract import HEADER_ROOM, Contract, check, check_reply
 from espalier.wire.contracts import contract_for
 from espalier.wire.fedprllm import decided_specs
@@ -73,9 +74,11 @@ REQUEST = Letter(header())
 
 def good_reply(scalars: Mapping[str, Any] | None = None, masks: Mapping[str, NDArray] | None = None) -> Letter:
     """A vote that may pass, with scalars or block 0's tensors changed."""
-    report = {"seconds": 1.5, "calibration_tokens": 2048, "calibration_sha256": SHA, "blob_sha256": [SHA, SHA]}
+    report = {"seconds": 1.5, "calibration_tokens": 2048, "calibration_sha256": SHA}
     tensors = good_masks() if masks is None else dict(masks)
-    return Letter(header(), report | dict(scalars or {}), {"block-0000": blob(tensors), "block-0001": blob(good_masks())})
+    blobs = {"block-0000": blob(tensors), "block-0001": blob(good_masks())}
+    hashes = {"blob_sha256": [sha256(blobs[key]) for key in sorted(blobs)]}
+    return Letter(header(), report | hashes | dict(scalars or {}), blobs)
 
 
 def contract() -> Contract:
@@ -229,6 +232,7 @@ def test_text_beside_dtype_and_shape_is_refused() -> None:
         ({"blob_sha256": [SHA, SECRET]}, "VoteReport: .*blob_sha256.1"),
         ({"blob_sha256": [SHA]}, "1 hashes for 2 blocks"),
         ({"blob_sha256": [SHA] * 3}, "3 hashes for 2 blocks"),
+        ({"blob_sha256": [SHA] * 2}, "block-000[01]: the bytes do not have the SHA-256 that was named for them"),
     ],
 )
 def test_other_scalars_are_refused(scalars: dict[str, Any], told: str) -> None:
@@ -304,12 +308,17 @@ def test_a_reply_larger_than_a_part_travels_block_by_block() -> None:
 def test_a_fetched_part_carries_no_scalars() -> None:
     settings = parse({"part-bytes": 1024})
     wide = ModelPlan(tuple(BlockPlan(index, (LinearPlan("mlp.up", "up", (96, 100)),)) for index in range(2)), 0)
-    request = Letter(header(kind="fetch", part=1), {"blob_sha256": [SHA]})
+    mask = words(sum((2**50 - 1) << 100 * row for row in range(96)), 150)
+    part = blob({"mlp.up.prune_mask": mask})
+    request = Letter(header(kind="fetch", part=1), {"blob_sha256": [sha256(part)]})
     found = contract_for(request, wide, settings)
     check(request, found.down)
-    mask = words(sum((2**50 - 1) << 100 * row for row in range(96)), 150)
-    reply = Letter(header(kind="fetch", part=1, num_parts=2), {}, {"block-0001": blob({"mlp.up.prune_mask": mask})})
+    reply = Letter(header(kind="fetch", part=1, num_parts=2), {}, {"block-0001": part})
     check_reply(reply, request, found)
+    for hashes, told in (([SHA], "block-0001: the bytes do not have the SHA-256"), ([SHA] * 2, "2 hashes for 1 blobs")):
+        other = replace(request, scalars={"blob_sha256": hashes})
+        with pytest.raises(Mistake, match=told):
+            check_reply(reply, other, contract_for(other, wide, settings))
     with pytest.raises(Mistake):
         check_reply(replace(reply, scalars={"seconds": 1.0}), request, found)
 

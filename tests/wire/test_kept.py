@@ -11,6 +11,7 @@ from safetensors.torch import load, save
 
 from espalier.settings.mistakes import Mistake
 from espalier.settings.run import parse
+from espalier.storage.blobs import sha256
 from espalier.wire.contract import check, check_reply
 from espalier.wire.contracts import contract_for
 from espalier.wire.kept import PrunedMatrix, kept_specs, pack_kept, unpack_kept
@@ -68,7 +69,6 @@ PLAN = ModelPlan(tuple(block(index) for index in range(3)), 500)
 SETTINGS = parse({"method": "fedspallm", "part-bytes": 1024})
 REPORT = {
     "seconds": 1.0, "calibration_tokens": 512, "calibration_windows": 2, "calibration_sha256": SHA, "damping": 0.01,
-    "blob_sha256": [SHA, SHA],
 }  # fmt: skip
 
 
@@ -84,7 +84,8 @@ def train(**scalars: Any) -> Letter:
 def reply(request: Letter, blobs: dict[str, bytes] | None = None, **scalars: Any) -> Letter:
     good = {f"block-{index:04d}": pack_kept(matrices(index)) for index in (0, 2)}
     num_parts = contract_for(request, PLAN, SETTINGS).num_parts
-    return Letter(request.header.model_copy(update={"num_parts": num_parts}), {**REPORT, **scalars}, blobs or good)
+    hashes = {"blob_sha256": [sha256(blob) for _, blob in sorted((blobs or good).items())]}
+    return Letter(request.header.model_copy(update={"num_parts": num_parts}), {**REPORT, **hashes, **scalars}, blobs or good)
 
 
 def hold(letter: Letter, request: Letter) -> None:
@@ -160,6 +161,12 @@ def test_as_many_hashes_and_versions_as_layers() -> None:
         check(request, contract_for(request, PLAN, SETTINGS).down)
 
 
+def test_hashes_are_those_of_the_layers() -> None:
+    for hashes in ([SHA, SHA], reply(train()).scalars["blob_sha256"][::-1]):
+        with pytest.raises(Mistake, match=r"block-000[02]: the bytes do not have the SHA-256"):
+            hold(reply(train(), blob_sha256=hashes), train())
+
+
 def test_parts_are_of_whole_layers() -> None:
     """A layer has 3 words and 57 kept weights in bf16, 138 bytes: with parts of 200 bytes each travels by itself."""
     settings = parse({"method": "fedspallm", "part-bytes": 1024}).model_copy(update={"part_bytes": 200})
@@ -167,6 +174,12 @@ def test_parts_are_of_whole_layers() -> None:
     contract = contract_for(request, PLAN, settings)
     assert contract.num_parts == 2
     assert set(contract.up.blobs) == {"block-0002"}
+    part = {"block-0002": pack_kept(matrices(2))}
+    answer = Letter(header("fetch", part=1, num_parts=2), {}, part)
+    with pytest.raises(Mistake, match="block-0002: the bytes do not have the SHA-256"):
+        check_reply(answer, request, contract)
+    asked = Letter(request.header, {"blocks": [0, 2], "blob_sha256": [sha256(part["block-0002"])]})
+    check_reply(answer, asked, contract_for(asked, PLAN, settings))
     with pytest.raises(Mistake, match="part 2 of a fetch does not exist"):
         contract_for(Letter(header("fetch", part=2), request.scalars), PLAN, settings)
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from espalier.settings.mistakes import Mistake
 from espalier.settings.run import RunSettings, parse
+from espalier.storage.blobs import sha256
 from espalier.wire.adapter_payload import pack_adapters
 from espalier.wire.contract import HEADER_ROOM, Contract, check, check_reply
 from espalier.wire.contracts import contract_for
@@ -60,9 +61,20 @@ def order(settings: RunSettings, server_round: int = 1, blobs: dict[str, bytes] 
     return Letter(header_of("train", server_round), {"rank_limit": 4, **scalars}, blobs or {})
 
 
+def hashes_of(blobs: dict[str, bytes]) -> list[str]:
+    """As a report has them, of all blocks; of those in further parts any will do here."""
+    return [sha256(blobs[key]) if key in blobs else SHA for key in KEYS]
+
+
+def fetch_of(blobs: dict[str, bytes], server_round: int = 1, part: int = 1) -> Letter:
+    """The request for a part that has these blobs."""
+    hashes = [sha256(blobs[key]) for key in sorted(blobs)]
+    return Letter(header_of("fetch", server_round, part), {"rank_limit": 4, "rank": 4, "blob_sha256": hashes})
+
+
 def reply_to(request: Letter, settings: RunSettings, blobs: dict[str, bytes], **scalars: Any) -> Letter:
     num_parts = contract_for(request, PLAN, settings).num_parts
-    report = REPORT if request.header.kind == "train" else {}
+    report = {**REPORT, "blob_sha256": hashes_of(blobs)} if request.header.kind == "train" else {}
     return Letter(request.header.model_copy(update={"num_parts": num_parts}), {**report, **scalars}, blobs)
 
 
@@ -108,7 +120,7 @@ def test_a_reply_goes_out_part_by_part(payload: str) -> None:
     settings = settings_of(payload, 2 * {"float32": 768, "bfloat16": 384, "nf4": 116}[payload])
     request = order(settings)
     hold(reply_to(request, settings, blobs_of(KEYS[:2], settings)), request, settings)
-    fetch = Letter(header_of("fetch", part=1), {"rank_limit": 4, "rank": 4, "blob_sha256": [SHA, SHA]})
+    fetch = fetch_of(blobs_of(KEYS[2:], settings))
     hold(reply_to(fetch, settings, blobs_of(KEYS[2:], settings)), fetch, settings)
     for wrong, words in (
         (KEYS[:2], "2 surplus and 2 missing of 2"),
@@ -251,6 +263,59 @@ def test_no_scalar_may_be_missing(name: str) -> None:
     del reply.scalars[name]
     with pytest.raises(Mistake, match=f"missing, surplus or out of range: {name}"):
         hold(reply, request, ONE)
+
+
+def test_a_report_names_the_hashes_of_the_blobs_that_come_with_it() -> None:
+    """Anything else in their place would be 32 bytes per blob that nobody looks at."""
+    settings = settings_of(part_bytes=768 * 2)
+    request, blobs = order(settings), blobs_of(KEYS[:2], settings)
+    true = hashes_of(blobs)
+    hold(reply_to(request, settings, blobs), request, settings)
+    text = SECRET.encode()[:32].hex()
+    for wrong in ([true[0], text, SHA, SHA], [text, true[1], SHA, SHA]):
+        with pytest.raises(Mistake, match=r"block-000[01]: the bytes do not have the SHA-256") as caught:
+            hold(reply_to(request, settings, blobs, blob_sha256=wrong), request, settings)
+        assert text not in str(caught.value)
+
+
+def test_hashes_are_in_the_order_of_the_blobs() -> None:
+    blobs = {key: pack_adapters(block_of(seed=place), "float32")[0] for place, key in enumerate(KEYS)}
+    request = order(ONE)
+    hold(reply_to(request, ONE, dict(reversed(blobs.items()))), request, ONE)
+    with pytest.raises(Mistake, match="the bytes do not have the SHA-256"):
+        hold(reply_to(request, ONE, blobs, blob_sha256=hashes_of(blobs)[::-1]), request, ONE)
+
+
+def test_a_fetched_part_is_what_was_asked_for_by_hash() -> None:
+    settings = settings_of(part_bytes=768 * 2)
+    first, second = (pack_adapters(block_of(seed=seed), "float32")[0] for seed in (1, 2))
+    fetch = fetch_of({KEYS[2]: first, KEYS[3]: second})
+    hold(reply_to(fetch, settings, {KEYS[3]: second, KEYS[2]: first}), fetch, settings)
+    for wrong in ({KEYS[2]: second, KEYS[3]: first}, {KEYS[2]: first, KEYS[3]: first}):
+        with pytest.raises(Mistake, match=r"block-000[23]: the bytes do not have the SHA-256"):
+            hold(reply_to(fetch, settings, wrong), fetch, settings)
+
+
+@pytest.mark.parametrize(
+    ("flat", "least"),
+    [({"method": "fedpetuning"}, 4), ({"method": "hetlora", "hetlora.self-pruning": False}, 4), ({"method": "hetlora"}, 1)],
+)
+def test_a_lower_rank_than_ordered_needs_self_pruning(flat: dict[str, Any], least: int) -> None:
+    settings = parse({**flat, "lora.rank": 4, "lora.targets": "all", "training.steps": 5})
+    request = order(settings)
+    request.header = request.header.model_copy(update={"method": settings.method})
+    for rank in range(1, 6):
+        tensors = {
+            name: tensor * (torch.arange(4) < rank).view((4, 1) if name.endswith("a") else (1, 4))
+            for name, tensor in block_of().items()
+        }
+        blobs = dict.fromkeys(KEYS, pack_adapters(tensors, "float32")[0])
+        reply = reply_to(request, settings, blobs, rank=rank)
+        if least <= rank <= 4:
+            hold(reply, request, settings)
+            continue
+        with pytest.raises(Mistake, match=r"TuningReport: rank is (below|above) 4, the order's rank_limit"):
+            hold(reply, request, settings)
 
 
 def _gradient(block: dict[str, Tensor]) -> None:
