@@ -53,7 +53,7 @@ def client_items(settings: RunSettings, node: NodeSettings, rank: int) -> tuple[
 def _shared(settings: RunSettings, task: Task) -> Iterable[Item]:
     """The one body of items that simulated clients share."""
     if settings.data.source == "hub":
-        return read_hub_items(task, settings.data.hub_split, settings.data.path, settings.data.hub_config)
+        return read_hub_items(task, settings.data.hub_split or task.hub.train, settings.data.path, settings.data.hub_config)
     return read_items(task, settings.data.path)
 
 

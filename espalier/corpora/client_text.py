@@ -5,7 +5,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from espalier.corpora import documentation
+from espalier.corpora.built_in import BUILT_IN, own_records
 from espalier.corpora.files import read_records, read_text
 from espalier.corpora.hub import read_dataset
 from espalier.corpora.partition import Partition
@@ -38,14 +38,14 @@ def _split_passages(
     """The client's passages, for calibration and held out.
 
     The node's ``data-path`` is the site's own and taken whole. Otherwise the run's ``[data]`` says what the client holds:
-    one documentation source per client (shared out when there are more clients than sources), a file per client (the path
-    contains ``{rank}``, or ``by-file`` and a directory), or else its share of one file (``partition``).
+    one source of a built-in text per client (shared out when there are more clients than sources), a file per client (the
+    path contains ``{rank}``, or ``by-file`` and a directory), or else its share of one file (``partition``).
     """
     own: Iterable[Record]
     if node.data_path:
         own = _records(node.data_path, node.file_format(), node.data_field or data.field)
-    elif data.source == "documentation":
-        own = _own_documentation(rank, num_clients)
+    elif data.source in BUILT_IN:
+        own = own_records(data.source, rank, num_clients)
     elif not data.path:
         raise no_data()
     elif "{rank}" in data.path:
@@ -66,14 +66,6 @@ def no_data() -> Mistake:
     )
 
 
-def _own_documentation(rank: int, num_clients: int) -> list[Record]:
-    """The client's documentation source; clients that share a source share its passages out."""
-    place = rank % len(documentation.SOURCES)
-    sharers = -(-(num_clients - place) // len(documentation.SOURCES))
-    records = _by_passage(documentation.texts(documentation.SOURCES[place]))
-    return Partition("iid", sharers, 1.0, 0).share_of(rank // len(documentation.SOURCES), records)
-
-
 def own_file(directory: str, rank: int, num_clients: int) -> str:
     """The client's file of a directory: files in order of their names, dealt out in turn."""
     folder = Path(directory).expanduser()
@@ -89,7 +81,7 @@ def own_file(directory: str, rank: int, num_clients: int) -> str:
 def _shared(data: DataSettings) -> Iterator[Record]:
     """Records of the one body of text that simulated clients share."""
     if data.source == "hub":
-        return read_dataset(data.path, data.hub_config, data.hub_split, data.field, data.partition_field)
+        return read_dataset(data.path, data.hub_config, data.hub_split or "train", data.field, data.partition_field)
     return _records(data.path, data.source, data.field, data.partition_field)
 
 

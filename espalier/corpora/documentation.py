@@ -5,10 +5,9 @@ between Python versions, so results that depend on it repeat per Python version.
 """
 
 import ast
-import importlib.util
 from collections.abc import Iterator
-from pathlib import Path
 
+from espalier.corpora.standard_library import module_files
 from espalier.settings.mistakes import Mistake
 
 TOPICS: dict[str, tuple[str, ...]] = {
@@ -51,6 +50,9 @@ MODULES: dict[str, tuple[str, ...]] = {
 SOURCES: tuple[str, ...] = (*TOPICS, *MODULES)
 """Names of the sixteen sources, in the order in which clients receive them."""
 
+DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+"""What has a docstring."""
+
 
 def texts(source: str) -> Iterator[str]:
     """Yield the texts of one source.
@@ -82,25 +84,7 @@ def _topics(names: tuple[str, ...]) -> Iterator[str]:
 
 
 def _docstrings(source: str, names: tuple[str, ...]) -> Iterator[str]:
-    files = [file for name in names for file in _module_files(name)]
-    if not files:
-        raise Mistake(
-            f"documentation source {source!r}: this Python installation has no source files for {', '.join(names)}; "
-            "install its full standard library, or give the node a data-path of its own"
-        )
-    for file in files:
+    for file in module_files(names, f"documentation source {source!r}"):
         for node in ast.walk(ast.parse(file.read_bytes())):
-            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                if doc := ast.get_docstring(node):
-                    yield doc
-
-
-def _module_files(name: str) -> list[Path]:
-    spec = importlib.util.find_spec(name)
-    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
-        return []
-    origin = Path(spec.origin)
-    if origin.name != "__init__.py":
-        return [origin]
-    tests = {"test", "tests"}
-    return sorted(file for file in origin.parent.rglob("*.py") if not tests & set(file.relative_to(origin.parent).parts))
+            if isinstance(node, DOCUMENTED) and (doc := ast.get_docstring(node)):
+                yield doc

@@ -2,15 +2,14 @@
 
 from torch import Tensor
 
-from espalier.corpora import documentation
+from espalier.corpora.built_in import public_part
 from espalier.corpora.files import read_text
-from espalier.corpora.passages import split
 from espalier.corpora.windows import Encode, evaluation_windows
 from espalier.settings.run import EvaluationSettings
 
 
 def public_text(name: str, path: str) -> str:
-    """Text of one entry of ``evaluation.texts``: a file as it is, or the held-out part of the documentation.
+    """Text of one entry of ``evaluation.texts``: a file as it is, or the held-out part of a built-in text.
 
     Raises
     ------
@@ -19,8 +18,7 @@ def public_text(name: str, path: str) -> str:
     """
     if path:
         return "".join(read_text(path, "evaluation.texts"))
-    _, held_out = split(text for source in documentation.SOURCES for text in documentation.texts(source))
-    return "\n\n".join(held_out)
+    return public_part(name)
 
 
 def public_windows(chosen: EvaluationSettings, encode: Encode) -> dict[str, Tensor]:

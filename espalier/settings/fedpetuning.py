@@ -30,8 +30,13 @@ class AdapterAveraging(Table):
         """
         return self.error_feedback and getattr(self, "aggregation", "") != "svd"
 
-    def contradictions(self, method: str, lora: LoraSettings) -> list[str]:
-        """What does not fit each other in this table, or this table and the adapters."""
+    @property
+    def lowers_ranks(self) -> bool:
+        """Whether a client may go on with a lower rank than it was asked for."""
+        return False
+
+    def contradictions(self, method: str, lora: LoraSettings, num_clients: int) -> list[str]:
+        """What does not fit each other in this table, or this table and the adapters or the number of clients."""
         if not (self.keep_optimizer and getattr(self, "aggregation", "") == "svd"):
             return []
         return [

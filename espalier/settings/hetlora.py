@@ -39,15 +39,24 @@ class HetLoRASettings(AdapterAveraging):
         given = self._given()
         return given[min(rank, len(given) - 1)] if given else lora.largest_rank
 
-    def contradictions(self, method: str, lora: LoraSettings) -> list[str]:
+    @property
+    def lowers_ranks(self) -> bool:
+        """Whether a client may go on with a lower rank than it was asked for."""
+        return self.self_pruning
+
+    def contradictions(self, method: str, lora: LoraSettings, num_clients: int) -> list[str]:
         """As of every averaging, and ranks whose last would stay untrained, because no client has as many."""
-        lines, given, largest = super().contradictions(method, lora), self._given(), lora.largest_rank
-        if not given or max(given) == largest:
+        lines, given, largest = super().contradictions(method, lora, num_clients), self._given(), lora.largest_rank
+        taken = given[:num_clients]
+        if not taken or max(taken) == largest:
             return lines
         where = "lora.rank" if largest == lora.rank else "lora.rank-pattern"
+        which = "the largest"
+        if taken != given:
+            which = f"num-clients = {num_clients} takes the first {num_clients}, the largest of which"
         return [
             *lines,
-            f"hetlora.ranks = '{self.ranks}': the largest is {max(given)}, that of {where} is {largest}; make them equal",
+            f"hetlora.ranks = '{self.ranks}': {which} is {max(taken)}, that of {where} is {largest}; make them equal",
         ]
 
     def _given(self) -> list[int]:

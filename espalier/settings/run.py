@@ -25,6 +25,9 @@ METHODS: dict[str, tuple[str, ...]] = {
 }
 """The tables of each method, its own and those that it shares with others; the rest is not validated."""
 
+BUILT_IN_TEXTS = ("documentation", "code")
+"""Texts that need no file, because every Python installation has them."""
+
 OWN_TEXT = "own-text"
 """Name of the clients' own held-out texts among the texts that models are evaluated on."""
 
@@ -35,13 +38,13 @@ NOT_PART_OF_THE_RESULT = ("out-dir", "resume-from", "deadline-seconds", "enrol-s
 class DataSettings(Table):
     """Table ``[data]``: each client's private text, where the node's own configuration names none."""
 
-    source: Literal["documentation", "text", "jsonl", "hub"] = Field(
+    source: Literal["documentation", "code", "text", "jsonl", "hub"] = Field(
         "documentation", description="where a client's text comes from"
     )
     path: str = Field("", description="file or directory; {rank} stands for the client's rank, else it is dealt out")
     field: str = Field("text", min_length=1, description="field of a record that holds the text")
     hub_config: str = Field("", description="configuration of a Hugging Face dataset")
-    hub_split: str = Field("train", min_length=1, description="split of a Hugging Face dataset")
+    hub_split: str = Field("", description="split of a Hugging Face dataset; empty: train, or the task's own training split")
     partition: Literal["iid", "by-file", "by-field", "dirichlet", "quantity"] = Field(
         "iid", description="how one file is dealt out to the clients; by-file: each gets a file of the directory"
     )
@@ -66,8 +69,8 @@ class EvaluationSettings(Table):
     def _texts_are_named(cls, value: str) -> str:
         names = [part.split("=", 1)[0].strip() for part in value.split(",")]
         for part, name in zip(value.split(","), names, strict=True):
-            if not name or ("=" not in part and name != "documentation"):
-                raise ValueError(f"{part.strip()!r} is neither 'documentation' nor 'name=path'")
+            if not name or ("=" not in part and name not in BUILT_IN_TEXTS):
+                raise ValueError(f"{part.strip()!r} is neither 'documentation' nor 'code' nor 'name=path'")
         if OWN_TEXT in names:
             raise ValueError(f"{OWN_TEXT!r} is the name of the clients' own text; choose another")
         if len(set(names)) != len(names):
@@ -75,7 +78,7 @@ class EvaluationSettings(Table):
         return value
 
     def named_texts(self) -> dict[str, str]:
-        """Text names and their file paths; the path is empty for ``documentation``."""
+        """Text names and their file paths; the path is empty for built-in texts."""
         parts = [part.strip() for part in self.texts.split(",")]
         return {name.strip(): path.strip() for name, _, path in (part.partition("=") for part in parts)}
 
@@ -161,16 +164,19 @@ def parse(flat: Mapping[str, Any], *, simulation: bool = False) -> RunSettings:
 
 
 def _contradictions(nested: Mapping[str, Any]) -> list[str]:
-    """What does not fit within a table that averages adapters, or with the adapters; unless either is wrong anyway."""
+    """What does not fit within a table that averages adapters, or with adapters and clients; unless one is wrong anyway."""
     method = nested.get("method")
     if not isinstance(method, str) or method not in METHODS:
         return []
     table = RunSettings.model_fields[method].annotation
     if not (isinstance(table, type) and issubclass(table, AdapterAveraging)):
         return []
+    num_clients = nested.get("num-clients", RunSettings.model_fields["num_clients"].default)
+    if not isinstance(num_clients, int) or num_clients < 1:
+        return []
     try:
         job = table.model_validate(nested.get(method, {}))
-        return job.contradictions(method, LoraSettings.model_validate(nested.get("lora", {})))
+        return job.contradictions(method, LoraSettings.model_validate(nested.get("lora", {})), num_clients)
     except ValidationError:
         return []
 
@@ -196,14 +202,14 @@ def _wrong_combinations(nested: Mapping[str, Any], simulation: bool) -> list[str
         lines.append(f"data.partition = '{partition}': needs data.source = 'jsonl' or 'hub' and data.partition-field")
     if name != TEXT and source not in ("jsonl", "hub", *(() if simulation else ("documentation",))):
         lines.append(f"task.name = '{name}': needs data.source = 'jsonl' or 'hub', not '{source}'")
-    if partition != "iid" and source == "documentation":
-        lines.append(f"data.partition = '{partition}': the documentation has one source per client; set data.source")
+    if partition != "iid" and source in BUILT_IN_TEXTS:
+        lines.append(f"data.partition = '{partition}': '{source}' has one source per client; set data.source")
     if partition == "by-file" and source == "hub":
         lines.append("data.partition = 'by-file': a Hugging Face dataset has no files to hand out; choose another partition")
     if simulation and source in ("text", "jsonl", "hub") and not path and not (source == "hub" and name != TEXT):
         lines.append(f"data.path = '': data.source = '{source}' needs the path of a file or the name of a dataset")
     if name != TEXT and path and path == task.get("test-path"):
         lines.append(f"task.test-path = '{path}': clients train on these items (data.path); name a file of others")
-    if source == "documentation" and path:
+    if source in BUILT_IN_TEXTS and path:
         lines.append(f"data.path = '{path}': set data.source to 'text', 'jsonl' or 'hub', or leave the path empty")
     return lines

@@ -38,6 +38,14 @@ def test_it_is_dealt_out_like_a_file(dataset: str) -> None:
         assert client_passages(data, NodeSettings(), rank, 2) == [text for text in own if not is_held_out(text)]
 
 
+def test_the_split_is_train_unless_the_run_names_one(dataset: str) -> None:
+    for split, expected in (("", 40), ("train[:30]", 30)):
+        data = DataSettings(source="hub", path=dataset, field="note", hub_split=split)
+        every = {f"note {number} of the ward" for number in range(expected)}
+        dealt = {text for rank in range(2) for text in client_passages(data, NodeSettings(), rank, 2)}
+        assert dealt == {text for text in every if not is_held_out(text)}
+
+
 def test_a_field_that_is_not_there_is_a_mistake(dataset: str) -> None:
     with pytest.raises(Mistake, match=r"data.field = 'text': the dataset has the fields note, ward"):
         list(read_dataset(dataset, "", "train", "text", ""))

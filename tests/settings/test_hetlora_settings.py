@@ -57,6 +57,22 @@ def test_a_pattern_may_have_the_largest_rank() -> None:
         parse(hetlora(hetlora__ranks="2,8", lora__rank_pattern="attn.q=16"))
 
 
+def test_clients_must_have_the_largest_rank() -> None:
+    """Two clients of ranks 2 and 4 would leave ranks 5 to 8 as they began."""
+    with pytest.raises(Mistake) as caught:
+        parse(hetlora(hetlora__ranks="2,4,8", num_clients=2))
+    expected = (
+        "hetlora.ranks = '2,4,8': num-clients = 2 takes the first 2, the largest of which is 4, that of lora.rank is 8; "
+        "make them equal"
+    )
+    assert str(caught.value).splitlines()[1:] == [f"  {expected}"]
+    for ranks, clients in (("2,4,8", 3), ("8,4,2", 2), ("2,8", 100), ("8,2,16", 2)):
+        assert parse(hetlora(hetlora__ranks=ranks, num_clients=clients)).job.ranks == ranks
+    with pytest.raises(Mistake, match="num-clients = 0") as caught:
+        parse(hetlora(hetlora__ranks="2,4,8", num_clients=0))
+    assert "hetlora.ranks" not in str(caught.value)
+
+
 def test_another_method_does_not_look_at_them() -> None:
     assert parse({"method": "fedpetuning", "hetlora.ranks": "2,4", "lora.rank": 8}).lora.rank == 8
 

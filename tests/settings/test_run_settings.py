@@ -120,9 +120,9 @@ def test_all_mistakes_are_reported_at_once_one_line_each() -> None:
         ("model", "", "at least 1 character"),
         ("model", 3, "valid string"),
         ("part-bytes", 2**31, "less than or equal to 1073741824"),
-        ("data.source", "web", "'documentation', 'text', 'jsonl' or 'hub'"),
+        ("data.source", "web", "'documentation', 'code', 'text', 'jsonl' or 'hub'"),
         ("evaluation.local-only", "yes", "valid boolean"),
-        ("evaluation.texts", "wikitext", "neither 'documentation' nor 'name=path'"),
+        ("evaluation.texts", "wikitext", "neither 'documentation' nor 'code' nor 'name=path'"),
         ("evaluation.texts", "a=x,a=y", "same name"),
         ("fedprllm.sparsity", 0.0, "greater than 0"),
         ("fedprllm.sparsity", 1.0, "less than 1"),
@@ -185,6 +185,12 @@ def test_a_file_source_needs_a_path(source: str) -> None:
     assert source in line
 
 
+@pytest.mark.parametrize("source", ["documentation", "code"])
+def test_a_built_in_text_is_not_dealt_out_in_another_way(source: str) -> None:
+    (line,) = mistake_lines({"data.source": source, "data.partition": "quantity"})
+    assert line == f"data.partition = 'quantity': '{source}' has one source per client; set data.source"
+
+
 def test_in_a_deployment_sites_may_have_the_data_by_themselves() -> None:
     assert parse({"data.source": "jsonl"}).data.path == ""
     assert parse({"method": "fedpetuning", "task.name": "sst2"}).data.source == "documentation"
@@ -192,8 +198,9 @@ def test_in_a_deployment_sites_may_have_the_data_by_themselves() -> None:
     assert line == "task.name = 'sst2': needs data.source = 'jsonl' or 'hub', not 'documentation'"
 
 
-def test_a_path_without_a_file_source_is_a_mistake() -> None:
-    (line,) = mistake_lines({"data.path": "notes.txt"})
+@pytest.mark.parametrize("source", ["documentation", "code"])
+def test_a_path_without_a_file_source_is_a_mistake(source: str) -> None:
+    (line,) = mistake_lines({"data.source": source, "data.path": "notes.txt"})
     assert "notes.txt" in line
     assert "data.source" in line
 
@@ -223,8 +230,9 @@ def test_nonsense_ends_in_a_mistake(config: dict[str, Any]) -> None:
 
 
 def test_texts_are_named() -> None:
-    texts = parse({"evaluation.texts": "documentation, wiki=/data/wiki.txt ,c4=/data/a=b.txt"}).evaluation.named_texts()
-    assert texts == {"documentation": "", "wiki": "/data/wiki.txt", "c4": "/data/a=b.txt"}
+    given = "documentation, code, wiki=/data/wiki.txt ,c4=/data/a=b.txt"
+    texts = parse({"evaluation.texts": given}).evaluation.named_texts()
+    assert texts == {"documentation": "", "code": "", "wiki": "/data/wiki.txt", "c4": "/data/a=b.txt"}
 
 
 def test_the_job_is_the_chosen_methods_table() -> None:

@@ -160,10 +160,13 @@ def test_steps_of_the_whole_run_and_of_several_parties(llama: OpenedModel) -> No
 
 
 @pytest.mark.parametrize("accumulation", [2, 3, 6])
-def test_accumulated_batches_are_one_larger_batch(llama: OpenedModel, accumulation: int, gradients: list[list[Tensor]]) -> None:
+def test_accumulated_batches_are_one_larger_batch(
+    llama: OpenedModel, accumulation: int, gradients: list[list[Tensor]], device: torch.device
+) -> None:
     """Also where one batch has more tokens to predict than another."""
     for parts in (1, accumulation):
-        trained_from_start(llama, 1, training__batch_size=6 // parts, training__accumulation=parts)
+        chosen = {"training__batch_size": 6 // parts, "training__accumulation": parts}
+        trained_from_start(llama, 1, computing=Computing(device, torch.float32, 1), **chosen)
     for whole, summed in zip(*gradients, strict=True):
         assert whole.abs().max() > 0
         torch.testing.assert_close(summed, whole, rtol=1e-3, atol=1e-5)
@@ -172,11 +175,12 @@ def test_accumulated_batches_are_one_larger_batch(llama: OpenedModel, accumulati
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 @pytest.mark.parametrize("family", CONFIGS)
 def test_checkpointing_changes_no_gradient(
-    directories: dict[str, Path], family: str, dropout: float, gradients: list[list[Tensor]]
+    directories: dict[str, Path], family: str, dropout: float, gradients: list[list[Tensor]], device: torch.device
 ) -> None:
     model = OpenedModel(directories[family])
     for checkpointing in (False, True):
-        trained_from_start(model, 1, training__gradient_checkpointing=checkpointing, lora__dropout=dropout)
+        chosen = {"training__gradient_checkpointing": checkpointing, "lora__dropout": dropout}
+        trained_from_start(model, 1, computing=Computing(device, torch.float32, 1), **chosen)
     for kept, again in zip(*gradients, strict=True):
         assert kept.abs().max() > 0
         torch.testing.assert_close(again, kept, rtol=1e-4, atol=1e-6)
@@ -235,12 +239,15 @@ def test_six_steps_are_three_and_three_more_byte_for_byte(llama: OpenedModel, ba
 
 
 @pytest.mark.parametrize("family", CONFIGS)
-def test_dropout_depends_on_the_seed_and_on_no_global_generator(directories: dict[str, Path], family: str) -> None:
+def test_dropout_depends_on_the_seed_and_on_no_global_generator(
+    directories: dict[str, Path], family: str, device: torch.device
+) -> None:
     model, found = OpenedModel(directories[family]), []
     for state, seed in ((1, 5), (2, 5), (2, 6)):
         torch.manual_seed(state)
         before = torch.get_rng_state()
-        found.append(trained_from_start(model, seed=seed, lora__dropout=0.2, training__batch_size=7))
+        computing = Computing(device, torch.float32, 1)
+        found.append(trained_from_start(model, computing=computing, seed=seed, lora__dropout=0.2, training__batch_size=7))
         assert torch.equal(torch.get_rng_state(), before)
     assert same(found[0], found[1])
     assert not same(found[0], found[2])

@@ -17,8 +17,9 @@ from espalier.settings.training import TrainingSettings
 from espalier.training.loop import Loop, summed_loss
 from espalier.training.order import sequences_of_step
 
+pytestmark = pytest.mark.usefixtures("tests_on_device")
+
 VOCABULARY, POISON = 7, 6
-CPU = torch.device("cpu")
 SEQUENCES = [
     Encoded((1, 2, 3, 4, 5), 4), Encoded((2, 5), 1), Encoded((0, 3, 3), 1), Encoded((4, 4, 1, 0, 2, 3), 2),
     Encoded((5, 1, 2), 2), Encoded((3, 0, 5, 5), 3),
@@ -123,7 +124,7 @@ def test_a_gradient_is_clipped_to_the_norm(gradients: list[Tensor]) -> None:
 def test_classes_count_an_item_each() -> None:
     batch = Batch(torch.tensor([[0, 1], [2, 3]]), torch.ones(2, 2, dtype=torch.int64), torch.tensor([1, 0]))
     logits = torch.tensor([[0.0, math.log(3)], [0.0, 0.0]])
-    loss = summed_loss(lambda **_: SimpleNamespace(logits=logits), batch, CPU)
+    loss = summed_loss(lambda **_: SimpleNamespace(logits=logits), batch, logits.device)
     assert loss.item() == pytest.approx(math.log(4 / 3) + math.log(2))
 
 

@@ -12,6 +12,8 @@ from espalier.corpora.tasks.batches import Batch
 from espalier.settings.training import TrainingSettings
 from espalier.training.loop import Loop
 
+pytestmark = pytest.mark.usefixtures("tests_on_device")
+
 TOKENS = torch.tensor([[0, 1, 2, 3], [3, 2, 1, 0], [1, 1, 2, 0], [2, 0, 3, 1]])
 
 

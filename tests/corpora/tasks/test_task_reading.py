@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 
+from espalier.corpora.client_items import client_items
 from espalier.corpora.tasks.catalogue import TASKS
 from espalier.corpora.tasks.reading import read_hub_items, read_items
 from espalier.corpora.tasks.scored_items import scored_items
 from espalier.settings.mistakes import Mistake
+from espalier.settings.node import NodeSettings
+from espalier.settings.run import parse
 
 SECRET = "hawthorn"
 GOOD: dict[str, dict[str, Any]] = {
@@ -123,3 +126,25 @@ def test_a_dataset_is_read_like_a_file(dataset: str) -> None:
 def test_a_dataset_that_is_not_there_is_a_mistake(dataset: str) -> None:
     with pytest.raises(Mistake, match="the dataset cannot be loaded"):
         list(read_hub_items(TASKS["sst2"], "train", f"{dataset}/nowhere"))
+
+
+@pytest.mark.parametrize("task", sorted(TASKS))
+@pytest.mark.parametrize("named", ["", "some-split"])
+def test_clients_train_on_the_tasks_own_split_unless_the_run_names_one(
+    task: str, named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is asked of the hub, of which only mmlu has no split called train."""
+    datasets = pytest.importorskip("datasets", reason="the extra 'hub' is not installed")
+    asked = []
+
+    def load(name: str, config: str | None, split: str) -> list[Any]:
+        asked.append((name, config, split))
+        return []
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    flat = {"method": "fedpetuning", "task.name": task, "data.source": "hub", "data.hub-split": named}
+    with pytest.raises(Mistake, match="no items of the task"):
+        client_items(parse(flat), NodeSettings(), 0)
+    hub = TASKS[task].hub
+    own = "auxiliary_train" if task == "mmlu" else "train"
+    assert asked == [(hub.name, hub.config or None, named or own)]

@@ -1,0 +1,62 @@
+"""Source code of the standard library, which every Python installation has: text that the demo model has not seen.
+
+Twelve sources of different matter, one per client. Docstrings are left out, because the demo model was trained on them
+(``espalier.corpora.documentation``); comments are code. The text differs a little between Python versions.
+"""
+
+import ast
+import importlib.util
+from collections.abc import Iterator
+
+from espalier.corpora.documentation import DOCUMENTED
+from espalier.corpora.standard_library import module_files
+from espalier.settings.mistakes import Mistake
+
+MODULES: dict[str, tuple[str, ...]] = {
+    "asyncio": ("asyncio", "selectors", "sched"),
+    "numbers": ("_pydecimal", "statistics", "fractions", "random", "datetime", "_pydatetime", "calendar", "colorsys"),
+    "web": ("http", "urllib", "html", "wsgiref", "xmlrpc", "socketserver", "webbrowser"),
+    "testing": ("unittest", "doctest", "trace", "timeit"),
+    "mail": ("email", "mailbox", "smtplib", "poplib", "imaplib", "ftplib"),
+    "files": ("pathlib", "shutil", "tempfile", "zipfile", "tarfile", "gzip", "lzma", "os", "_pyio", "posixpath", "ntpath"),
+    "text": ("difflib", "textwrap", "re", "string", "configparser", "json", "csv", "argparse", "optparse", "pprint"),
+    "debugging": ("pdb", "bdb", "traceback", "cmd", "inspect", "dis", "profile", "pstats", "warnings", "linecache"),
+    "imports": ("importlib", "pkgutil", "zipimport", "runpy", "modulefinder", "venv", "sysconfig", "ast", "tokenize"),
+    "processes": ("multiprocessing", "subprocess", "threading", "concurrent", "platform", "uuid"),
+    "data": ("collections", "enum", "dataclasses", "functools", "contextlib", "typing", "weakref", "heapq", "types"),
+    "records": ("logging", "xml", "pickle", "pickletools", "shelve", "dbm", "locale", "wave", "plistlib", "tomllib"),
+}
+"""Standard-library modules and packages by source; a module that a Python version lacks is passed over."""
+
+SOURCES: tuple[str, ...] = tuple(MODULES)
+"""Names of the twelve sources, in the order in which clients receive them."""
+
+
+def texts(source: str) -> Iterator[str]:
+    """Yield the source files of one source, without their docstrings.
+
+    Raises
+    ------
+    Mistake
+        The source is unknown, or this Python installation has no files of it.
+    """
+    if source not in MODULES:
+        raise Mistake(f"code source: {source!r} is unknown; choose one of {', '.join(SOURCES)}")
+    for file in module_files(MODULES[source], f"code source {source!r}"):
+        yield without_docstrings(importlib.util.decode_source(file.read_bytes()))
+
+
+def without_docstrings(code: str) -> str:
+    """Python code without the lines that are docstrings of modules, classes and functions, and no other change."""
+    lines = code.encode().splitlines(keepends=True)  # positions in a syntax tree are bytes of UTF-8
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
+            _cut(lines, node.body[0])
+    return b"".join(lines).decode()
+
+
+def _cut(lines: list[bytes], statement: ast.stmt) -> None:
+    """Take a statement out of lines, in place and leaving their number; a line of which no more is left goes whole."""
+    first, last = statement.lineno - 1, (statement.end_lineno or statement.lineno) - 1
+    rest = lines[first][: statement.col_offset] + lines[last][statement.end_col_offset :]
+    lines[first : last + 1] = [rest if rest.strip() else b""] + [b""] * (last - first)

@@ -1,0 +1,146 @@
+"""Source code of the standard library: what the presets of tuning train on."""
+
+import ast
+import functools
+import importlib.util
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from espalier.corpora import documentation, source_code
+from espalier.corpora.built_in import BUILT_IN, own_records, public_part
+from espalier.corpora.passages import digest, passages, split
+from espalier.corpora.standard_library import module_files
+from espalier.settings.mistakes import Mistake
+from espalier.settings.run import BUILT_IN_TEXTS
+
+
+@functools.cache
+def code_of(source: str) -> list[str]:
+    return list(source_code.texts(source))
+
+
+def test_each_of_twelve_sources_has_text_of_its_own() -> None:
+    assert len(source_code.SOURCES) == len(set(source_code.SOURCES)) == 12
+    names = [name for members in source_code.MODULES.values() for name in members]
+    assert len(names) == len(set(names))
+    for source in source_code.SOURCES:
+        assert sum(map(len, code_of(source))) > 200_000
+
+
+@pytest.mark.parametrize("name", sorted({name for names in source_code.MODULES.values() for name in names}))
+def test_every_named_module_is_one_of_the_standard_library(name: str) -> None:
+    assert name in sys.stdlib_module_names or (sys.version_info < (3, 12) and name == "_pydatetime")
+
+
+def test_docstrings_are_left_out_and_nothing_else() -> None:
+    """Letters of several bytes, parts that are joined, statements that share a line with a docstring, strings that are none."""
+    code = textwrap.dedent('''
+        # é is a comment
+        """the module"""
+        import os
+
+        class A:
+            """the class
+
+            in three lines"""
+            x = "ü"
+
+            def one(self): "short"; return "not a docstring"
+
+            async def two(self):
+                # why
+                "in " \\
+                "two parts"
+                """an expression"""
+                return 2
+
+        def silent(): ...
+    ''')
+    expected = textwrap.dedent('''
+        # é is a comment
+        import os
+
+        class A:
+            x = "ü"
+
+            def one(self): ; return "not a docstring"
+
+            async def two(self):
+                # why
+                """an expression"""
+                return 2
+
+        def silent(): ...
+    ''')
+    assert source_code.without_docstrings(code) == expected
+
+
+def test_docstrings_are_all_that_goes_from_the_librarys_files() -> None:
+    """What is left has the syntax tree of the file without its docstrings, where no function is nothing but a docstring."""
+    compared = 0
+    for file in module_files(source_code.MODULES["numbers"], "the test"):
+        tree = ast.parse(file.read_bytes())
+        documented = [node for node in ast.walk(tree) if isinstance(node, documentation.DOCUMENTED) and ast.get_docstring(node)]
+        for node in documented:
+            del node.body[0]
+        if all(node.body for node in documented):
+            left = source_code.without_docstrings(importlib.util.decode_source(file.read_bytes()))
+            assert ast.dump(ast.parse(left)) == ast.dump(tree)
+            compared += 1
+    assert compared > 2
+
+
+def test_the_demo_model_was_trained_on_none_of_it() -> None:
+    """Its training text is the documentation; a doctest there and some modules have the same last two lines."""
+    trained = {
+        digest(passage)
+        for source in documentation.SOURCES
+        for text in documentation.texts(source)
+        for passage in passages(text)
+    }
+    known = {
+        passage
+        for source in source_code.SOURCES
+        for text in code_of(source)
+        for passage in passages(text)
+        if digest(passage) in trained
+    }
+    assert known <= {'if __name__ == "__main__":\n    _test()'}
+
+
+def test_what_is_public_is_no_clients() -> None:
+    public = set(map(digest, passages(public_part("code"))))
+    for rank in (0, 3, 12):
+        own, held_out = split(record.text for record in own_records("code", rank, 14))
+        assert own
+        assert not public & set(map(digest, own))
+        assert set(map(digest, held_out)) <= public
+
+
+def test_the_text_is_the_same_each_time() -> None:
+    assert list(source_code.texts("testing")) == list(source_code.texts("testing"))
+
+
+def test_an_unknown_source_is_met_with_the_known_ones() -> None:
+    with pytest.raises(Mistake, match=r"'poems' is unknown; choose one of asyncio, numbers"):
+        list(source_code.texts("poems"))
+
+
+def test_the_files_are_read_and_never_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "explosive_module.py").write_bytes(b'# -*- coding: latin-1 -*-\r\n"""calm"""\r\nraise SystemExit("\xe9")\r\n')
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setitem(source_code.MODULES, "numbers", ("explosive_module", "no_such_module_anywhere"))
+    assert list(source_code.texts("numbers")) == ['# -*- coding: latin-1 -*-\nraise SystemExit("é")\n']
+
+
+def test_an_installation_without_source_files_is_a_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(source_code.MODULES, "numbers", ("sys", "no_such_module_anywhere"))
+    with pytest.raises(Mistake, match=r"code source 'numbers'.* no source files for sys, no_such_module_anywhere"):
+        list(source_code.texts("numbers"))
+
+
+def test_the_settings_know_the_built_in_texts() -> None:
+    assert tuple(BUILT_IN) == BUILT_IN_TEXTS
