@@ -1,137 +1,192 @@
 """How much memory does one client need to prune a model that does not fit? And where does its time go?
 
-    python -m benchmarks.larger_than_memory [--model DIRECTORY] [--windows 8] [--tokens 256] [--activations disk]
+    python -m benchmarks.larger_than_memory [--shape 1.1b] [--windows 8] [--tokens 256] [--dtype float32] [--device cpu]
+    python -m benchmarks.larger_than_memory --shape 7b --dtype bfloat16 --reference off
+    python -m benchmarks.larger_than_memory --model DIRECTORY --tokens 2048 --activations disk --evaluate
 
-Without ``--model`` a LLaMA of 1.1 billion random weights is made first (bf16, sharded, 2.2 GB in a temporary directory).
-The client's local job runs in a fresh process, which reads with ``pread`` and maps no file. Its peak memory is compared with
-what it must hold: the interpreter with its libraries, the calibration activations, the embeddings and head, and blocks.
+Without ``--model`` a LLaMA of random weights is made first (bf16, sharded, in a temporary directory; ``random_llama`` has
+the shapes). The client's local job runs in a fresh process, which reads with ``pread`` and maps no file. Its highest resident
+memory is compared with what it may hold: the interpreter with its libraries, the calibration activations, two blocks and the
+embeddings (the input embeddings, not the head). The plain reference, ``plain_wanda`` with the whole model in memory, runs in
+another fresh process; a mask that differs in one bit ends the run. ``--reference off`` is for models that do not fit.
 """
 
 import argparse
 import json
+import math
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.random_llama import SHAPES, VOCABULARY, save_model
+from benchmarks.random_llama import SHAPES, save_model
+from benchmarks.stopwatch import Stopwatch
 
-HIDDEN = SHAPES["1.1b"].hidden
-
-
-class Stopwatch:
-    """Adds up the time of functions by name; a function within another is counted once, under its own name."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self._running: list[str] = []
-        self._since = time.perf_counter()
-
-    def watch(self, owner: Any, function: str, name: str) -> None:
-        """Count an owner's function under a name from now on."""
-        work = getattr(owner, function)
-
-        def timed(*arguments: Any, **named: Any) -> Any:
-            self._switch(name)
-            try:
-                return work(*arguments, **named)
-            finally:
-                self._switch(None)
-
-        setattr(owner, function, timed)
-
-    def _switch(self, name: str | None) -> None:
-        now = time.perf_counter()
-        current = self._running[-1] if self._running else "other"
-        self.seconds[current] = self.seconds.get(current, 0.0) + now - self._since
-        self._since = now
-        if name is None:
-            self._running.pop()
-        else:
-            self._running.append(name)
+KEYS = "masks.json"
 
 
 def peak() -> int:
     """Highest resident memory of this process so far, bytes; ``getrusage`` would count the process that started it, too."""
-    status = Path("/proc/self/status").read_text()
-    return int(status.split("VmHWM:")[1].split()[0]) * 1024
+    return _status("VmHWM")
+
+
+def _status(name: str) -> int:
+    return int(Path("/proc/self/status").read_text().split(f"{name}:")[1].split()[0]) * 1024
+
+
+def _forget_peak() -> int:
+    """Let the peak begin anew; the resident memory of now."""
+    Path("/proc/self/clear_refs").write_text("5")
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+    return _status("VmRSS")
+
+
+def _device_peak(device: torch.device) -> int:
+    return torch.cuda.max_memory_allocated() if device.type == "cuda" else 0
+
+
+def _opened(given: argparse.Namespace) -> tuple[Any, Any, torch.Tensor]:
+    """How to compute, the model, and the token windows."""
+    from espalier.modeling.computing import set_up
+    from espalier.modeling.opened import open_model
+    from espalier.settings.run import parse
+
+    settings = parse({key: getattr(given, key) for key in ("model", "threads", "device", "dtype", "activations")})
+    computing, model = set_up(settings, Path(given.folder)), open_model(given.model)
+    generator = torch.Generator().manual_seed(0)
+    return computing, model, torch.randint(0, model.config["vocab_size"], (given.windows, given.tokens), generator=generator)
 
 
 def prune(given: argparse.Namespace) -> dict[str, Any]:
     """One client's one-shot masks; what it took."""
+    from espalier.evaluation.perplexity import mean_losses
     from espalier.modeling.block_stream import Activations, BlockStream
     from espalier.modeling.calibration import prune_by_block
-    from espalier.modeling.computing import set_up
-    from espalier.modeling.opened import open_model
-    from espalier.settings.run import parse
+    from espalier.modeling.edits import masked
     from espalier.storage.blobs import BlobStore
-    from espalier.wire.masks import pack_masks
-    from pruning_kernels import local
+    from espalier.wire.masks import pack_masks, unpack_masks
     from pruning_kernels.local import LocalPruning
 
-    keys = ("model", "threads", "device", "dtype", "activations")
-    settings = parse({key: getattr(given, key) for key in keys})
-    computing, model = set_up(settings, Path(given.folder)), open_model(given.model)
-    small = torch.zeros(1024, 1024)
-    LocalPruning("wanda", 0.5, "row").prune_mask(small, torch.ones(1024))  # compile the kernel before memory is counted
-    model.new_skeleton()
-    before = peak()
-    watch = Stopwatch()
-    watch.watch(BlockStream, "_load", "read")
-    watch.watch(Activations, "through", "forward")
-    watch.watch(local, "select_lowest", "score, select")
-    generator = torch.Generator().manual_seed(0)
-    windows = torch.randint(0, VOCABULARY, (given.windows, given.tokens), generator=generator)
-    started = time.perf_counter()
-    store = BlobStore(Path(given.folder))
-    watch.watch(store, "put", "write masks")
+    computing, model, windows = _opened(given)
     choose = LocalPruning("wanda", 0.5, "row").prune_mask
-    for _, masks in prune_by_block(BlockStream(model, computing), windows, choose):
-        store.put(pack_masks(masks))
-    seconds = time.perf_counter() - started
-    watch._switch("end")
-    size = {"float32": 4, "bfloat16": 2, "float16": 2}[given.dtype]
-    block = size * (model.plan.num_weights // len(model.plan.blocks))
+    choose(torch.zeros(1024, 1024, device=computing.device), torch.ones(1024, device=computing.device))  # compile the kernel
+    model.new_skeleton()
+    interpreter = _forget_peak()
+    store, keys = BlobStore(Path(given.folder)), list[str]()
+    watch = Stopwatch(computing.device)
+    watch.watch_entering(BlockStream, "block", "read")
+    watch.watch_entering(BlockStream, "_loaded", "read")
+    watch.watch(Activations, "through", "forward")
+    send = watch.timed(lambda masks: store.put(pack_masks(masks)), "send")
+    stream = BlockStream(model, computing)
+    for index, masks in prune_by_block(stream, windows, watch.timed(choose, "score and select")):
+        keys.append(send(masks))
+        del masks
+        if index + 1 == given.layers:
+            break
+    split = watch.stop()
+    found = {"seconds": sum(split.values()), "split": split, "interpreter": interpreter, "peak": peak()}
+    found |= {"device_peak": _device_peak(computing.device), "evaluation_peak": 0} | _sizes(given, model, computing)
+    Path(given.folder, KEYS).write_text(json.dumps(keys))
+    if given.evaluate:
+
+        def masks_of(index: int) -> dict[str, torch.Tensor]:
+            return unpack_masks(model.plan.blocks[index], store.get(keys[index])) if index < len(keys) else {}
+
+        _forget_peak()
+        mean_losses(stream, {"": windows}, masked(masks_of))
+        found["evaluation_peak"] = peak()
+    return found
+
+
+def _sizes(given: argparse.Namespace, model: Any, computing: Any) -> dict[str, Any]:
+    """What the model's parts take as computed, bytes."""
+    size, embeddings = computing.dtype.itemsize, model.checkpoint.tensors[f"{model.family.embeddings}.weight"].shape
+    activations = size * given.windows * given.tokens * model.config["hidden_size"]
+    resident = given.activations == "memory" and computing.device.type == "cpu"
     return {
-        "seconds": seconds,
-        "split": dict(sorted(watch.seconds.items())),
-        "interpreter": before,
-        "peak": peak(),
-        "activations": size * given.windows * given.tokens * HIDDEN,
-        "in_memory": given.activations == "memory",
-        "embeddings": 2 * size * VOCABULARY * HIDDEN,
-        "block": block,
-        "blocks": len(model.plan.blocks),
-        "on_disk": sum(file.stat().st_size for file in Path(given.model).glob("*.safetensors")),
-        "gpu_peak": torch.cuda.max_memory_allocated() if computing.device.type == "cuda" else 0,
+        "activations": activations,
+        "held": activations if resident else 0,
+        "held_on_device": activations if given.activations == "memory" else 0,
+        "embeddings": size * math.prod(embeddings),
+        "block": size * model.plan.num_weights // len(model.plan.blocks),
+        "blocks": min(given.layers, len(model.plan.blocks)),
+        "on_disk": sum(shard.stat().st_size for shard in model.checkpoint.shards),
     }
 
 
+def compare(given: argparse.Namespace) -> dict[str, Any]:
+    """The plain loop, and whether its masks are the client's; what it took, comparing left out."""
+    from transformers import AutoModelForCausalLM
+
+    from benchmarks import plain_wanda
+    from espalier.modeling.block_stream import windows_per_batch
+    from espalier.storage.blobs import BlobStore
+    from espalier.wire.masks import unpack_masks
+
+    computing, model, windows = _opened(given)
+    keys, store = json.loads(Path(given.folder, KEYS).read_text()), BlobStore(Path(given.folder))
+    interpreter, watch = _forget_peak(), Stopwatch(computing.device)
+    whole = AutoModelForCausalLM.from_pretrained(model.directory, local_files_only=True, dtype=computing.dtype)
+    whole = whole.to(computing.device).eval()
+    windows = windows.to(computing.device)
+    pruned = plain_wanda.prune(whole, model.family, windows, windows_per_batch(given.tokens), given.layers)
+    for index, (masks, key) in enumerate(zip(pruned, keys, strict=True)):
+        with watch.counting("compare"):
+            for name, mask in unpack_masks(model.plan.blocks[index], store.get(key)).items():
+                if different := int((masks[name].cpu() != mask).sum()):
+                    raise SystemExit(f"block {index}, {name}: {different} of {mask.numel()} bits are not the client's")
+    seconds = watch.stop()["other"]
+    return {"seconds": seconds, "interpreter": interpreter, "peak": peak(), "device_peak": _device_peak(computing.device)}
+
+
 def report(found: dict[str, Any]) -> None:
-    """Print what was measured."""
-    megabytes = {name: found[name] / 1e6 for name in ("interpreter", "peak", "activations", "embeddings", "block", "on_disk")}
-    held = megabytes["activations"] if found["in_memory"] else 0
-    above = megabytes["peak"] - megabytes["interpreter"] - held
+    """Print what the client took."""
+    megabytes = {name: value / 1e6 for name, value in found.items() if isinstance(value, int)}
     allowed = 2 * megabytes["block"] + megabytes["embeddings"]
-    print(f"model on disk {megabytes['on_disk']:.0f} MB, {found['blocks']} blocks of {megabytes['block']:.0f} MB as computed")
-    print(f"peak {megabytes['peak']:.0f} MB, of it interpreter {megabytes['interpreter']:.0f} MB")
-    print(f"activations {megabytes['activations']:.0f} MB, in memory {held:.0f} MB")
-    print(f"above interpreter and activations in memory: {above:.0f} MB,")
-    print(f"two blocks and the embeddings: {allowed:.0f} MB, ratio {above / allowed:.2f}")
+    print(
+        f"model on disk {megabytes['on_disk']:.0f} MB; {found['blocks']} blocks of {megabytes['block']:.0f} MB as computed, "
+        f"embeddings {megabytes['embeddings']:.0f} MB, activations {megabytes['activations']:.0f} MB"
+    )
+
+    def print_memory(what: str, most: float, without: float) -> None:
+        above = most - without
+        print(f"{what}: peak {most:.0f} MB, without interpreter and activations {above:.0f} MB,")
+        print(f"    {above / allowed:.2f} of two blocks and the embeddings ({allowed:.0f} MB)")
+
+    resident = megabytes["interpreter"] + megabytes["held"]
+    print_memory("resident memory", megabytes["peak"], resident)
+    if found["evaluation_peak"]:
+        print_memory("resident memory while evaluating", megabytes["evaluation_peak"], resident)
+    if found["device_peak"]:
+        print_memory("device memory", megabytes["device_peak"], megabytes["held_on_device"])
     split = ", ".join(f"{name} {1000 * value / found['blocks']:.0f} ms" for name, value in found["split"].items())
     print(f"{found['seconds']:.1f} s; per block: {split}")
-    if found["gpu_peak"]:
-        print(f"peak GPU memory {found['gpu_peak'] / 1e6:.0f} MB")
 
 
-def main() -> None:
-    """Make a model if none is given, measure in a fresh process, and print."""
+def report_reference(found: dict[str, Any], plain: dict[str, Any]) -> None:
+    """Print what the plain loop took, and how the client compares."""
+
+    def above(one: dict[str, Any]) -> float:
+        return (one["peak"] - one["interpreter"]) / 1e6
+
+    print(f"plain loop with the whole model in memory, all {found['blocks']} blocks' masks equal bit by bit:")
+    print(f"    {plain['seconds']:.1f} s, the client takes {found['seconds'] / plain['seconds']:.2f} of it")
+    print(f"    {above(plain):.0f} MB above the interpreter, the client takes {above(found) / above(plain):.2f} of it")
+    if plain["device_peak"]:
+        ratio = found["device_peak"] / plain["device_peak"]
+        print(f"    device memory {plain['device_peak'] / 1e6:.0f} MB, the client takes {ratio:.2f} of it")
+
+
+def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="")
+    parser.add_argument("--model", default="", help="directory of a model")
+    parser.add_argument("--shape", default="1.1b", choices=SHAPES, help="of the random model that is made without --model")
+    parser.add_argument("--layers", type=int, default=sys.maxsize, help="prune the first blocks alone")
     parser.add_argument("--windows", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--threads", type=int, default=2)
@@ -139,20 +194,38 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--activations", default="memory", choices=("memory", "disk"))
     parser.add_argument("--folder", default="", help="where masks and spilled activations are written; default: temporary")
-    parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.measure:
-        print(json.dumps(prune(given)))
+    parser.add_argument("--evaluate", action="store_true", help="measure the evaluation on the windows too")
+    parser.add_argument("--reference", default="on", choices=("on", "off"))
+    parser.add_argument("--process", default="", choices=("", "client", "reference"), help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def _in_a_fresh_process(given: argparse.Namespace, process: str) -> dict[str, Any]:
+    """Run one of the two there; its failure ends the run."""
+    options = [f"--{name}={value}" for name, value in vars(given).items() if name not in ("evaluate", "process")]
+    command = [sys.executable, "-m", "benchmarks.larger_than_memory", *options, f"--process={process}"]
+    done = subprocess.run(command + ["--evaluate"] * given.evaluate, stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        raise SystemExit(done.returncode)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def main() -> None:
+    """Make a model if none is given, measure in fresh processes, and print."""
+    given = _arguments()
+    if given.process:
+        print(json.dumps({"client": prune, "reference": compare}[given.process](given)))
         return
     with tempfile.TemporaryDirectory() as folder:
         if not given.model:
-            save_model(Path(folder), SHAPES["1.1b"])
+            save_model(Path(folder), SHAPES[given.shape])
             given.model = folder
         given.folder = given.folder or folder
-        options = [f"--{name}={value}" for name, value in vars(given).items() if name != "measure"]
-        command = [sys.executable, "-m", "benchmarks.larger_than_memory", *options, "--measure"]
-        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    report(json.loads(done.stdout.splitlines()[-1]))
+        found = _in_a_fresh_process(given, "client")
+        report(found)
+        if given.reference == "on":
+            report_reference(found, _in_a_fresh_process(given, "reference"))
 
 
 if __name__ == "__main__":

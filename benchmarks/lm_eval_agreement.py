@@ -1,6 +1,6 @@
 """Do our scores agree with those of lm-evaluation-harness, item by item, on local files and without a network?
 
-    pip install lm-eval==0.4.13
+    pip install -e '.[lm-eval]'
     python -m benchmarks.lm_eval_agreement --model MODEL sst2=sst2_dev.jsonl arc-easy=arc_easy_dev.jsonl gsm8k=gsm8k_test.jsonl
 
 The harness runs its own task definitions on the same records, in the hub's form. Compared are the strings that go to the model,

@@ -4,7 +4,8 @@
 
 Without ``--model`` a LLaMA of 300 million random weights is made first (bf16, 0.6 GB in a temporary directory). Each base is
 measured in a fresh process per seed, which loads the model, trains, and evaluates on the last windows of the text, of which no
-step saw one. Peak memory is that until training ends. For NF4 another process has quantised the model before: the first load.
+step saw one. Peak memory is that until training ends. For NF4 another process has quantised the model before: the first load;
+other bases are loaded once.
 On a CPU seconds are the process's own, of all its threads: with one thread they depend little on what else the machine does.
 Results go to ``docs/studies/nf4-base-<model>.csv`` row by row (a study that was stopped goes on there), and at the end to a
 Markdown table and a plot beside it.
@@ -145,11 +146,10 @@ def work(common: Mapping[str, Any], seeds: list[int], rows: Rows) -> None:
         base, dtype = BASES[cell["base"]]
         flat = {**common, "seed": cell["seed"], "training.base": base, "dtype": dtype}
         with tempfile.TemporaryDirectory() as cache:
-            first = _in_a_fresh_process(flat, Path(cache), train=False) if base == "nf4" else {}
-            second = _in_a_fresh_process(flat, Path(cache), train=True)
-        load = second.pop("load_seconds")
-        loads = {"first_load_seconds": first.get("load_seconds", load), "second_load_seconds": load}
-        rows.add(cell, **loads, **second)
+            loads = [_in_a_fresh_process(flat, Path(cache), train=False).pop("load_seconds")] if base == "nf4" else []
+            found = _in_a_fresh_process(flat, Path(cache), train=True)
+        loads.append(found.pop("load_seconds"))
+        rows.add(cell, first_load_seconds=loads[0], second_load_seconds=loads[1] if loads[1:] else None, **found)
 
 
 def report(rows: Rows, conditions: Mapping[str, Any], path: Path) -> None:
@@ -187,11 +187,13 @@ def report(rows: Rows, conditions: Mapping[str, Any], path: Path) -> None:
 
 
 def _values(rows: Rows, base: str, figure: str) -> list[float]:
-    return [float(row[figure]) for row in rows.rows if row["base"] == base]
+    return [float(row[figure]) for row in rows.rows if row["base"] == base and row[figure]]
 
 
 def _spread(rows: Rows, base: str, figure: str, digits: int) -> str:
     values = _values(rows, base, figure)
+    if not values:
+        return ""
     return f"{fmean(values):,.{digits}f}" + (f" ± {stdev(values):,.{digits}f}" if len(values) > 1 else "")
 
 

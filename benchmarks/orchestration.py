@@ -4,8 +4,8 @@
 
 The same run three times, with the shipped demo model and iterative pruning (a round per block): in one process, where
 messages are function calls; simulated with ``espalier run``; and on a SuperLink with a SuperNode per client, all on this
-machine. Of each: the whole wall time, the time until the first round begins (processes, Ray, imports, enrolment), the
-first round, the later ones, and how long clients worked. The results must have equal bytes.
+machine. The wall time of each is split into columns that add up to it (``split``), and compared with that of one process;
+beside them stand the first round and the mean of the later ones. The results must have equal bytes.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
@@ -49,8 +49,8 @@ def flatten(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def measure(folder: Path, work: Callable[[], subprocess.CompletedProcess[str]]) -> dict[str, Any]:
-    """Time a run and read from its directory what took how long."""
+def measure(folder: Path, work: Callable[[], subprocess.CompletedProcess[str]], at_once: bool = True) -> dict[str, Any]:
+    """Time a run and read from its directory what took how long; ``at_once``: clients work at the same time."""
     folder.mkdir(parents=True, exist_ok=True)
     started_at, started = time.time(), time.perf_counter()
     done = work()
@@ -64,14 +64,47 @@ def measure(folder: Path, work: Callable[[], subprocess.CompletedProcess[str]]) 
     rounds = [first, *(when for event, when in at if event["event"] == "checkpoint")]
     lengths = [after - before for before, after in pairwise(rounds)]
     summary = json.loads((run / "summary.json").read_text())
+    seconds = [client["seconds"] for client in summary["clients"]]
     return {
         "wall": wall,
-        "start-up": first,
+        **split(at, wall, max(seconds) if at_once else sum(seconds)),
         "first round": lengths[0],
         "later rounds": sum(lengths[1:]) / len(lengths[1:]),
-        "rest": wall - rounds[-1],
-        "work": sum(client["seconds"] for client in summary["clients"]),
         "bytes": [file.read_bytes() for file in (run / "masks.safetensors", *sorted(run.glob("model/*.safetensors")))],
+    }
+
+
+def split(events: Sequence[tuple[dict[str, Any], float]], wall: float, work: float) -> dict[str, float]:
+    """Where the wall time of a run went; the parts add up to it.
+
+    Parameters
+    ----------
+    events : the run's events, each with the seconds since its start
+    wall : seconds from the command to its end
+    work : seconds of client work on the critical path: the busiest client's where clients work at once, else all clients'
+
+    Returns
+    -------
+    ``start-up``: processes, Ray, imports and enrolment, until the first round; ``clients``: their work in the rounds;
+    ``waiting``: for clients' replies beyond that work; ``server``: votes, checkpoints, export and evaluation; ``evaluation``
+    by the clients; ``end``: after the last event
+    """
+    begun = next(when for event, when in events if event["event"] == "method")
+    rounds, own, since, voting = 0.0, 0.0, begun, begun
+    for event, when in events:
+        if event["event"] == "begin" and event["title"] == "voting":
+            rounds, voting = rounds + when - since, when
+        elif event["event"] == "checkpoint":
+            own, since = own + when - voting, when
+    evaluated = max([when for event, when in events if event["event"] == "local_only"], default=since)
+    last = events[-1][1]
+    return {
+        "start-up": begun,
+        "clients": work,
+        "waiting": rounds - work,
+        "server": own + last - evaluated,
+        "evaluation": evaluated - since,
+        "end": wall - last,
     }
 
 
@@ -103,15 +136,18 @@ def main() -> None:
         environment = {**os.environ, "ESPALIER_STATE_DIR": str(alone / "state"), "PYTHONPATH": str(ROOT)}
         command_alone = [sys.executable, "-c", IN_ONE_PROCESS, str(alone / "settings.toml")]
         found["one process"] = measure(
-            alone, lambda: subprocess.run(command_alone, env=environment, cwd=ROOT, capture_output=True, text=True)
+            alone,
+            lambda: subprocess.run(command_alone, env=environment, cwd=ROOT, capture_output=True, text=True),
+            at_once=False,
         )
     if len({tuple(one.pop("bytes")) for one in found.values()}) != 1:
         raise SystemExit("the results differ")
-    columns = ("wall", "start-up", "first round", "later rounds", "rest", "work")
+    columns = ("wall", "start-up", "clients", "waiting", "server", "evaluation", "end", "first round", "later rounds")
     print(f"{given.clients} clients, iterative, equal bytes; seconds\n")
-    print("| | " + " | ".join(columns) + " |\n|---|" + "---|" * len(columns))
+    print("| | " + " | ".join(columns) + " | wall, of one process |\n|---|" + "---|" * (len(columns) + 1))
     for name, figures in found.items():
-        print(f"| {name} | " + " | ".join(f"{figures[column]:.1f}" for column in columns) + " |")
+        ratio = figures["wall"] / found["one process"]["wall"]
+        print(f"| {name} | " + " | ".join(f"{figures[column]:.1f}" for column in columns) + f" | {ratio:.1f} |")
 
 
 if __name__ == "__main__":

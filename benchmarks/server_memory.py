@@ -1,14 +1,16 @@
 """Does the ServerApp's memory depend on the number of clients? Peak resident memory of folding 4 and 32 clients' masks.
 
-    python benchmarks/server_memory.py
+    python -m benchmarks.server_memory [--clients 4 32]
 
 Each figure comes from a process of its own: it opens a LLaMA-shaped model of 67 M prunable weights on disk, receives one
 reply after the other (each with 8.4 MB of masks, made when it is asked for, as Flower's grid would hand it out), decides
-what is pruned, and reports the highest resident memory that the kernel saw. The plain reference keeps all replies in a
-list, as Flower's own strategies do.
+what is pruned, and reports the highest resident memory that the kernel saw, and a hash of all masks. The plain reference
+collects all replies in a list, as Flower's own strategies do, and counts and selects matrix by matrix with
+``plain_vote``; its masks must be the same.
 """
 
 import argparse
+import hashlib
 import json
 import subprocess
 import sys
@@ -19,21 +21,24 @@ from pathlib import Path
 import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message
+from numpy.typing import NDArray
 from safetensors.torch import save_file
 from transformers import LlamaConfig
 
+from benchmarks.plain_vote import plain_vote, unpacked
 from espalier.modeling.opened import OpenedModel
 from espalier.settings.run import parse
 from espalier.wire.fedprllm import VoteReport
 from espalier.wire.masks import mask_name
 from espalier.wire.messages import Letter, address, read
-from espalier.wire.payload import block_key, pack_tensors
+from espalier.wire.payload import block_key, pack_tensors, unpack_tensors
 from strategies.fedprllm import FedPrLLM
 from strategies.roster import Seat
 from strategies.rounds import Rounds
 from strategies.run import Run
 from strategies.run_folder import RunFolder
 
+ROOT = Path(__file__).parent.parent
 HIDDEN, FEED_FORWARD, BLOCKS = 1024, 4096, 4
 
 
@@ -77,41 +82,67 @@ def replies(strategy: FedPrLLM, clients: int) -> Iterator[Message]:
         yield address(Letter(header, report.model_dump(), blobs), node_id=1, ttl=60.0)
 
 
-def measure(clients: int, keep: bool, folder: Path) -> int:
-    """Peak resident memory in bytes of folding the replies of so many clients."""
+def measure(clients: int, plain: bool, folder: Path) -> dict[str, str | int]:
+    """Peak resident memory in bytes of folding the replies of so many clients, and the SHA-256 of the masks."""
     settings = parse({"model": str(folder / "model"), "num-clients": clients})
-    run = Run(settings, OpenedModel(folder / "model"), RunFolder(folder / f"run-{clients}-{keep}"), "benchmark")
+    run = Run(settings, OpenedModel(folder / "model"), RunFolder(folder / f"run-{clients}-{plain}"), "benchmark")
     run.progress._show = lambda _: None
     strategy = FedPrLLM(run)
     strategy.rounds = Rounds(None, settings, run.model.plan, "benchmark", run.folder, run.progress)
     strategy.rounds.roster.seats = {rank: Seat(rank, f"site-{rank}", 1) for rank in range(clients)}
     strategy.configure_train(1, ArrayRecord(), ConfigRecord(), None)
-    arriving = replies(strategy, clients)
-    strategy.aggregate_train(1, list(arriving) if keep else arriving)
-    return _peak()
+    if plain:
+        masks = plain_fold(strategy, list(replies(strategy, clients)))
+    else:
+        strategy.aggregate_train(1, replies(strategy, clients))
+        masks = decided(strategy)
+    digest = hashlib.sha256()
+    for mask in masks:
+        digest.update(np.packbits(mask).tobytes())
+    return {"peak": _peak(), "masks": digest.hexdigest()}
+
+
+def decided(strategy: FedPrLLM) -> Iterator[NDArray[np.bool_]]:
+    """The masks that the strategy decided, matrix by matrix."""
+    for block in strategy.run.model.plan.blocks:
+        masks = strategy.result.prune_masks(block.index)
+        yield from (masks[linear.name].numpy() for linear in block.linears)
+
+
+def plain_fold(strategy: FedPrLLM, collected: list[Message]) -> Iterator[NDArray[np.bool_]]:
+    """The plain reference: all replies are there, the votes of each matrix are counted unpacked."""
+    model, sparsity = strategy.run.model, strategy.settings.sparsity
+    letters = [read(message.content) for message in collected]
+    for block in model.plan.blocks:
+        words = [unpack_tensors(letter.blobs[block_key(block.index)]) for letter in letters]
+        for linear in block.linears:
+            masks = [unpacked(own[mask_name(linear.name)], linear.shape) for own in words]
+            yield plain_vote(masks, model.checkpoint.read(linear.parameter).float().numpy(), sparsity)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--clients", type=int, nargs=2, default=(4, 32))
-    parser.add_argument("--measure", nargs=3, metavar=("CLIENTS", "KEEP", "FOLDER"), help=argparse.SUPPRESS)
+    parser.add_argument("--measure", nargs=3, metavar=("CLIENTS", "PLAIN", "FOLDER"), help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.measure:
-        clients, keep, folder = given.measure
-        print(json.dumps(measure(int(clients), keep == "True", Path(folder))))
+        clients, plain, folder = given.measure
+        print(json.dumps(measure(int(clients), plain == "True", Path(folder))))
         return
     with tempfile.TemporaryDirectory() as folder:
         save_model(Path(folder) / "model")
-        peaks = {}
-        for keep in (False, True):
+        found = {}
+        for plain in (False, True):
             for clients in given.clients:
-                command = [sys.executable, __file__, "--measure", str(clients), str(keep), folder]
-                done = subprocess.run(command, capture_output=True, text=True, check=True)
-                peaks[keep, clients] = json.loads(done.stdout.splitlines()[-1])
+                command = [sys.executable, "-m", "benchmarks.server_memory", "--measure", str(clients), str(plain), folder]
+                done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+                found[plain, clients] = json.loads(done.stdout.splitlines()[-1])
     few, many = given.clients
-    print(f"| folding | {few} clients | {many} clients | ratio |\n|---|---|---|---|")
-    for keep, name in ((False, "Espalier, a reply at a time"), (True, "reference, all replies in a list")):
-        a, b = peaks[keep, few], peaks[keep, many]
+    if any(found[False, clients]["masks"] != found[True, clients]["masks"] for clients in given.clients):
+        raise SystemExit("the masks differ")
+    print(f"equal masks\n\n| folding | {few} clients | {many} clients | ratio |\n|---|---|---|---|")
+    for plain, name in ((False, "Espalier, a reply at a time"), (True, "plain: all replies in a list, votes counted unpacked")):
+        a, b = found[plain, few]["peak"], found[plain, many]["peak"]
         print(f"| {name} | {a / 1e6:.0f} MB | {b / 1e6:.0f} MB | {b / a:.2f} |")
 
 

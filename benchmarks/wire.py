@@ -1,11 +1,15 @@
 """A model's masks through real processes: how much memory does each process need, and how fast do parts travel?
 
-    python -m benchmarks.wire [--shape 7b] [--clients 2] [--part-mb 256]
+    python -m benchmarks.wire [--shape 7b|1.1b|0.1b] [--clients 2] [--part-mb 256]
 
 A LLaMA of random weights is made on disk (``7b``: 13.5 GB, and as much again for the pruned model). A SuperLink and a SuperNode
 per client run on this machine; every client prunes the whole model with a little text, and its packed masks (809 MB for
 ``7b``) travel in parts. All processes are looked at several times a second: the highest resident memory of each
 kind, as the kernel counted it, and what has arrived at the server so far.
+
+The plain reference, in the same run, brings the same bytes over one gRPC stream into files, with the same hash checks
+(``plain_stream``). And the masks that the server decided must be what a plain count of the clients' masks, read from their
+private state, gives in one process (``plain_vote``).
 """
 
 import argparse
@@ -14,12 +18,21 @@ import tempfile
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from safetensors import safe_open
+from safetensors.numpy import load_file
+
+from benchmarks.plain_stream import receive
+from benchmarks.plain_vote import plain_vote, unpacked
 from benchmarks.random_llama import SHAPES, save_model
+from espalier.modeling.opened import OpenedModel
+from espalier.wire.masks import mask_name
 from tests.processes.deployment import Federation, espalier, federation
 
 ROOT = Path(__file__).parent.parent
@@ -31,6 +44,9 @@ PROGRAMS = {
 }
 LOOK_SECONDS = 0.2
 HOURS = 3600
+PART_MB = {"0.1b": 3, "1.1b": 32, "7b": 256}
+"""Parts of each shape's masks that are some four per client, where ``--part-mb`` says nothing else."""
+SPARSITY = 0.5
 
 
 class Watch(threading.Thread):
@@ -66,15 +82,35 @@ class Watch(threading.Thread):
         self.join()
 
 
-def measure(folder: Path, given: argparse.Namespace) -> tuple[Watch, list[dict[str, Any]], dict[str, Any]]:
-    """One run; what was seen, its events, and its summary."""
+@dataclass
+class Measured:
+    """One run of the federation, and the plain reference."""
+
+    watch: Watch
+    events: list[dict[str, Any]]
+    summary: dict[str, Any]
+    plain_seconds: float
+    """Of the plain stream, for all clients' bytes."""
+    compared: int
+    """Matrices whose masks were compared with the plain count, and are equal."""
+
+
+def measure(folder: Path, given: argparse.Namespace) -> Measured:
+    """Run the federation, then the plain stream and the plain count.
+
+    Raises
+    ------
+    SystemExit
+        The run failed, or a mask is not what the plain count gives.
+    """
     save_model(folder / "model", SHAPES[given.shape])
+    sites = [f"site-{number}" for number in range(given.clients)]
     words = [
         f"model={folder / 'model'}", f"num-clients={given.clients}", f"part-bytes={given.part_mb * 1024 * 1024}",
         "data.windows=1", "data.window-tokens=64", "evaluation.max-windows=2", "evaluation.window-tokens=64",
-        "evaluation.local-only=false", "export-check=streamed", f"deadline-seconds={HOURS}",
+        "evaluation.local-only=false", "export-check=streamed", f"deadline-seconds={HOURS}", f"fedprllm.sparsity={SPARSITY}",
     ]  # fmt: skip
-    with federation(folder, [f"site-{number}" for number in range(given.clients)]) as started:
+    with federation(folder, sites) as started:
         watch = Watch(started, folder / "runs")
         watch.start()
         command = ("run", *words, "--app", str(ROOT), "--superlink", started.control)
@@ -83,22 +119,58 @@ def measure(folder: Path, given: argparse.Namespace) -> tuple[Watch, list[dict[s
     if done.returncode:
         raise SystemExit(done.stdout + done.stderr)
     (run,) = (folder / "runs").iterdir()
+    votes = {site: kept_masks(folder / site) for site in sites}
+    plain_seconds = receive([blob for blobs in votes.values() for blob in blobs], folder / "plain")
+    compared = compare(OpenedModel(folder / "model"), list(votes.values()), run / "masks.safetensors")
     events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return watch, events, json.loads((run / "summary.json").read_text())
+    return Measured(watch, events, json.loads((run / "summary.json").read_text()), plain_seconds, compared)
 
 
-def report(given: argparse.Namespace, watch: Watch, events: list[dict[str, Any]], summary: dict[str, Any]) -> None:
+def kept_masks(state: Path) -> list[Path]:
+    """The masks that a client kept in its private state: a blob per block, in order of blocks."""
+    (report,) = state.glob("*/*/r001/report.json")
+    return [report.parent / f"{blob}.blob" for blob in json.loads(report.read_text())["blob_sha256"]]
+
+
+def compare(model: OpenedModel, votes: Sequence[Sequence[Path]], decided: Path) -> int:
+    """Count and select in the plain way, matrix by matrix, and compare every bit; returns the number of matrices.
+
+    Raises
+    ------
+    SystemExit
+        A mask differs.
+    """
+    compared = 0
+    with safe_open(decided, "numpy") as file:
+        for block in model.plan.blocks:
+            own = [load_file(blobs[block.index]) for blobs in votes]
+            for linear in block.linears:
+                masks = [unpacked(masks[mask_name(linear.name)], linear.shape) for masks in own]
+                weight = model.checkpoint.read(linear.parameter).float().numpy()
+                expected = plain_vote(masks, weight, SPARSITY)
+                if (unpacked(file.get_tensor(linear.parameter), linear.shape) != expected).any():
+                    raise SystemExit(f"{linear.parameter}: the server's mask differs from the plain count")
+                compared += 1
+    return compared
+
+
+def report(given: argparse.Namespace, found: Measured) -> None:
     """Print what was measured."""
+    watch, summary = found.watch, found.summary
     (first_at, first), (last_at, last) = watch.arrived[0], watch.arrived[-1]
     print(f"{given.clients} clients, {last / given.clients / 1e6:.0f} MB of masks each, in parts of {given.part_mb} MiB")
-    later = (last - first) / (last_at - first_at) / 1e6 if last_at > first_at else float("nan")
-    print(f"after the first part arrived: {later:.0f} MB/s into the ServerApp's inbox\n")
+    print(f"{found.compared} masks of the server equal the plain count of the clients' masks\n")
+    ours = (last - first) / (last_at - first_at) / 1e6 if last_at > first_at else float("nan")
+    plain = last / found.plain_seconds / 1e6
+    print("| way | MB/s | of the plain stream |\n|---|---|---|")
+    print(f"| parts into the ServerApp's inbox, after the first one arrived | {ours:.0f} | {ours / plain:.2f} |")
+    print(f"| one gRPC stream between two processes, into files, hashes checked | {plain:.0f} | 1 |\n")
     print("| process | peak resident memory |\n|---|---|")
     for kind in PROGRAMS:
         print(f"| {kind} | {watch.peaks[kind] / 1e6:.0f} MB |")
     print("\n| step | seconds |\n|---|---|")
-    begun = datetime.fromisoformat(events[0]["time"])
-    for event in events:
+    begun = datetime.fromisoformat(found.events[0]["time"])
+    for event in found.events:
         if event["event"] in ("method", "masks", "checkpoint", "exported", "evaluated"):
             at = (datetime.fromisoformat(event["time"]) - begun).total_seconds()
             print(f"| {event['event']} {event.get('column', event.get('rank', ''))} | {at:.0f} |")
@@ -111,11 +183,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", default="7b", choices=sorted(SHAPES))
     parser.add_argument("--clients", type=int, default=2)
-    parser.add_argument("--part-mb", type=int, default=256)
+    parser.add_argument("--part-mb", type=int, default=0, help="default: 256 for 7b, 32 for 1.1b, 3 for 0.1b")
     parser.add_argument("--folder", default=None, help="on a disk with room for the model, its copy and the masks")
     given = parser.parse_args()
+    given.part_mb = given.part_mb or PART_MB[given.shape]
     with tempfile.TemporaryDirectory(dir=given.folder) as scratch:
-        report(given, *measure(Path(scratch), given))
+        report(given, measure(Path(scratch), given))
 
 
 if __name__ == "__main__":

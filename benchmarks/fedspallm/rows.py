@@ -46,9 +46,11 @@ class Rows:
         known = {tuple(row[key] for key in self.keys) for row in self.rows}
         return [cell for cell in cells if tuple(str(cell[key]) for key in self.keys) not in known]
 
-    def add(self, cell: Mapping[str, Any], **figures: float) -> None:
-        """Write a measured cell down."""
-        row = {key: str(cell[key]) for key in self.keys} | {name: f"{figures[name]:.6g}" for name in self.figures}
+    def add(self, cell: Mapping[str, Any], **figures: float | None) -> None:
+        """Write a measured cell down; a figure that it does not have is None, and left empty."""
+        measured = {name: figures[name] for name in self.figures}
+        row = {key: str(cell[key]) for key in self.keys}
+        row |= {name: "" if value is None else f"{value:.6g}" for name, value in measured.items()}
         with open(self.path, "a", newline="") as file:
             csv.DictWriter(file, self.keys + self.figures, lineterminator="\n").writerow(row)
         self.rows.append(row)

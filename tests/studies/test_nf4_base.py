@@ -63,7 +63,7 @@ def test_loss_before_is_that_of_the_model_itself(settings: dict[str, Any], tmp_p
     expected = nn.functional.cross_entropy(model(input_ids=tokens).logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
     assert found["loss_before"] == pytest.approx(expected.item(), abs=1e-5)
     assert found["loss_after"] != found["loss_before"]
-    assert found["peak_mib"] >= found["interpreter_mib"] > 0
+    assert found["peak_mib"] > 0.99 * found["interpreter_mib"] > 0, "the kernel reports pages in batches of a few"
     assert found["gpu_mib"] == 0
 
 
@@ -114,6 +114,7 @@ def test_rows_and_their_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     text = path.with_suffix(".md").read_text()
     assert "over 2 seeds. Model `tiny`, 1.5 M parameters; 64 trained; 2 steps of 2 x 8 tokens; cpu, threads: 1" in text
     assert "| nf4, computes in bfloat16 | 1.2 | 210 ± 14 | 100 ± 0 | 9.00 ± 0.00 | 2.00 ± 0.00 | 0.750 ± 0.000 |" in text
+    assert "| bfloat16 | 1.2 | 310 ± 14 | 100 ± 0 | 2.00 ± 0.00 |  | 0.750 ± 0.000 |" in text, "loaded once"
     assert "GPU" not in text
     assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
 

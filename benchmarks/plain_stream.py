@@ -1,0 +1,74 @@
+"""The plain reference of the wire: the same blobs over one gRPC stream, from a process that serves them to files of another."""
+
+import hashlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc  # type: ignore[import-untyped]
+
+CHUNK_BYTES = 1024 * 1024
+METHOD = "/plain.Stream/Blob"
+START_SECONDS = 60.0
+
+
+def _chunks(path: bytes, _: grpc.ServicerContext) -> Iterator[bytes]:
+    with open(path.decode(), "rb", buffering=0) as file:
+        while chunk := file.read(CHUNK_BYTES):
+            yield chunk
+
+
+def serve() -> None:
+    """Serve files by name on a free loopback port, which is printed, until standard input ends."""
+    server = grpc.server(ThreadPoolExecutor(1))
+    handlers = {"Blob": grpc.unary_stream_rpc_method_handler(_chunks)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("plain.Stream", handlers),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    print(port, flush=True)
+    sys.stdin.read()
+
+
+def receive(blobs: Sequence[Path], folder: Path) -> float:
+    """Seconds to bring blobs, each in a file named by its SHA-256, into ``folder``; the start of the process does not count.
+
+    Raises
+    ------
+    SystemExit
+        What arrived has another hash.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as serving:
+        assert serving.stdin is not None
+        assert serving.stdout is not None
+        port = int(serving.stdout.readline())
+        try:
+            with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+                grpc.channel_ready_future(channel).result(START_SECONDS)
+                stream = channel.unary_stream(METHOD)
+                started = time.perf_counter()
+                for number, blob in enumerate(blobs):
+                    _receive(stream(str(blob).encode()), folder / f"{number:05d}", blob.stem)
+                return time.perf_counter() - started
+        finally:
+            serving.stdin.close()
+
+
+def _receive(chunks: Iterator[bytes], path: Path, expected: str) -> None:
+    digest = hashlib.sha256()
+    with open(path, "wb") as file:
+        for chunk in chunks:
+            digest.update(chunk)
+            file.write(chunk)
+        file.flush()
+        os.fsync(file.fileno())
+    if digest.hexdigest() != expected:
+        raise SystemExit(f"plain stream: {path} has the hash {digest.hexdigest()}, expected {expected}")
+
+
+if __name__ == "__main__":
+    serve()

@@ -1,0 +1,84 @@
+"""Wanda as it is mostly written (Sun et al. 2023): the whole model in memory, hooks, a stable sort of each row's scores.
+
+It is the plain reference of ``larger_than_memory``. Windows pass in the same batches as there, so that the two can be compared
+bit by bit: a matrix product may round otherwise in another batch.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from espalier.modeling.families import Family
+
+
+class _Enough(Exception):
+    """The first block was reached; its inputs are all that is wanted."""
+
+
+@torch.no_grad()
+def prune(model: Any, family: Family, windows: Tensor, windows_at_once: int, layers: int) -> Iterator[dict[str, Tensor]]:
+    """Prune half of each row, block by block.
+
+    Parameters
+    ----------
+    model : one of Hugging Face's on its device; the pruned weights become zero
+    family : names of its blocks and linears
+    windows : (windows, tokens), int64, on that device
+    windows_at_once : how many pass through a block together
+    layers : how many blocks are pruned
+
+    Yields
+    ------
+    prune masks of a block by canonical linear name, bool, shaped like the weights
+    """
+    blocks: Any = model.get_submodule(family.blocks)
+    hidden, passed = _inputs_of_first(model, blocks[0], windows.split(windows_at_once))
+    for block in list(blocks)[:layers]:
+        linears = {name: block.get_submodule(path) for name, path in family.linears.items()}
+        device = windows.device
+        sums = {name: torch.zeros(one.in_features, dtype=torch.float64, device=device) for name, one in linears.items()}
+        hooks = [linear.register_forward_pre_hook(_adding(sums[name])) for name, linear in linears.items()]
+        for states in hidden:
+            block(states, **passed)
+        for hook in hooks:
+            hook.remove()
+        masks = {}
+        for name, linear in linears.items():
+            scores = linear.weight.float().abs() * sums[name].sqrt().float()
+            lowest = scores.sort(dim=1, stable=True).indices[:, : scores.shape[1] // 2]
+            masks[name] = torch.zeros(scores.shape, dtype=torch.bool, device=scores.device).scatter_(1, lowest, True)
+            linear.weight[masks[name]] = 0
+        hidden = [_first(block(states, **passed)) for states in hidden]
+        yield masks
+
+
+def _inputs_of_first(model: Any, block: nn.Module, batches: tuple[Tensor, ...]) -> tuple[list[Tensor], dict[str, Any]]:
+    """Hidden states before the first block, batch by batch, and what is passed to it beside them with whole batches."""
+    hidden, passed = [], list[dict[str, Any]]()
+
+    def catch(_: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Any]) -> None:
+        hidden.append(inputs[0])
+        passed.append(named)
+        raise _Enough
+
+    hook = block.register_forward_pre_hook(catch, with_kwargs=True)
+    for batch in batches:
+        try:
+            model(input_ids=batch, use_cache=False)
+        except _Enough:
+            continue
+    hook.remove()
+    return hidden, passed[0]
+
+
+def _adding(total: Tensor) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+    def add(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        total.add_(inputs[0].flatten(0, -2).float().square().sum(dim=0, dtype=torch.float64))
+
+    return add
+
+
+def _first(output: Any) -> Tensor:
+    return output[0] if isinstance(output, tuple) else output
