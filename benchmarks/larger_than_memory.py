@@ -68,7 +68,7 @@ def prune(given: argparse.Namespace) -> dict[str, Any]:
     from espalier.modeling.calibration import prune_by_block
     from espalier.modeling.edits import masked
     from espalier.storage.blobs import BlobStore
-    from espalier.wire.masks import pack_masks, unpack_masks
+    from espalier.wire.mask_tensors import pack_masks, unpack_masks
     from pruning_kernels.local import LocalPruning
 
     computing, model, windows = _opened(given)
@@ -126,7 +126,7 @@ def compare(given: argparse.Namespace) -> dict[str, Any]:
     from benchmarks import plain_wanda
     from espalier.modeling.block_stream import windows_per_batch
     from espalier.storage.blobs import BlobStore
-    from espalier.wire.masks import unpack_masks
+    from espalier.wire.mask_tensors import unpack_masks
 
     computing, model, windows = _opened(given)
     keys, store = json.loads(Path(given.folder, KEYS).read_text()), BlobStore(Path(given.folder))

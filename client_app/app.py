@@ -1,20 +1,24 @@
-"""The ClientApp: short handlers that look the method's job up and pass its answer through the egress mod."""
+"""The ClientApp: short handlers that look the method's job up and pass its answer through the egress mod.
+
+Flower starts a process for every message. So whatever takes torch is imported where it is needed: ``fetch`` and ``deliver``
+move bytes that are there, and with masks and kept weights do without.
+"""
 
 import logging
 import platform
 import time
 from collections.abc import Callable
+from importlib import import_module
 from types import ModuleType
 
-import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from client_app import fedprllm, fedspallm, tuning
-from client_app.capability import measured_capability
+from client_app.delivery import take
 from client_app.egress import egress
+from client_app.held_layers import take_layers
+from client_app.parts import hand_out
 from client_app.site import Site, reply_to
-from espalier.modeling.limits import require_within_limits
 from espalier.settings.mistakes import Mistake
 from espalier.storage.private import collect_old_runs
 from espalier.wire.code_hash import code_sha256
@@ -23,8 +27,13 @@ from espalier.wire.contracts import contract_for
 from espalier.wire.enrolment import Enrolment
 from espalier.wire.messages import Letter, failure, read, write
 
-JOBS: dict[str, ModuleType] = {"fedpetuning": tuning, "fedprllm": fedprllm, "fedspallm": fedspallm, "hetlora": tuning}
-"""The local job of each method: a module with ``train``, ``fetch``, ``deliver`` and ``evaluate``."""
+Work = Callable[[Site, Letter], Letter]
+
+JOBS = {"fedpetuning": "tuning", "fedprllm": "fedprllm", "fedspallm": "fedspallm", "hetlora": "tuning"}
+"""The local job of each method: a module of this package with ``train`` and ``evaluate``."""
+
+DELIVERIES: dict[str, Work] = {"fedpetuning": take, "fedprllm": take, "fedspallm": take_layers, "hetlora": take}
+"""What each method's clients do with a ``deliver``."""
 
 SECONDS_PER_DAY = 86_400
 
@@ -40,7 +49,7 @@ def enrol(message: Message, context: Context) -> Message:
 @app.query("deliver")
 def deliver(message: Message, context: Context) -> Message:
     """Keep a part of the federated result."""
-    return _answer(message, context, lambda site, request: JOBS[request.header.method].deliver(site, request))
+    return _answer(message, context, lambda site, request: DELIVERIES[request.header.method](site, request))
 
 
 @app.train()
@@ -52,22 +61,33 @@ def train(message: Message, context: Context) -> Message:
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
     """Evaluate the local result on public text, and, if asked to, several models on own held-out text."""
-    return _answer(message, context, lambda site, request: JOBS[request.header.method].evaluate(site, request))
+    return _answer(message, context, lambda site, request: job_of(request.header.method).evaluate(site, request))
 
 
 @app.query("fetch")
 def fetch(message: Message, context: Context) -> Message:
     """Hand out a further part of an earlier reply."""
-    return _answer(message, context, lambda site, request: JOBS[request.header.method].fetch(site, request))
+    return _answer(message, context, hand_out)
+
+
+def job_of(method: str) -> ModuleType:
+    """The module with a method's local job."""
+    return import_module(f"client_app.{JOBS[method]}")
 
 
 def _train(site: Site, request: Letter) -> Letter:
     """A site's config.json and tokenizer may be others than the server's: the model's hash is of weights and vocabulary."""
+    from espalier.modeling.limits import require_within_limits
+
     require_within_limits(site.settings, site.model)
-    return JOBS[request.header.method].train(site, request)
+    return job_of(request.header.method).train(site, request)
 
 
 def _enrol(site: Site, request: Letter) -> Letter:
+    import torch
+
+    from client_app.capability import measured_capability
+
     description = Enrolment(
         site=site.name,
         code_sha256=code_sha256(),
@@ -83,7 +103,7 @@ def _enrol(site: Site, request: Letter) -> Letter:
     return reply_to(request, description)
 
 
-def _answer(message: Message, context: Context, work: Callable[[Site, Letter], Letter]) -> Message:
+def _answer(message: Message, context: Context, work: Work) -> Message:
     """Read the request, work, and reply; a mistake is told in its own words, any other error by its type alone."""
     request = read(message.content)
     try:

@@ -9,10 +9,9 @@ from typing import Any
 
 import torch
 
-from client_app.delivery import take, taken
+from client_app.delivery import taken
 from client_app.evaluation import answer, require_own_text
 from client_app.kernel_mistakes import mistakes_of_kernels
-from client_app.parts import hand_out
 from client_app.site import Site, reply_to
 from espalier.corpora.client_text import client_windows
 from espalier.corpora.windows import windows_sha256
@@ -29,16 +28,12 @@ from espalier.wire.fedprllm import (
     block_parts,
     blocks_of_round,
     decided_parts,
-    kept_shares,
     votes_key,
 )
-from espalier.wire.masks import pack_masks, unpack_masks
+from espalier.wire.mask_tensors import kept_shares, pack_masks, unpack_masks
 from espalier.wire.messages import Header, Letter, validate
 from espalier.wire.payload import block_key, pack_tensors, unpack_tensors
 from pruning_kernels.local import LocalPruning
-
-fetch = hand_out
-deliver = take
 
 
 def train(site: Site, request: Letter) -> Letter:

@@ -8,8 +8,8 @@ import time
 from typing import Any
 
 from client_app.evaluation import answer, require_own_text
+from client_app.held_layers import Held, held_in, hold
 from client_app.kernel_mistakes import mistakes_of_kernels
-from client_app.parts import hand_out
 from client_app.site import Site, reply_to
 from espalier.corpora.client_text import client_windows
 from espalier.corpora.windows import windows_sha256
@@ -18,28 +18,11 @@ from espalier.modeling.calibration import prune_layers
 from espalier.modeling.edits import Edits, replaced
 from espalier.settings.mistakes import Mistake
 from espalier.storage.private import PrivateState
-from espalier.wire.fedspallm import PruneReport, Sample, Update, sample_parts
-from espalier.wire.kept import pack_kept, unpack_kept
-from espalier.wire.messages import Letter, NoScalars, validate
+from espalier.wire.fedspallm import PruneReport, Sample, sample_parts
+from espalier.wire.messages import Letter, validate
 from espalier.wire.payload import block_key
+from espalier.wire.pruned_matrices import pack_kept, unpack_kept
 from pruning_kernels.local import LocalPruning
-
-fetch = hand_out
-
-Held = dict[str, dict[str, Any]]
-"""Layers of the global model that this client holds: index -> version and hash of its blob; others are dense."""
-
-
-def deliver(site: Site, request: Letter) -> Letter:
-    """Keep layers of the global model; they stand in for the base model's from this round on."""
-    update, state = validate(Update, request.scalars), site.state(request.header)
-    server_round = request.header.server_round
-    with state.locked():
-        held = _held(state, server_round)
-        for index, version in zip(update.blocks, update.versions, strict=True):
-            held[str(index)] = {"version": version, "blob": state.lasting().put(request.blobs[block_key(index)])}
-        _hold(state, server_round, held)
-    return reply_to(request, NoScalars())
 
 
 def train(site: Site, request: Letter) -> Letter:
@@ -65,10 +48,10 @@ def train(site: Site, request: Letter) -> Letter:
 def _prune(site: Site, state: PrivateState, request: Letter, sample: Sample) -> PruneReport:
     """Walk through the global model up to the last sampled layer, and keep each sampled one as soon as it is pruned."""
     started, server_round = time.monotonic(), request.header.server_round
-    held = _held(state, server_round)
+    held = held_in(state, server_round)
     if any(held.get(str(index), {"version": 0})["version"] != version for index, version in enumerate(sample.versions)):
         raise Mistake("train: this client no longer holds the layers that the server sent; it cannot join later")
-    _hold(state, server_round, held)
+    hold(state, server_round, held)
     windows = client_windows(site.settings, site.node, site.model.encode, request.header.rank)
     job, store, hashes, damping = site.settings.fedspallm, state.blobs(server_round), [], 0.0
     pruning = LocalPruning(job.local_method, job.sparsity_of(server_round), job.local_group, job.damping)
@@ -95,13 +78,13 @@ def evaluate(site: Site, request: Letter) -> Letter:
     if saved is None:
         raise Mistake(f"evaluate: this client kept no layers of round {header.server_round}; run the round again")
     hashes = dict(zip(saved["asked"]["blocks"], saved["report"]["blob_sha256"], strict=True))
-    before = _global(site, state, _held(state, header.server_round))
+    before = _global(site, state, held_in(state, header.server_round))
     pruned = _stored(site, lambda index: state.blobs(header.server_round).get(hashes[index]))
 
     def alone(index: int) -> Any:
         return pruned(index) if index in hashes else before(index)
 
-    return answer(site, request, alone, lambda: _global(site, state, _held(state, header.server_round + 1)))
+    return answer(site, request, alone, lambda: _global(site, state, held_in(state, header.server_round + 1)))
 
 
 def _global(site: Site, state: PrivateState, held: Held) -> Edits:
@@ -113,16 +96,3 @@ def _global(site: Site, state: PrivateState, held: Held) -> Edits:
 def _stored(site: Site, blob: Any) -> Edits:
     plan = site.model.plan
     return replaced(lambda index: {name: m.weight() for name, m in unpack_kept(plan.blocks[index], blob(index)).items()})
-
-
-def _held(state: PrivateState, server_round: int) -> Held:
-    """What the client holds in a round: what was delivered for it, else what it held in the round before."""
-    document = state.load(server_round, "held") or state.load(server_round - 1, "held") or {}
-    return dict(document)
-
-
-def _hold(state: PrivateState, server_round: int, held: Held) -> None:
-    """Note what is held from this round on, and let go of layers that neither it nor the round before needs."""
-    state.save(server_round, "held", held)
-    earlier = state.load(server_round - 1, "held") or {}
-    state.lasting().keep_only({layer["blob"] for layer in [*held.values(), *earlier.values()]})

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from flwr.app import Context
 
-from espalier.modeling.computing import Computing, set_up
 from espalier.modeling.opened import OpenedModel, open_model
 from espalier.settings.mistakes import Mistake
 from espalier.settings.node import NodeSettings, parse_node, site_id
@@ -14,6 +14,9 @@ from espalier.storage.json_lines import JsonLines
 from espalier.storage.private import OWNER_ONLY_FILE, PrivateState, private_folder
 from espalier.wire.code_hash import code_sha256
 from espalier.wire.messages import Header, Letter, Scalars
+
+if TYPE_CHECKING:
+    from espalier.modeling.computing import Computing
 
 
 @dataclass
@@ -48,8 +51,10 @@ class Site:
         return open_model(self.node.model_path or self.settings.model)
 
     @cached_property
-    def computing(self) -> Computing:
+    def computing(self) -> "Computing":
         """Device, dtype and threads, applied to this process."""
+        from espalier.modeling.computing import set_up
+
         return set_up(self.settings, private_folder(self.node.state_root()), self.node)
 
     @property

@@ -14,10 +14,9 @@ from torch import Tensor
 
 from client_app import carried
 from client_app.carried import FEEDBACK, MOMENTS
-from client_app.delivery import take, taken
+from client_app.delivery import taken
 from client_app.evaluation import answer
 from client_app.kernel_mistakes import mistakes_of_kernels
-from client_app.parts import hand_out
 from client_app.self_pruning import SelfPruning, cut_to_rank
 from client_app.site import Site, reply_to
 from client_app.task_evaluation import answer_on_task, require_own_data
@@ -38,9 +37,6 @@ from espalier.wire.evaluation import Texts
 from espalier.wire.messages import Header, Letter, validate
 from espalier.wire.payload import block_key
 from espalier.wire.tuning import Order, TuningReport, parts, trained
-
-fetch = hand_out
-deliver = take
 
 FIRST_ORDER = "first-order"
 """Document that holds the first order of the run."""

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from pruning_kernels.bitmask import Words, num_words
 from pruning_kernels.bitmask_on_device import pack_on_device
+from pruning_kernels.comparison_groups import ComparisonGroup, group_size, pruned_per_group
 from pruning_kernels.lowest_on_device import prune_lowest
-from pruning_kernels.selection import ComparisonGroup, group_size, pruned_per_group
 
 
 class DeviceVotes:

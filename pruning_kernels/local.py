@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from pruning_kernels import sparsegpt
+from pruning_kernels.comparison_groups import ComparisonGroup, parse_pattern
 from pruning_kernels.scores import ria_score, wanda_factors
-from pruning_kernels.selection import ComparisonGroup, parse_pattern, select_lowest
+from pruning_kernels.selection import select_lowest
 from pruning_kernels.sparsegpt import PAPER_DAMPING, Factor, sparsegpt_score
 
 LocalMetric = Literal["wanda", "magnitude", "ria", "sparsegpt"]

@@ -1,62 +1,12 @@
 """Which weights one client prunes: the lowest scores of each comparison group, in exact number."""
 
-import re
-from typing import Literal
-
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from pruning_kernels.comparison_groups import ComparisonGroup, group_size, parse_pattern, pruned_per_group
 from pruning_kernels.compiled import WORTH_COMPILING, use_threads_of_torch
 from pruning_kernels.scores import NotFiniteError
-
-ComparisonGroup = Literal["layer", "row", "column"] | str
-"""Weights that compete with each other (FedPrLLM 3.2.1): the whole matrix (``layer``), one output row, one input column, or
-``n:m``, each m consecutive weights of a row, of which n are kept."""
-
-_PATTERN = re.compile(r"([1-9][0-9]*):([1-9][0-9]*)")
-
-
-def parse_pattern(group: ComparisonGroup) -> tuple[int, int] | None:
-    """(n, m) of an n:m pattern that keeps n of m weights, 0 < n < m; None if the text is no such pattern."""
-    match = _PATTERN.fullmatch(group)
-    if match is None:
-        return None
-    n, m = int(match[1]), int(match[2])
-    return (n, m) if n < m else None
-
-
-def group_size(shape: tuple[int, int], group: ComparisonGroup) -> int:
-    """Number of weights in every comparison group of a matrix.
-
-    Raises
-    ------
-    ValueError
-        The group is unknown, or an n:m pattern does not divide the rows of the matrix.
-    """
-    rows, columns = shape
-    if (pattern := parse_pattern(group)) is not None:
-        if columns % pattern[1]:
-            raise ValueError(f"pattern {group} does not divide rows of {columns} weights")
-        return pattern[1]
-    sizes = {"layer": rows * columns, "row": columns, "column": rows}
-    if group not in sizes:
-        raise ValueError(f"comparison group {group!r} is unknown")
-    return sizes[group]
-
-
-def pruned_per_group(shape: tuple[int, int], sparsity: float, group: ComparisonGroup) -> int:
-    """Number of weights that every comparison group loses: ``int(group size * sparsity)``, or m - n of a pattern n:m."""
-    size = group_size(shape, group)
-    pattern = parse_pattern(group)
-    return int(size * sparsity) if pattern is None else pattern[1] - pattern[0]
-
-
-def pruned_in_matrix(shape: tuple[int, int], sparsity: float, group: ComparisonGroup) -> int:
-    """Number of weights that a matrix loses when every comparison group loses its exact share."""
-    rows, columns = shape
-    return rows * columns // group_size(shape, group) * pruned_per_group(shape, sparsity, group)
 
 
 def select_lowest(scores: Tensor, sparsity: float, group: ComparisonGroup, factors: Tensor | None = None) -> Tensor:
@@ -136,10 +86,3 @@ def _select_compiled(scores: Tensor, quota: int, group: ComparisonGroup, factors
         kernel = {"layer": lowest.prune_layer, "row": lowest.prune_rows, "column": lowest.prune_columns}[group]
         nan = kernel(given, by, quota, threads, prune_mask)
     return torch.from_numpy(prune_mask), bool(nan)
-
-
-def pruned_by_group(prune_mask: NDArray[np.bool_], group: ComparisonGroup) -> NDArray[np.int64]:
-    """How many weights each comparison group of a prune mask, shape (rows, columns), loses: (number of groups,)."""
-    rows, columns = prune_mask.shape
-    lines = (prune_mask.T if group == "column" else prune_mask).reshape(-1, group_size((rows, columns), group))
-    return lines.sum(axis=1, dtype=np.int64)

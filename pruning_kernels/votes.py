@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pruning_kernels.bitmask import Words, num_words, pack, planes_for, unpack
+from pruning_kernels.comparison_groups import ComparisonGroup, group_size, pruned_per_group
 from pruning_kernels.compiled import WORTH_COMPILING, use_threads_of_torch
-from pruning_kernels.selection import ComparisonGroup, group_size, pruned_per_group
 
 Sizes = NDArray[np.unsignedinteger]
 """What decides among equally voted weights, the smaller going first: uint16 or uint32, whose upper bit does not count, so

@@ -20,7 +20,7 @@ from espalier.wire.masks import mask_name
 from espalier.wire.messages import Letter, NoScalars
 from espalier.wire.parts import PartRequest
 from espalier.wire.payload import block_key
-from pruning_kernels.selection import group_size
+from pruning_kernels.comparison_groups import group_size
 from pruning_kernels.votes import VoteCounter
 from strategies.counting import require_counting
 from strategies.evaluation import ClientEvaluation

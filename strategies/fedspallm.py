@@ -22,8 +22,8 @@ from espalier.wire.masks import mask_name
 from espalier.wire.messages import Letter
 from espalier.wire.payload import block_key
 from espalier.wire.plan import BlockPlan, LinearPlan
+from pruning_kernels.comparison_groups import group_size
 from pruning_kernels.kept_mean import KeptMean
-from pruning_kernels.selection import group_size
 from pruning_kernels.votes import VoteCounter
 from strategies.counting import require_counting
 from strategies.evaluation import ClientEvaluation

@@ -10,15 +10,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from espalier.modeling.checkpoint import TORCH_DTYPES
+from espalier.modeling.dtypes import TORCH_DTYPES
 from espalier.modeling.edits import WeightEdit, replaced
 from espalier.modeling.opened import OpenedModel
 from espalier.settings.run import RunSettings
 from espalier.settings.seeds import derive_seed
 from espalier.storage.blobs import BlobStore
 from espalier.wire.fedspallm import num_kept
-from espalier.wire.kept import PrunedMatrix, kept_specs, pack_kept, unpack_kept
+from espalier.wire.kept import kept_specs
 from espalier.wire.plan import BlockPlan, LinearPlan
+from espalier.wire.pruned_matrices import PrunedMatrix, pack_kept, unpack_kept
 from pruning_kernels.bitmask import Words, count, unpack
 from pruning_kernels.kept_mean import KeptMean
 from pruning_kernels.votes import Sizes, VoteCounter, magnitudes

@@ -14,12 +14,13 @@ from espalier.modeling.opened import OpenedModel
 from espalier.settings.run import RunSettings
 from espalier.settings.seeds import derive_seed
 from espalier.storage.blobs import BlobStore
-from espalier.wire.fedprllm import kept_shares, votes_dtype
-from espalier.wire.masks import mask_name, unpack_masks
+from espalier.wire.fedprllm import votes_dtype
+from espalier.wire.mask_tensors import kept_shares, unpack_masks
+from espalier.wire.masks import mask_name
 from espalier.wire.payload import pack_tensors, unpack_tensors
 from espalier.wire.plan import BlockPlan, LinearPlan
 from pruning_kernels.bitmask import count
-from pruning_kernels.selection import pruned_in_matrix
+from pruning_kernels.comparison_groups import pruned_in_matrix
 from pruning_kernels.votes import Sizes, VoteCounter, magnitudes
 
 STATE = ("mask_blobs", "count_blobs", "num_voters", "unanimous_survivors")

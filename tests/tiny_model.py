@@ -21,14 +21,16 @@ def save_tokenizer(folder: Path) -> int:
     return tokenizer.get_vocab_size()
 
 
-def save_tiny_llama(folder: Path, seed: int = 0, dtype: torch.dtype = torch.bfloat16, positions: int = 64) -> Path:
-    """Save a LLaMA of two blocks with grouped-query attention: hidden 16, 4 heads over 2 groups, feed-forward 24."""
+def save_tiny_llama(
+    folder: Path, seed: int = 0, dtype: torch.dtype = torch.bfloat16, positions: int = 64, blocks: int = 2
+) -> Path:
+    """Save a LLaMA with grouped-query attention: hidden 16, 4 heads over 2 groups, feed-forward 24."""
     vocabulary = save_tokenizer(folder)
     config = LlamaConfig(
         vocab_size=vocabulary,
         hidden_size=16,
         intermediate_size=24,
-        num_hidden_layers=2,
+        num_hidden_layers=blocks,
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=positions,

@@ -23,7 +23,7 @@ from espalier.modeling.block_stream import BlockStream
 from espalier.modeling.computing import set_up
 from espalier.modeling.opened import open_model
 from espalier.settings.run import parse
-from espalier.wire.kept import unpack_kept
+from espalier.wire.pruned_matrices import unpack_kept
 from strategies.layer_sampling import layers_per_client, sample_layers
 
 CLIENTS = 8

@@ -19,9 +19,10 @@ from espalier.modeling.edits import Edits, replaced
 from espalier.settings.node import NodeSettings
 from espalier.settings.run import RunSettings
 from espalier.storage.blobs import BlobStore
-from espalier.wire.kept import kept_name, pack_kept, unpack_kept
+from espalier.wire.kept import kept_name
 from espalier.wire.masks import mask_name
 from espalier.wire.plan import BlockPlan, LinearPlan
+from espalier.wire.pruned_matrices import pack_kept, unpack_kept
 from pruning_kernels.kept_mean import KeptMean
 from pruning_kernels.local import LocalPruning
 from pruning_kernels.votes import VoteCounter

@@ -20,7 +20,8 @@ from espalier.modeling.input_statistics import watch_for
 from espalier.settings.node import NodeSettings
 from espalier.settings.run import RunSettings
 from espalier.storage.blobs import BlobStore
-from espalier.wire.masks import mask_name, pack_masks, unpack_masks
+from espalier.wire.mask_tensors import pack_masks, unpack_masks
+from espalier.wire.masks import mask_name
 from espalier.wire.payload import unpack_tensors
 from espalier.wire.plan import BlockPlan
 from pruning_kernels.bitmask import Words, pack

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from espalier.modeling.block_stream import Activations, BlockStream, apply_prune_masks
-from espalier.modeling.checkpoint import TORCH_DTYPES
+from espalier.modeling.dtypes import TORCH_DTYPES
 from espalier.modeling.edits import Edits, WeightEdit, dense
 from espalier.modeling.input_statistics import InputSquareSums, Watch, watch_for
-from espalier.wire.kept import PrunedMatrix
+from espalier.wire.pruned_matrices import PrunedMatrix
 from pruning_kernels.local import InputStatistics, LocalPruning
 from pruning_kernels.sparsegpt import Factor
 

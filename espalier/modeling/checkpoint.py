@@ -7,17 +7,15 @@ import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, BinaryIO
 
 from espalier.settings.mistakes import Mistake
 
-TORCH_DTYPES = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
-    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
-}  # fmt: skip
+if TYPE_CHECKING:
+    from torch import Tensor
+
+NUM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
+"""Bytes of a number, by safetensors' name of its dtype."""
 CHUNK = 16 * 1024 * 1024
 
 
@@ -42,17 +40,23 @@ class Checkpoint:
         for shard in self.shards:
             self.tensors.update(_read_header(shard))
 
-    def read(self, name: str) -> Tensor:
+    def read(self, name: str) -> "Tensor":
         """Read one tensor into memory of its own (no memory map)."""
         return self.read_into(name, self.room(name))
 
-    def room(self, name: str, pinned: bool = False) -> Tensor:
+    def room(self, name: str, pinned: bool = False) -> "Tensor":
         """Room for one tensor; pinned, a CUDA device copies from it while the processor does other work."""
+        import torch
+
+        from espalier.modeling.dtypes import TORCH_DTYPES
+
         stored = self.tensors[name]
         return torch.empty(stored.shape, dtype=TORCH_DTYPES[stored.dtype], pin_memory=pinned)
 
-    def read_into(self, name: str, room: Tensor) -> Tensor:
+    def read_into(self, name: str, room: "Tensor") -> "Tensor":
         """Fill the room of one tensor from its file, and return it."""
+        import torch
+
         stored, waiting = self.tensors[name], room.view(-1).view(torch.uint8).numpy().data
         with open(stored.shard, "rb", buffering=0) as file:
             while waiting:
@@ -106,7 +110,7 @@ def _read_header(shard: Path) -> Iterator[tuple[str, StoredTensor]]:
         header.pop("__metadata__", None)
         for name, entry in header.items():
             start, stop = (8 + length + offset for offset in entry["data_offsets"])
-            if entry["dtype"] not in TORCH_DTYPES:
+            if entry["dtype"] not in NUM_BYTES:
                 raise Mistake(f"{shard}: tensor {name} has dtype {entry['dtype']}, which cannot be pruned")
             if stop > size:
                 raise Mistake(f"{shard}: ends before tensor {name}; copy the file again")
@@ -114,7 +118,7 @@ def _read_header(shard: Path) -> Iterator[tuple[str, StoredTensor]]:
             if (
                 min(stored.shape, default=0) < 0
                 or start < 8 + length
-                or stop - start != TORCH_DTYPES[stored.dtype].itemsize * math.prod(stored.shape)
+                or stop - start != NUM_BYTES[stored.dtype] * math.prod(stored.shape)
             ):
                 raise ValueError
             yield name, stored

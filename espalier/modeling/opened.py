@@ -1,7 +1,7 @@
 """Open a model directory: its configuration, family, tensors, plan, tokenizer and hash; no weight is loaded yet.
 
-transformers takes a second to import. Flower starts a process for every message, and many messages need no more than the
-plan; so it is imported where a model or a tokenizer is made.
+torch and transformers take a second each to import. Flower starts a process for every message, and many messages need no more
+than the plan; so they are imported where a model or a tokenizer is made, or a weight is read.
 """
 
 import hashlib
@@ -12,8 +12,6 @@ from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import torch
 
 from espalier.modeling.checkpoint import Checkpoint
 from espalier.modeling.families import Family, family_of
@@ -195,6 +193,7 @@ def check_labels(family: Family, num_labels: int | None, where: str) -> None:
 
 def skeleton_of(config: "PretrainedConfig", family: Family, num_labels: int | None, where: str) -> Any:
     """A model as ``OpenedModel.new_skeleton`` gives it, from a configuration alone; tied parameters are one parameter."""
+    import torch
     import transformers
     from accelerate import init_empty_weights
 

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from espalier.modeling.checkpoint import TORCH_DTYPES, Checkpoint
+from espalier.modeling.checkpoint import Checkpoint
+from espalier.modeling.dtypes import TORCH_DTYPES
 
 
 def pieces(checkpoint: Checkpoint, name: str) -> Iterator[Tensor]:

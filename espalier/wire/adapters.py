@@ -7,18 +7,20 @@ their names are canonical, ``attn.q.lora_a`` and ``attn.q.lora_b``, in a blob pe
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from espalier.settings.lora import LoraSettings
 from espalier.settings.mistakes import Mistake
 from espalier.wire.payload import block_key
 from espalier.wire.plan import LinearPlan, ModelPlan
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 HEAD_KEY = "head"
 """Blob of the tensors that are trained whole: an encoder's classification head."""
 
-Tensors = Mapping[str, Mapping[str, Tensor]]
+Tensors = Mapping[str, Mapping[str, "Tensor"]]
 """What is trained: tensors by blob key and canonical name."""
 Shapes = dict[str, dict[str, tuple[int, ...]]]
 """Their shapes."""

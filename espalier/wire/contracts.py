@@ -1,16 +1,22 @@
 """Find the contract of a message: a function of its header, the model plan and the run's settings."""
 
+from importlib import import_module
 from types import ModuleType
 
 from espalier.settings.mistakes import Mistake
 from espalier.settings.run import RunSettings
-from espalier.wire import enrolment, evaluation, fedprllm, fedspallm, tuning
+from espalier.wire import enrolment, evaluation
 from espalier.wire.contract import Contract
 from espalier.wire.messages import Letter, validate
 from espalier.wire.plan import ModelPlan
 
-METHODS: dict[str, ModuleType] = {"fedpetuning": tuning, "fedprllm": fedprllm, "fedspallm": fedspallm, "hetlora": tuning}
-"""The module that holds each method's contracts: ``contract`` of train and fetch, and ``delivery``."""
+METHODS = {"fedpetuning": "tuning", "fedprllm": "fedprllm", "fedspallm": "fedspallm", "hetlora": "tuning"}
+"""The module of this package that holds each method's contracts: ``contract`` of train and fetch, and ``delivery``."""
+
+
+def of_method(method: str) -> ModuleType:
+    """A method's contracts, imported when they are needed: those of methods that tune take torch, others do not."""
+    return import_module(f"espalier.wire.{METHODS[method]}")
 
 
 def contract_for(request: Letter, plan: ModelPlan, settings: RunSettings) -> Contract:
@@ -29,7 +35,7 @@ def contract_for(request: Letter, plan: ModelPlan, settings: RunSettings) -> Con
     if header.kind == "evaluate":
         return evaluation.contract(settings.method, validate(evaluation.Texts, request.scalars), settings.evaluation.own_text)
     if header.kind == "deliver":
-        delivery: Contract = METHODS[settings.method].delivery(request, plan, settings)
+        delivery: Contract = of_method(settings.method).delivery(request, plan, settings)
         return delivery
-    contract: Contract = METHODS[settings.method].contract(request, plan, settings)
+    contract: Contract = of_method(settings.method).contract(request, plan, settings)
     return contract

@@ -1,14 +1,10 @@
 """Contracts of FedPrLLM: a packed prune mask per matrix, nothing else."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 from pydantic import Field
-from torch import Tensor
 
 from espalier.settings.fedprllm import FedPrLLMSettings
 from espalier.settings.mistakes import Mistake
@@ -17,7 +13,7 @@ from espalier.wire.contract import Contract, Side
 from espalier.wire.masks import mask_name, require_exact_sparsity
 from espalier.wire.messages import MOST_SECONDS, Letter, NoScalars, Scalars
 from espalier.wire.parts import PartRequest, Sha256, hashes_of_part
-from espalier.wire.payload import TensorSpec, block_key, unpack_tensors
+from espalier.wire.payload import TensorSpec, block_key, views
 from espalier.wire.plan import BlockPlan, ModelPlan, cut_into_parts
 from pruning_kernels.bitmask import num_words
 
@@ -70,11 +66,6 @@ def votes_dtype(num_clients: int) -> np.dtype:
     return np.min_scalar_type(num_clients)
 
 
-def kept_shares(votes: Mapping[str, NDArray], num_voters: int) -> dict[str, Tensor]:
-    """``(m - votes) / m`` per weight, by canonical linear name: float32, shaped like the weights (section 3.2, step 6)."""
-    return {name: (num_voters - torch.from_numpy(count.astype(np.float32))) / num_voters for name, count in votes.items()}
-
-
 def decided_specs(block: BlockPlan, settings: RunSettings) -> dict[str, dict[str, TensorSpec]]:
     """The blobs that describe a decided block: its masks and, with weight scaling, its votes."""
     blobs = {block_key(block.index): mask_specs(block)}
@@ -124,7 +115,7 @@ class ExactSparsity:
     def __call__(self, key: str, blob: bytes) -> None:
         """Raise Mistake if the masks of a block prune too many or too few weights, or have bits beyond their weights."""
         block = next(block for block in self.plan.blocks if block_key(block.index) == key)
-        masks = unpack_tensors(blob)
+        masks = views(blob)
         for linear in block.linears:
             words = masks[mask_name(linear.name)]
             require_exact_sparsity(key, linear, words, self.settings.sparsity, self.settings.local_group)

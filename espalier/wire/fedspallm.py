@@ -15,7 +15,7 @@ from espalier.wire.messages import MOST_SECONDS, Letter, NoScalars, Scalars, val
 from espalier.wire.parts import Sha256, hashes_of_part
 from espalier.wire.payload import TensorSpec, block_key
 from espalier.wire.plan import BlockPlan, ModelPlan, cut_into_parts
-from pruning_kernels.selection import pruned_in_matrix
+from pruning_kernels.comparison_groups import pruned_in_matrix
 
 BlockIndex = Annotated[int, Field(ge=0)]
 Version = Annotated[int, Field(ge=0)]

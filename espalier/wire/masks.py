@@ -1,18 +1,12 @@
 """Prune masks of a block as a payload: flat, one bit per weight (``pruning_kernels.bitmask``)."""
 
-from collections.abc import Mapping
-
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from espalier.settings.mistakes import Mistake
-from espalier.wire.payload import pack_tensors, unpack_tensors
-from espalier.wire.plan import BlockPlan, LinearPlan
+from espalier.wire.plan import LinearPlan
 from pruning_kernels.bitmask import Words, count, count_rows, has_clean_padding, unpack
-from pruning_kernels.bitmask_on_device import pack_tensor
-from pruning_kernels.selection import pruned_by_group, pruned_in_matrix, pruned_per_group
+from pruning_kernels.comparison_groups import pruned_by_group, pruned_in_matrix, pruned_per_group
 
 
 def mask_name(linear: str) -> str:
@@ -34,14 +28,3 @@ def require_exact_sparsity(key: str, linear: LinearPlan, words: Words, sparsity:
 
 def _pruned_by_group(words: Words, shape: tuple[int, int], group: str) -> NDArray[np.int64]:
     return count_rows(words, shape) if group == "row" else pruned_by_group(unpack(words, shape), group)
-
-
-def pack_masks(prune_masks: Mapping[str, Tensor]) -> bytes:
-    """Serialise a block's prune masks, bool tensors by canonical linear name."""
-    return pack_tensors({mask_name(name): pack_tensor(mask) for name, mask in prune_masks.items()})
-
-
-def unpack_masks(block: BlockPlan, blob: bytes) -> dict[str, Tensor]:
-    """Read a block's prune masks: bool tensors by canonical linear name, shaped like the weights."""
-    words = unpack_tensors(blob)
-    return {linear.name: torch.from_numpy(unpack(words[mask_name(linear.name)], linear.shape)) for linear in block.linears}

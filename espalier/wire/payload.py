@@ -22,6 +22,11 @@ DTYPE_BYTES = {
     "F32": 4, "I32": 4, "U32": 4, "F64": 8, "I64": 8, "U64": 8,
 }  # fmt: skip
 
+NUMPY_DTYPES = {
+    "BOOL": "?", "U8": "<u1", "I8": "<i1", "F16": "<f2", "BF16": "<u2", "I16": "<i2", "U16": "<u2",
+    "F32": "<f4", "I32": "<i4", "U32": "<u4", "F64": "<f8", "I64": "<i8", "U64": "<u8",
+}  # fmt: skip
+
 
 @dataclass(frozen=True)
 class TensorSpec:
@@ -47,6 +52,21 @@ def unpack_tensors(blob: bytes) -> dict[str, NDArray]:
         return load(blob)
     except SafetensorError:
         raise Mistake("payload: not a safetensors blob") from None
+
+
+def views(blob: bytes) -> dict[str, NDArray]:
+    """The tensors of a blob where they lie, without copying them; read-only, and bfloat16 as its bits: uint16.
+
+    Raises
+    ------
+    Mistake
+        See ``tensor_specs``.
+    """
+    specs, start, found = tensor_specs(blob), 8 + struct.unpack("<Q", blob[:8])[0], {}
+    for name, spec in specs.items():
+        found[name] = np.frombuffer(blob, NUMPY_DTYPES[spec.dtype], math.prod(spec.shape), start).reshape(spec.shape)
+        start += spec.num_bytes
+    return found
 
 
 def tensor_specs(blob: bytes) -> dict[str, TensorSpec]:

@@ -13,8 +13,8 @@ from espalier.modeling.edits import Edits, masked, replaced
 from espalier.modeling.input_statistics import watch_for
 from espalier.settings.node import NodeSettings
 from espalier.storage.blobs import BlobStore
-from espalier.wire.kept import pack_kept, unpack_kept
-from espalier.wire.masks import pack_masks, unpack_masks
+from espalier.wire.mask_tensors import pack_masks, unpack_masks
+from espalier.wire.pruned_matrices import pack_kept, unpack_kept
 from pruning_kernels.local import LocalPruning
 from strategies.run import Run
 

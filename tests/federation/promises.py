@@ -291,16 +291,16 @@ class Promises:
             assert_nothing_private(outgoing_bytes(reply), private_text(partition), AutoTokenizer.from_pretrained(bench.model))
 
     def test_what_a_handler_should_not_send_is_held_back(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-        from client_app.app import JOBS
+        from client_app.app import job_of
 
-        honest = JOBS[self.method].train
+        honest = job_of(self.method).train
 
         def chatty(site: Any, request: Any) -> Any:
             letter = honest(site, request)
             letter.scalars["note"] = private_text(0)[:80]
             return letter
 
-        monkeypatch.setattr(JOBS[self.method], "train", chatty)
+        monkeypatch.setattr(job_of(self.method), "train", chatty)
         grid = bench.grid()
         with pytest.raises(RunFailed, match="egress"):
             bench.run(grid)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pruning_kernels.bitmask import count, stack_of_masks, unpack
-from pruning_kernels.selection import ComparisonGroup
+from pruning_kernels.comparison_groups import ComparisonGroup
 from pruning_kernels.votes import VoteCounter, magnitudes
 
 pytestmark = pytest.mark.usefixtures("way")

@@ -1,5 +1,6 @@
 """Pruned blocks as payloads: masks and kept weights, and what the contracts of FedSpaLLM refuse."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -9,15 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load, save
 
+from espalier.modeling.dtypes import TORCH_DTYPES
 from espalier.settings.mistakes import Mistake
 from espalier.settings.run import parse
 from espalier.storage.blobs import sha256
 from espalier.wire.contract import check, check_reply
 from espalier.wire.contracts import contract_for
-from espalier.wire.kept import PrunedMatrix, kept_specs, pack_kept, unpack_kept
+from espalier.wire.kept import kept_specs, require_kept
 from espalier.wire.messages import Header, Letter
 from espalier.wire.payload import tensor_specs
 from espalier.wire.plan import BlockPlan, LinearPlan, ModelPlan
+from espalier.wire.pruned_matrices import PrunedMatrix, pack_kept, unpack_kept
 
 SHA = "0" * 64
 
@@ -124,6 +127,23 @@ def _padding(tensors: dict[str, torch.Tensor]) -> None:
 
 def _float32(tensors: dict[str, torch.Tensor]) -> None:
     tensors["attn.q.kept"] = tensors["attn.q.kept"].float()
+
+
+@pytest.mark.parametrize("dtype", ["F64", "F32", "F16", "BF16"])
+@pytest.mark.parametrize("number", [math.inf, -math.inf, math.nan, -math.nan, None])
+def test_numbers_that_are_not_finite_are_found_in_every_dtype(dtype: str, number: float | None) -> None:
+    of_torch = TORCH_DTYPES[dtype]
+    kept = torch.tensor([torch.finfo(of_torch).max, torch.finfo(of_torch).min, 0.0, -0.0, 1e-6], dtype=of_torch)
+    mask = torch.tensor([[False, True, False, True], [False, True, False, False]])
+    if number is not None:
+        kept[3] = number
+    blob = pack_kept({"attn.q": PrunedMatrix(mask, kept)})
+    block = BlockPlan(0, (LinearPlan("attn.q", "q.weight", (2, 4), dtype),))
+    if number is None:
+        assert require_kept(block, "block-0000", blob)["attn.q"].tolist() == [0b00101010]
+    else:
+        with pytest.raises(Mistake, match=r"block-0000 attn\.q: a kept weight is not finite"):
+            require_kept(block, "block-0000", blob)
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from flwr.app import Array, ArrayRecord
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import save as torch_save
 
+from espalier.modeling.dtypes import TORCH_DTYPES
 from espalier.settings.mistakes import Mistake
 from espalier.wire.payload import (
     TensorSpec,
@@ -19,6 +22,7 @@ from espalier.wire.payload import (
     tensor_specs,
     to_record,
     unpack_tensors,
+    views,
 )
 
 SECRET = "Anna K., born 1961, diagnosis F32.1"
@@ -44,6 +48,18 @@ def test_a_blob_made_by_hand_is_read() -> None:
     found = unpack_tensors(blob)
     assert found["b"].tolist() == [0x0706050403020100, 0x0F0E0D0C0B0A0908]
     assert found["a"].tolist() == [list(struct.unpack("<2f", bytes(range(16, 24))))]
+    assert {name: array.tolist() for name, array in views(blob).items()} == {"b": found["b"].tolist(), "a": found["a"].tolist()}
+
+
+@pytest.mark.parametrize(("dtype", "torch_dtype"), TORCH_DTYPES.items())
+def test_a_view_has_the_bits_of_the_tensor(dtype: str, torch_dtype: torch.dtype) -> None:
+    numbers = torch.arange(-6, 6).view(3, 4).to(torch_dtype)
+    found = views(torch_save({"x": numbers, "empty": torch.zeros(0, 2, dtype=torch_dtype)}))
+    assert found["empty"].shape == (0, 2)
+    assert found["x"].shape == (3, 4)
+    assert found["x"].tobytes() == numbers.view(torch.uint8).numpy().tobytes()
+    if dtype != "BF16":
+        assert found["x"].tolist() == numbers.tolist()
 
 
 @settings(max_examples=30, deadline=None)

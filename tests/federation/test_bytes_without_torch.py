@@ -1,0 +1,57 @@
+"""Flower starts a process for every message: those that move bytes which are there do not import what takes seconds."""
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from bench import Bench
+from flwr.app import Message
+from tiny_model import save_tiny_llama
+
+from espalier.wire.messages import read
+
+ANSWER = """
+import pickle, sys
+from pathlib import Path
+for library in ("torch", "numba", "transformers"):
+    sys.modules[library] = None  # importing it raises
+from flwr.app import Context, RecordDict
+from client_app.app import app
+from espalier.wire.messages import address, read
+asked = pickle.loads(Path(sys.argv[1]).read_bytes())
+message = address(asked["request"], 1, 60.0)
+message.metadata.__dict__["_message_id"] = "one"
+reply = read(app(message, Context(1, 1, asked["node"], RecordDict(), asked["run"])).content)
+assert reply == asked["reply"], (reply.header, reply.scalars)
+"""
+"""A process that answers a request that was answered before, and compares."""
+
+
+@pytest.mark.parametrize("method", ["fedprllm", "fedspallm"])
+def test_masks_and_kept_weights_are_fetched_and_delivered_without_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setattr("espalier.corpora.client_text.LEAST_PREDICTIONS", 15)  # the texts of the bench are short
+    bench, answered = Bench(tmp_path, method, {f"{method}.sparsity": 0.5}, num_clients=2), set[str]()
+    bench.model = save_tiny_llama(tmp_path / "deep", blocks=8)
+    grid = bench.grid()
+    node = next(dict(context.node_config) for context in grid.contexts.values() if context.node_config["partition-id"] == 0)
+
+    def answer_anew(message: Message, reply: Message) -> Message:
+        request = read(message.content)
+        if (kind := request.header.kind) in ("fetch", "deliver") and kind not in answered:
+            asked = tmp_path / "asked"
+            asked.write_bytes(
+                pickle.dumps({"request": request, "reply": read(reply.content), "node": node, "run": bench.config()})
+            )
+            done = subprocess.run([sys.executable, "-c", ANSWER, str(asked)], capture_output=True, text=True)
+            assert done.returncode == 0, done.stderr
+            answered.add(kind)
+        return reply
+
+    grid.tamper = {0: answer_anew}
+    bench.run(grid)
+    assert answered == {"fetch", "deliver"}
