@@ -173,7 +173,7 @@ def select_most_voted(
     ----------
     counts : (rows, columns), votes per weight, not negative
     sparsity : share of each group to prune, in [0, 1)
-    group : see ``selection.ComparisonGroup``
+    group : see ``comparison_groups.ComparisonGroup``
     sizes : (rows, columns) or None
         Among weights with equally many votes the smaller size is pruned first, then the lower index; None leaves the index
         alone. The reference code draws a random permutation instead; its seeded form are random sizes.
@@ -181,7 +181,7 @@ def select_most_voted(
     Returns
     -------
     NDArray[np.bool_]
-        Prune mask, same shape; each group loses exactly ``selection.pruned_per_group`` weights.
+        Prune mask, same shape; each group loses exactly ``comparison_groups.pruned_per_group`` weights.
     """
     rows, columns = counts.shape
     quota = pruned_per_group((rows, columns), sparsity, group)

@@ -1,0 +1,58 @@
+"""Kernels that find the most voted weights stay within their arrays: run as Python, where NumPy checks the indices."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from pruning_kernels import lowest, most_voted, most_voted_columns, votes
+from pruning_kernels.bitmask import pack
+from pruning_kernels.votes import HostVotes, select_most_voted
+
+INSTRUCTIONS = {
+    "popcount": lambda word: int(word).bit_count(),
+    "lowest_bit": lambda word: np.uint64((int(word) & -int(word)).bit_length() - 1),
+}
+
+
+@pytest.fixture
+def kernels_as_python(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Kernels are the Python functions that they are compiled from, and take matrices of any size."""
+    for module in (lowest, most_voted, most_voted_columns):
+        for name, found in list(vars(module).items()):
+            if hasattr(found, "py_func"):
+                monkeypatch.setattr(module, name, found.py_func)
+            elif name in INSTRUCTIONS:
+                monkeypatch.setattr(module, name, INSTRUCTIONS[name])
+    monkeypatch.setattr(votes, "WORTH_COMPILING", 0)
+    with np.errstate(over="ignore"):
+        yield
+
+
+@pytest.mark.usefixtures("kernels_as_python")
+@pytest.mark.parametrize("shape", [(1, 1), (17, 1), (3, 70), (5, 64), (9, 13), (4, 512), (3, 515)])
+@pytest.mark.parametrize("group", ["layer", "row", "column"])
+@pytest.mark.parametrize("highest", [0, 2])
+def test_the_most_voted_are_found_without_an_index_beyond_an_array(shape: tuple[int, int], group: str, highest: int) -> None:
+    generator = np.random.default_rng(sum(shape))
+    counts = generator.integers(0, highest + 1, shape).astype(np.int32)
+    counted = HostVotes(shape, 3)
+    for plane, words in enumerate(counted.planes):
+        words[:] = pack(counts >> plane & 1 == 1)
+    for sizes in (None, generator.integers(0, 3, shape, dtype=np.uint32), generator.integers(0, 9, shape, dtype=np.uint16)):
+        found = counted.most_voted(0.5, group, sizes)
+        assert (found == pack(select_most_voted(counts, 0.5, group, sizes))).all()
+
+
+@pytest.mark.parametrize("guess", [0, 1, 6, 7, 40, 62, 63])
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.97])
+def test_a_guess_that_is_wrong_by_any_number_of_votes_is_mended(
+    monkeypatch: pytest.MonkeyPatch, guess: int, share: float
+) -> None:
+    counts = np.random.default_rng(guess).binomial(63, 0.2, (40, 50)).astype(np.int32)
+    counted = HostVotes(counts.shape, 63)
+    for plane, words in enumerate(counted.planes):
+        words[:] = pack(counts >> plane & 1 == 1)
+    monkeypatch.setattr(votes, "WORTH_COMPILING", 0)
+    monkeypatch.setattr(most_voted, "_guess", lambda planes, share: guess)
+    assert (counted.most_voted(share, "layer", None) == pack(select_most_voted(counts, share, "layer"))).all()
