@@ -15,7 +15,7 @@ from promises import PruningPromises, spoiled
 from safetensors import safe_open
 from safetensors.torch import load, save
 
-import client_app.fedspallm
+from client_app.app import DELIVERIES
 from espalier.modeling.opened import OpenedModel
 from espalier.settings.mistakes import Mistake
 from espalier.settings.run import parse
@@ -287,7 +287,7 @@ class TestRounds(PruningPromises):
         def refuse(site: Any, request: Any) -> Any:
             raise Mistake("the disk is full")
 
-        monkeypatch.setattr(client_app.fedspallm, "deliver", refuse)
+        monkeypatch.setitem(DELIVERIES, "fedspallm", refuse)
         with pytest.raises(RunFailed, match=r"0 clients are left for round 2(.|\n)*node-00003: deliver: the disk is full"):
             bench.run()
 
@@ -338,8 +338,8 @@ class TestRounds(PruningPromises):
                 raise Mistake("the disk is full")
             return deliver(site, request)
 
-        deliver = client_app.fedspallm.deliver
-        monkeypatch.setattr(client_app.fedspallm, "deliver", refuse)
+        deliver = DELIVERIES["fedspallm"]
+        monkeypatch.setitem(DELIVERIES, "fedspallm", refuse)
         document = summary(bench.run(evaluation__own_text=False))
         assert [client["status"] for client in document["clients"]] == ["completed", "dropped", "completed", "completed"]
         assert document["clients"][1]["reason"] == "deliver: the disk is full"
