@@ -224,6 +224,18 @@ class Promises:
         monkeypatch.setattr("espalier.corpora.client_text.LEAST_PREDICTIONS", 15)  # the texts of the bench are short
         return Bench(tmp_path, self.method, self.settings)
 
+    @pytest.fixture(scope="class")
+    def made_without_client_2(self, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+        """The result of a federation whose third client says nothing after it was enrolled."""
+        folder = tmp_path_factory.mktemp("without")
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            monkeypatch.setenv("ESPALIER_STATE_DIR", str(folder / "state"))
+            monkeypatch.setattr("espalier.corpora.client_text.LEAST_PREDICTIONS", 15)
+            bench = Bench(folder, self.method, self.settings)
+            grid = bench.grid()
+            grid.tamper[2] = lambda request, reply: reply if read(request.content).header.kind == "enrol" else None
+            return model_files(bench.run(grid, evaluation__centralized="off"))
+
     # ----- contract ---------------------------------------------------------------------------------------------------
 
     def test_every_message_matches_its_contract_both_ways(self, bench: Bench) -> None:
@@ -438,16 +450,15 @@ class Promises:
         assert model_files(folder) == model_files(bench.run())
 
     @pytest.mark.parametrize("spoil", sorted(SPOILS))
-    def test_a_malformed_reply_costs_its_sender_alone(self, bench: Bench, spoil: str) -> None:
+    def test_a_malformed_reply_costs_its_sender_alone(
+        self, bench: Bench, made_without_client_2: dict[str, bytes], spoil: str
+    ) -> None:
         grid = bench.grid()
         grid.tamper[2] = spoiled(SPOILS[spoil])
-        folder = bench.run(grid)
+        folder = bench.run(grid, evaluation__centralized="off")
         statuses = {client["rank"]: client["status"] for client in summary(folder)["clients"]}
         assert statuses == {0: "completed", 1: "completed", 2: "dropped", 3: "completed"}
-        dead = bench.grid()
-        dead.tamper[2] = lambda request, reply: reply if read(request.content).header.kind == "enrol" else None
-        without_it = bench.run(dead)
-        assert model_files(folder) == model_files(without_it)
+        assert model_files(folder) == made_without_client_2
         assert any(event["event"] == "dropped" and event["rank"] == 2 for event in events(folder))
 
     def test_without_a_quorum_the_run_ends_with_the_reasons(self, bench: Bench) -> None:

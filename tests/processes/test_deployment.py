@@ -1,6 +1,7 @@
 """The same run in simulation and as real processes over gRPC gives the same bytes."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -44,15 +45,13 @@ def test_real_processes_give_the_bytes_of_the_simulation(tmp_path: Path, method:
     more, expected_kinds = METHODS[method]
     words = ("run", "two-sites", f"method={method}", *SETTINGS, *more, "--app", str(ROOT))
     tmp_path.joinpath("simulated").mkdir()
-    done = espalier(tmp_path / "simulated", *words)
-    assert done.returncode == 0, done.stdout + done.stderr
-    simulated = results_of(tmp_path / "simulated" / "runs")
-
     sites = ("hospital-a", "hospital-b")
-    with federation(tmp_path / "deployed", sites) as deployed_on:
-        done = espalier(tmp_path / "deployed", *words, "--superlink", deployed_on.control)
-    assert done.returncode == 0, done.stdout + done.stderr
-    deployed = results_of(tmp_path / "deployed" / "runs")
+    with ThreadPoolExecutor() as pool, federation(tmp_path / "deployed", sites) as deployed_on:
+        simulation = pool.submit(espalier, tmp_path / "simulated", *words)
+        deployment = pool.submit(espalier, tmp_path / "deployed", *words, "--superlink", deployed_on.control)
+        for done in (simulation.result(), deployment.result()):
+            assert done.returncode == 0, done.stdout + done.stderr
+    simulated, deployed = (results_of(tmp_path / way / "runs") for way in ("simulated", "deployed"))
 
     assert files(deployed / "model") == files(simulated / "model")
     for name in ("masks.safetensors", "adapter/adapter_model.safetensors"):
