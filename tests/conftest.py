@@ -2,9 +2,13 @@
 
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 import torch
 from devices import DEVICES, tests_work_on, working_on
+
+hypothesis.settings.register_profile("espalier", deadline=None)  # a busy machine is no mistake
+hypothesis.settings.load_profile("espalier")
 
 
 @pytest.fixture(autouse=True, scope="session")
