@@ -236,7 +236,7 @@ def test_of_processes_that_load_at_once_one_quantises_and_all_get_the_same(model
     processes = [context.Process(target=_load, args=(model.directory, tmp_path, together, found)) for _ in range(3)]
     for process in processes:
         process.start()
-    results = [found.get(timeout=60) for _ in processes]
+    results = [found.get(timeout=600) for _ in processes]
     for process in processes:
         process.join()
     fresh = bits(model, None)

@@ -164,7 +164,7 @@ def second_process(state: PrivateState, events: Path) -> "subprocess.Popen[str]"
 
 
 def let_go(child: "subprocess.Popen[str]") -> None:
-    child.communicate("let go\n", timeout=60)
+    child.communicate("let go\n", timeout=600)
     assert child.returncode == 0
 
 
