@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 BIN = Path(sys.executable).parent
-PORT_POLLS = 300
+PORT_POLLS = 1200
 
 
 def environment(home: Path) -> dict[str, str]:
