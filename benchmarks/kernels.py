@@ -99,7 +99,10 @@ def measure_votes(shape: tuple[int, int], voters: int, generator: np.random.Gene
         selecting, found = seconds(partial(counter.most_voted, 0.5, group, sizes))
         require_equal(found, pack(select_most_voted(counter.counts(), 0.5, group, sizes)), f"votes by {group}")
         if group == "layer":
-            sorting, _ = seconds(partial(torch.sort, counts.reshape(-1), descending=True, stable=True), 2)
+            sorting, (_, order) = seconds(partial(torch.sort, counts.reshape(-1), descending=True, stable=True), 2)
+            by_index = torch.zeros(counts.numel(), dtype=torch.bool)
+            by_index[order[: counts.numel() // 2]] = True
+            require_equal(counter.most_voted(0.5, "layer"), pack(by_index.numpy()), "votes by layer, ties by index")
             row("select by layer, ties by magnitude", selecting, sorting, "torch.sort")
             row("count and select by layer", counting + selecting, adding + sorting, "int32 += bool, torch.sort")
             row("count and select by layer", counting + selecting, reading, "read them")

@@ -63,11 +63,10 @@ def measure(folder: Path, work: Callable[[], subprocess.CompletedProcess[str]], 
     first = next(when for event, when in at if event["event"] == "method")
     rounds = [first, *(when for event, when in at if event["event"] == "checkpoint")]
     lengths = [after - before for before, after in pairwise(rounds)]
-    summary = json.loads((run / "summary.json").read_text())
-    seconds = [client["seconds"] for client in summary["clients"]]
+    worked = {event["rank"]: event["seconds"] for event in events if event["event"] == "masks"}  # in all rounds up to the last
     return {
         "wall": wall,
-        **split(at, wall, max(seconds) if at_once else sum(seconds)),
+        **split(at, wall, max(worked.values()) if at_once else sum(worked.values())),
         "first round": lengths[0],
         "later rounds": sum(lengths[1:]) / len(lengths[1:]),
         "bytes": [file.read_bytes() for file in (run / "masks.safetensors", *sorted(run.glob("model/*.safetensors")))],

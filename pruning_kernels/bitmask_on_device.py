@@ -1,4 +1,4 @@
-"""Packed masks from tensors on a device: what ``bitmask.pack`` does on the CPU, so that an eighth of the bytes comes back."""
+"""Packed masks from and to tensors on a device: what ``bitmask`` does on the CPU, so that an eighth of the bytes travels."""
 
 import numpy as np
 import torch
@@ -20,3 +20,10 @@ def pack_on_device(mask: Tensor) -> Words:
     places = torch.arange(8, dtype=torch.uint8, device=mask.device)
     in_bytes = bits.reshape(-1, 8).bitwise_left_shift_(places).sum(dim=1, dtype=torch.uint8)
     return in_bytes.cpu().numpy().view(np.uint64)
+
+
+def unpack_on_device(words: Words, weights: int, device: torch.device) -> Tensor:
+    """``bitmask.unpack`` onto a device: (weights,) bool."""
+    in_bytes = torch.from_numpy(words.view(np.uint8)).to(device)
+    places = torch.arange(8, dtype=torch.uint8, device=device)
+    return (in_bytes[:, None] >> places & 1).reshape(-1)[:weights].bool()

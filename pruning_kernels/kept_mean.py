@@ -6,14 +6,16 @@ one bit-sliced count are held, whatever the number of clients; clients are added
 caller fixes, so that a float sum repeats bit by bit.
 """
 
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from pruning_kernels.bitmask import Words, unpack
 from pruning_kernels.compiled import WORTH_COMPILING, use_threads_of_torch
 
+CPU = torch.device("cpu")
 Aggregation = Literal["l0", "mean"]
 """``l0``: over the clients that kept the weight; ``mean``: over all of them, a pruned weight counting as zero."""
 
@@ -24,12 +26,13 @@ class KeptMean:
     Parameters
     ----------
     shape : (rows, columns)
+    device : where the sums are held and added to; what goes in and comes out is NumPy's
     """
 
-    def __init__(self, shape: tuple[int, int]) -> None:
+    def __init__(self, shape: tuple[int, int], device: torch.device = CPU) -> None:
         self.shape = shape
-        self._sum = np.zeros(shape[0] * shape[1], np.float32)
-        self._weight_of_keepers = np.zeros(shape[0] * shape[1], np.float32)
+        self._size = shape[0] * shape[1]
+        self._sums = sums_on(device, self._size)
         self._weight = 0.0
 
     def add(self, prune_mask: Words, kept: NDArray[np.float32], weight: float = 1.0) -> None:
@@ -46,25 +49,56 @@ class KeptMean:
         ValueError
             There are more or fewer kept weights than the mask says.
         """
-        num_kept = self._sum.size - int(np.bitwise_count(prune_mask).sum(dtype=np.int64))
+        num_kept = self._size - int(np.bitwise_count(prune_mask).sum(dtype=np.int64))
         if kept.shape != (num_kept,):
             raise ValueError(f"the mask keeps {num_kept} weights, {kept.shape} were given")
         self._weight += weight
-        scale = np.float32(weight)
-        if self._sum.size >= WORTH_COMPILING:
-            from pruning_kernels.kept_sum import add_kept
-
-            use_threads_of_torch()
-            add_kept(self._sum, self._weight_of_keepers, prune_mask, kept, scale)
-            return
-        keep = ~unpack(prune_mask, (self._sum.size,))
-        self._sum[keep] += kept * scale
-        self._weight_of_keepers[keep] += scale
+        self._sums.add(prune_mask, kept, np.float32(weight))
 
     def mean(self, aggregation: Aggregation = "l0") -> NDArray[np.float32]:
         """The mean, float32, shaped like the matrix; zero where nobody kept the weight. The sum is used up."""
-        if aggregation == "mean":
-            self._sum /= np.float32(self._weight)
+        return self._sums.mean(np.float32(self._weight) if aggregation == "mean" else None).reshape(self.shape)
+
+
+class Sums(Protocol):
+    """What a ``KeptMean`` asks of the device that holds its sums."""
+
+    def add(self, prune_mask: Words, kept: NDArray[np.float32], scale: np.float32) -> None: ...
+
+    def mean(self, weight: np.float32 | None) -> NDArray[np.float32]: ...
+
+
+def sums_on(device: torch.device, size: int) -> Sums:
+    """Sums of nothing, on a device."""
+    if device.type == "cpu":
+        return HostSums(size)
+    from pruning_kernels.kept_sum_on_device import DeviceSums
+
+    return DeviceSums(size, device)
+
+
+class HostSums:
+    """The sum of kept weights and of their clients' weights, (size,) float32."""
+
+    def __init__(self, size: int) -> None:
+        self._total, self._weights = np.zeros(size, np.float32), np.zeros(size, np.float32)
+
+    def add(self, prune_mask: Words, kept: NDArray[np.float32], scale: np.float32) -> None:
+        """Add one client's kept weights, in the order of the matrix, times ``scale``."""
+        if self._total.size >= WORTH_COMPILING:
+            from pruning_kernels.kept_sum import add_kept
+
+            use_threads_of_torch()
+            add_kept(self._total, self._weights, prune_mask, kept, scale)
+            return
+        keep = ~unpack(prune_mask, (self._total.size,))
+        self._total[keep] += kept * scale
+        self._weights[keep] += scale
+
+    def mean(self, weight: np.float32 | None) -> NDArray[np.float32]:
+        """The sum over a weight, or over the weights of those who kept each; zero where nobody did."""
+        if weight is not None:
+            self._total /= weight
         else:
-            np.divide(self._sum, self._weight_of_keepers, out=self._sum, where=self._weight_of_keepers > 0)
-        return self._sum.reshape(self.shape)
+            np.divide(self._total, self._weights, out=self._total, where=self._weights > 0)
+        return self._total

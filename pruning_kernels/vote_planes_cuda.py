@@ -46,7 +46,9 @@ def _count_tile(
     end = tl.cast(voters, tl.int64) * words
     ones = tl.zeros([tile], tl.int64)
     twos, fours = ones, ones
-    upper = (ones,) * max(1, num_planes - 3)
+    upper = (ones,)
+    for _ in tl.static_range(num_planes - 4):
+        upper = upper + (ones,)  # type: ignore[assignment]  # noqa: RUF005 (no unpacking, and before 3.6 no product)
     for voter in range(0, voters, 8):
         ones, twos_a = _add_two(ones, masks, voter, end, words, place)
         ones, twos_b = _add_two(ones, masks, voter + 2, end, words, place)
@@ -57,9 +59,9 @@ def _count_tile(
         fours, carry = _full_add(fours, fours_a, fours_b)
         added = upper[:0]
         for plane in tl.static_range(len(upper)):
-            added = added + (upper[plane] ^ carry,)  # noqa: RUF005 (Triton knows no unpacking)
+            added = added + (upper[plane] ^ carry,)  # type: ignore[assignment]  # noqa: RUF005 (no unpacking)
             carry = upper[plane] & carry
-        upper = added
+        upper = added  # type: ignore[assignment]
     lowest = (ones, twos, fours)
     for plane in tl.static_range(num_planes):
         tl.store(planes + plane * tl.cast(stride, tl.int64) + place, (lowest + upper)[plane], mask=place < words)

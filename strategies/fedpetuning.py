@@ -252,4 +252,6 @@ class FedPETuning(Method):
             told = {"samples": letter.scalars["samples"], "lora_rank": letter.scalars["rank"]}
             seat.metrics = {**told, "skipped_steps": skipped}
         if letter.header.part + 1 == letter.header.num_parts:
-            self.run.progress.step("trained", f"adapters of {seat.site}, {seat.seconds:.1f} s of work", rank=seat.rank)
+            self.run.progress.step(
+                "trained", f"adapters of {seat.site}, {seat.seconds:.1f} s of work", rank=seat.rank, seconds=seat.seconds
+            )

@@ -131,7 +131,9 @@ class FedPrLLM(Method):
             seat.seconds += letter.scalars["seconds"]
             seat.metrics = {name: letter.scalars[name] for name in ("calibration_tokens", "calibration_sha256")}
         if letter.header.part + 1 == letter.header.num_parts:
-            self.run.progress.step("masks", f"masks of {seat.site}, {seat.seconds:.1f} s of work", rank=seat.rank)
+            self.run.progress.step(
+                "masks", f"masks of {seat.site}, {seat.seconds:.1f} s of work", rank=seat.rank, seconds=seat.seconds
+            )
 
     # ----- evaluation by the clients ----------------------------------------------------------------------------------
 

@@ -180,7 +180,8 @@ class FedSpaLLM(Method):
         """Sum and votes of each matrix of a layer, over the clients that sampled it, in order of rank."""
         key = block_key(block.index)
         for linear in block.linears:
-            mean, votes = KeptMean(linear.shape), VoteCounter(linear.shape, len(ranks), self.run.device)
+            mean = KeptMean(linear.shape, self.run.device)
+            votes = VoteCounter(linear.shape, len(ranks), self.run.device)
             for rank in ranks:
                 weight = self._weight(rank)
                 kept = inbox.tensor(rank, key, kept_name(linear.name)).to(torch.float32).numpy()
@@ -215,7 +216,9 @@ class FedSpaLLM(Method):
             seat.metrics = {name: letter.scalars[name] for name in names} | {"layers": self._samples[seat.rank]}
         if letter.header.part + 1 == letter.header.num_parts:
             number = len(self._samples[seat.rank])
-            self.run.progress.step("layers", f"{number} layers of {seat.site}, {seat.seconds:.1f} s of work", rank=seat.rank)
+            self.run.progress.step(
+                "layers", f"{number} layers of {seat.site}, {seat.seconds:.1f} s of work", rank=seat.rank, seconds=seat.seconds
+            )
 
     def _require_pattern_fits(self) -> None:
         """Refuse an n:m pattern that does not divide the rows of a matrix, before anything is sent."""

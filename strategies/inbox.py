@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from espalier.storage.atomic import write_bytes
 from espalier.wire.messages import Letter, read
 from espalier.wire.payload import locate
-from pruning_kernels.bitmask import stack_of_masks
+from pruning_kernels.bitmask import LINE_WORDS, stack_of_masks
 
 STRETCH_BYTES = 8 * 1024 * 1024
 """Bytes of all clients' masks that are read together."""
@@ -81,7 +81,7 @@ class Inbox:
         files = [self.root / f"{rank:05d}" / key for rank in (self.complete_ranks() if ranks is None else ranks)]
         places = [locate(file)[tensor] for file in files]
         total = places[0][1].num_bytes // 8
-        at_once = max(LEAST_WORDS, STRETCH_BYTES // 8 // len(files))
+        at_once = max(LEAST_WORDS, STRETCH_BYTES // 8 // len(files)) // LINE_WORDS * LINE_WORDS
         buffer = stack_of_masks(len(files), min(at_once, total))
         for first in range(0, total, at_once):
             stretch = buffer[:, : min(at_once, total - first)]

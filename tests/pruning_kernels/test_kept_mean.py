@@ -1,12 +1,29 @@
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
+import torch
+from devices import CPU, DEVICES, working_on
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pruning_kernels import kept_mean
 from pruning_kernels.bitmask import pack
 from pruning_kernels.kept_mean import KeptMean
+from pruning_kernels.kept_sum_on_device import DeviceSums
 
-pytestmark = pytest.mark.usefixtures("compiled_or_plain")
+pytestmark = pytest.mark.usefixtures("place_of_sums")
+
+
+@pytest.fixture(params=["compiled", "plain", "torch", DEVICES[1]], scope="module")
+def place_of_sums(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The host's two ways, the code for a device on tensors of the CPU, and a CUDA device."""
+    device = request.param if isinstance(request.param, torch.device) else CPU
+    with pytest.MonkeyPatch.context() as monkeypatch, working_on(device):
+        monkeypatch.setattr(kept_mean, "WORTH_COMPILING", 0 if request.param == "compiled" else 1 << 62)
+        if request.param not in ("compiled", "plain"):
+            monkeypatch.setattr(kept_mean, "sums_on", lambda _, size: DeviceSums(size, device))
+        yield
 
 
 def added(matrices: list[np.ndarray], masks: list[np.ndarray], weights: list[float]) -> KeptMean:
@@ -64,3 +81,17 @@ def test_equal_clients_give_what_each_of_them_has(clients: int) -> None:
 def test_a_wrong_number_of_kept_weights_is_refused() -> None:
     with pytest.raises(ValueError, match="keeps 3 weights"):
         KeptMean((2, 2)).add(pack(np.array([[True, False], [False, False]])), np.ones(2, np.float32))
+
+
+def test_every_place_gives_the_bits_of_the_host() -> None:
+    generator = np.random.default_rng(2)
+    shape, clients = (37, 61), 5
+    matrices = [
+        (generator.normal(size=shape) * 10.0 ** generator.integers(-30, 30, shape)).astype(np.float32) for _ in range(5)
+    ]
+    masks = [generator.random(shape) < 0.5 for _ in range(clients)]
+    on_host = kept_mean.HostSums(shape[0] * shape[1])
+    for matrix, mask, weight in zip(matrices, masks, range(1, 6), strict=True):
+        on_host.add(pack(mask), matrix[~mask], np.float32(weight))
+    found = added(matrices, masks, [1, 2, 3, 4, 5]).mean()
+    assert found.tobytes() == on_host.mean(None).tobytes()

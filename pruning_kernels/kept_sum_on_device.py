@@ -1,0 +1,29 @@
+"""The sums of a ``KeptMean`` on a device of torch: clients are added one after the other, so that the bits are the host's."""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pruning_kernels.bitmask import Words
+from pruning_kernels.bitmask_on_device import unpack_on_device
+
+
+class DeviceSums:
+    """The sum of kept weights and of their clients' weights, (size,) float32 on a device."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        self._total = torch.zeros(size, dtype=torch.float32, device=device)
+        self._weights = torch.zeros(size, dtype=torch.float32, device=device)
+
+    def add(self, prune_mask: Words, kept: NDArray[np.float32], scale: np.float32) -> None:
+        """Add one client's kept weights, in the order of the matrix, times ``scale``."""
+        keep = ~unpack_on_device(prune_mask, len(self._total), self._total.device)
+        scaled = torch.from_numpy(kept).to(self._total.device) * float(scale)
+        self._total += torch.zeros_like(self._total).masked_scatter_(keep, scaled)
+        self._weights += keep * float(scale)
+
+    def mean(self, weight: np.float32 | None) -> NDArray[np.float32]:
+        """The sum over a weight, or over the weights of those who kept each; zero where nobody did."""
+        found: Tensor = self._total / float(weight) if weight is not None else self._total / self._weights
+        return torch.where(self._weights > 0, found, 0.0).cpu().numpy()
