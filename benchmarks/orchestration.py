@@ -63,24 +63,23 @@ def measure(folder: Path, work: Callable[[], subprocess.CompletedProcess[str]], 
     first = next(when for event, when in at if event["event"] == "method")
     rounds = [first, *(when for event, when in at if event["event"] == "checkpoint")]
     lengths = [after - before for before, after in pairwise(rounds)]
-    worked = {event["rank"]: event["seconds"] for event in events if event["event"] == "masks"}  # in all rounds up to the last
     return {
         "wall": wall,
-        **split(at, wall, max(worked.values()) if at_once else sum(worked.values())),
+        **split(at, wall, at_once),
         "first round": lengths[0],
         "later rounds": sum(lengths[1:]) / len(lengths[1:]),
         "bytes": [file.read_bytes() for file in (run / "masks.safetensors", *sorted(run.glob("model/*.safetensors")))],
     }
 
 
-def split(events: Sequence[tuple[dict[str, Any], float]], wall: float, work: float) -> dict[str, float]:
+def split(events: Sequence[tuple[dict[str, Any], float]], wall: float, at_once: bool) -> dict[str, float]:
     """Where the wall time of a run went; the parts add up to it.
 
     Parameters
     ----------
     events : the run's events, each with the seconds since its start
     wall : seconds from the command to its end
-    work : seconds of client work on the critical path: the busiest client's where clients work at once, else all clients'
+    at_once : clients work at the same time: the busiest client's work counts, and not all clients'
 
     Returns
     -------
@@ -88,6 +87,8 @@ def split(events: Sequence[tuple[dict[str, Any], float]], wall: float, work: flo
     ``waiting``: for clients' replies beyond that work; ``server``: votes, checkpoints, export and evaluation; ``evaluation``
     by the clients; ``end``: after the last event
     """
+    worked = {event["rank"]: event["seconds"] for event, _ in events if event["event"] == "masks"}  # of all rounds, in the last
+    work = max(worked.values()) if at_once else sum(worked.values())
     begun = next(when for event, when in events if event["event"] == "method")
     rounds, own, since, voting = 0.0, 0.0, begun, begun
     for event, when in events:

@@ -36,7 +36,8 @@ ONE_BLOCK = 8192
 """Bytes of a part that holds a block's mask of the example model; a second part is asked for by ``fetch``."""
 CLASSIFIER = replace(EXAMPLE, head_features=2), {"task.name": "sst2", "data.source": "jsonl", "data.path": "example"}
 """The same model as an encoder, whose classification head travels too."""
-ONE_BLOCK_AND_HEAD = 40_000
+BLOCK_AND_HEAD: dict[Payload, int] = {"float32": 40_000, "bfloat16": 20_000, "nf4": 6_000}
+"""Bytes of a part that holds the adapters of one block, or those of the last block and the head."""
 KINDS: tuple[Kind, ...] = ("enrol", "train", "fetch", "deliver", "evaluate")
 FAILURE = "why the client could not do its part; it may name a setting, a file path of the site or a number, never data"
 
@@ -54,12 +55,13 @@ def _variants(method: str) -> list[tuple[ModelPlan, dict[str, Any]]]:
     """Models and settings on which the tensors of a method's messages depend."""
     if "lora" not in METHODS[method]:
         return [(EXAMPLE, {})]
-    return [*((EXAMPLE, {f"{method}.payload": payload}) for payload in get_args(Payload)), CLASSIFIER]
+    (encoder, classes), payloads = CLASSIFIER, [{f"{method}.payload": payload} for payload in get_args(Payload)]
+    return [*((EXAMPLE, payload) for payload in payloads), *((encoder, {**classes, **payload}) for payload in payloads)]
 
 
 def _contract(method: str, kind: Kind, plan: ModelPlan, settings: dict[str, Any]) -> Contract:
     part = 1 if kind == "fetch" else 0
-    size = ONE_BLOCK_AND_HEAD if plan.head_features else ONE_BLOCK
+    size = BLOCK_AND_HEAD[settings[f"{method}.payload"]] if plan.head_features else ONE_BLOCK
     cut = {"part-bytes": size} if kind == "fetch" else {}
     common = {
         "schema_version": SCHEMA_VERSION,

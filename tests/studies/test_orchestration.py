@@ -8,9 +8,13 @@ def test_a_run_of_two_rounds_is_split_as_on_paper() -> None:
         ({"event": "begin", "title": "enrolling"}, 1.0),
         ({"event": "method"}, 5.0),
         ({"event": "begin", "title": "masks"}, 5.5),
+        ({"event": "masks", "rank": 1, "seconds": 1.5}, 7.0),
+        ({"event": "masks", "rank": 0, "seconds": 2.5}, 8.0),
         ({"event": "begin", "title": "voting"}, 9.0),
         ({"event": "checkpoint"}, 10.0),
         ({"event": "begin", "title": "masks"}, 10.0),
+        ({"event": "masks", "rank": 0, "seconds": 3.5}, 11.0),
+        ({"event": "masks", "rank": 1, "seconds": 2.0}, 12.0),
         ({"event": "begin", "title": "voting"}, 12.0),
         ({"event": "checkpoint"}, 12.5),
         ({"event": "local_only"}, 14.0),
@@ -18,6 +22,8 @@ def test_a_run_of_two_rounds_is_split_as_on_paper() -> None:
         ({"event": "exported"}, 17.0),
         ({"event": "evaluated"}, 18.0),
     ]
-    parts = split(events, 20.0, 3.5)
+    parts = split(events, 20.0, at_once=True)
     assert parts == {"start-up": 5.0, "clients": 3.5, "waiting": 2.5, "server": 4.5, "evaluation": 2.5, "end": 2.0}
     assert sum(parts.values()) == 20.0
+    one_after_the_other = split(events, 20.0, at_once=False)
+    assert one_after_the_other == {**parts, "clients": 5.5, "waiting": 0.5}
