@@ -61,7 +61,7 @@ def train(message: Message, context: Context) -> Message:
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
     """Evaluate the local result on public text, and, if asked to, several models on own held-out text."""
-    return _answer(message, context, lambda site, request: job_of(request.header.method).evaluate(site, request))
+    return _answer(message, context, _evaluate)
 
 
 @app.query("fetch")
@@ -76,11 +76,21 @@ def job_of(method: str) -> ModuleType:
 
 
 def _train(site: Site, request: Letter) -> Letter:
+    _require_within_limits(site)
+    return job_of(request.header.method).train(site, request)
+
+
+def _evaluate(site: Site, request: Letter) -> Letter:
+    """A client that no round has asked to train is checked here."""
+    _require_within_limits(site)
+    return job_of(request.header.method).evaluate(site, request)
+
+
+def _require_within_limits(site: Site) -> None:
     """A site's config.json and tokenizer may be others than the server's: the model's hash is of weights and vocabulary."""
     from espalier.modeling.limits import require_within_limits
 
     require_within_limits(site.settings, site.model)
-    return job_of(request.header.method).train(site, request)
 
 
 def _enrol(site: Site, request: Letter) -> Letter:

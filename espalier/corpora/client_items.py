@@ -1,9 +1,11 @@
 """Which items of a task are one client's own, and which of them it trains on."""
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
 from espalier.corpora.client_text import LEAST_PREDICTIONS, no_data, own_file
+from espalier.corpora.hub import TEST_SPLIT
 from espalier.corpora.partition import Partition
 from espalier.corpora.tasks.catalogue import task_named
 from espalier.corpora.tasks.item import Item
@@ -53,8 +55,12 @@ def client_items(settings: RunSettings, node: NodeSettings, rank: int) -> tuple[
 def _shared(settings: RunSettings, task: Task) -> Iterable[Item]:
     """The one body of items that simulated clients share."""
     if settings.data.source == "hub":
-        return read_hub_items(task, settings.data.hub_split or task.hub.train, settings.data.path, settings.data.hub_config)
+        return read_hub_items(task, _training_split(settings, task), settings.data.path, settings.data.hub_config)
     return read_items(task, settings.data.path)
+
+
+def _training_split(settings: RunSettings, task: Task) -> str:
+    return settings.data.hub_split or task.hub.train
 
 
 def held_out_items(settings: RunSettings, node: NodeSettings, tokenizer: Any, rank: int, classes: bool) -> ScoredItems:
@@ -95,15 +101,27 @@ def public_items(settings: RunSettings) -> list[Item]:
     Raises
     ------
     Mistake
-        The file or dataset cannot be read.
+        The file or dataset cannot be read, or clients train on its test split.
     """
     chosen = settings.task
     task = task_named(chosen.name)
     if chosen.test_path:
         items = list(read_items(task, chosen.test_path, "task.test-path"))
     elif settings.data.source == "hub" and task.hub.test:
-        items = list(read_hub_items(task, task.hub.test, settings.data.path, settings.data.hub_config))
+        _require_other_split(settings, task)
+        items = list(read_hub_items(task, task.hub.test, settings.data.path, settings.data.hub_config, TEST_SPLIT))
     else:
         return []
     number = min(len(items), chosen.max_test_items or len(items))
     return [items[place * len(items) // number] for place in range(number)]
+
+
+def _require_other_split(settings: RunSettings, task: Task) -> None:
+    """Refuse to test on a split that clients train on, whole or in part; ``all`` is every split of a dataset."""
+    split = _training_split(settings, task)
+    names = {re.split(r"[\[(]", part)[0].strip() for part in split.split("+")}
+    if names & {task.hub.test, "all"}:
+        raise Mistake(
+            f"data.hub-split = {split!r}: clients train on {task.hub.test!r}, which has the public test items of the task "
+            f"{task.name}; choose another split, or name other test items in task.test-path"
+        )

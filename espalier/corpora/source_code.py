@@ -18,15 +18,18 @@ MODULES: dict[str, tuple[str, ...]] = {
     "web": ("http", "urllib", "html", "wsgiref", "xmlrpc", "socketserver", "webbrowser"),
     "testing": ("unittest", "doctest", "trace", "timeit"),
     "mail": ("email", "mailbox", "smtplib", "poplib", "imaplib", "ftplib"),
-    "files": ("pathlib", "shutil", "tempfile", "zipfile", "tarfile", "gzip", "lzma", "os", "_pyio", "posixpath", "ntpath"),
+    "files": ("pathlib", "shutil", "tempfile", "zipfile", "tarfile", "gzip", "lzma", "_pyio"),
     "text": ("difflib", "textwrap", "re", "string", "configparser", "json", "csv", "argparse", "optparse", "pprint"),
     "debugging": ("pdb", "bdb", "traceback", "cmd", "inspect", "dis", "profile", "pstats", "warnings", "linecache"),
-    "imports": ("importlib", "pkgutil", "zipimport", "runpy", "modulefinder", "venv", "sysconfig", "ast", "tokenize"),
+    "imports": ("importlib", "pkgutil", "modulefinder", "venv", "sysconfig", "ast", "tokenize"),
     "processes": ("multiprocessing", "subprocess", "threading", "concurrent", "platform", "uuid"),
     "data": ("collections", "enum", "dataclasses", "functools", "contextlib", "typing", "weakref", "heapq", "types"),
     "records": ("logging", "xml", "pickle", "pickletools", "shelve", "dbm", "locale", "wave", "plistlib", "tomllib"),
 }
-"""Standard-library modules and packages by source; a module that a Python version lacks is passed over."""
+"""Standard-library modules and packages by source; a module that a Python version lacks is passed over.
+
+None is a frozen module (``os``, ``runpy`` ...): those have a file only where Python runs with ``-X frozen_modules=off``.
+"""
 
 SOURCES: tuple[str, ...] = tuple(MODULES)
 """Names of the twelve sources, in the order in which clients receive them."""

@@ -28,10 +28,11 @@ def configuration(app: Path, words: Sequence[str], *, on_this_machine: bool) -> 
     presets = [word for word in words if "=" not in word]
     if len(presets) > 1:
         raise Mistake(f"more than one preset: {', '.join(presets)}; give one preset and key=value pairs")
-    flat = _flatten(default_config(app))
+    defaults = _flatten(default_config(app))
+    flat = dict(defaults)
     if presets:
         flat |= _flatten(read_preset(app, presets[0]))
-    flat |= dict(_pair(word) for word in words if "=" in word)
+    flat |= dict(_pair(word, defaults) for word in words if "=" in word)
     settings = parse(flat)
     if not on_this_machine:
         return flat, settings
@@ -49,14 +50,16 @@ def _flatten(nested: Mapping[str, Any]) -> Config:
     return flat
 
 
-def _pair(word: str) -> tuple[str, Any]:
-    """``key=value``; the value is read as TOML, and as a plain string where it is none."""
+def _pair(word: str, defaults: Config) -> tuple[str, Any]:
+    """``key=value``; the value is read as TOML, and as a plain string where it is none, or where the key's default is one."""
     key, _, text = word.partition("=")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text
-    return key.strip(), text if isinstance(value, dict | list) else value
+    key = key.strip()
+    wants_text = isinstance(defaults.get(key), str) and not isinstance(value, str)
+    return key, text if wants_text or isinstance(value, dict | list) else value
 
 
 def _with_absolute_paths(flat: Config) -> Config:
@@ -68,4 +71,6 @@ def _with_absolute_paths(flat: Config) -> Config:
     changed = {key: absolute(flat[key]) for key in paths}
     changed["model"] = flat["model"] if flat["model"] == "demo" else absolute(flat["model"])
     changed["evaluation.texts"] = ",".join(name + equals + absolute(path) for name, equals, path in texts)
+    if isinstance(test_path := flat["task.test-path"], str):  # of a pruning method's settings [task] is not validated
+        changed["task.test-path"] = absolute(test_path)
     return flat | changed

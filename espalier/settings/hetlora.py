@@ -50,7 +50,7 @@ class HetLoRASettings(AdapterAveraging):
         taken = given[:num_clients]
         if not taken or max(taken) == largest:
             return lines
-        where = "lora.rank" if largest == lora.rank else "lora.rank-pattern"
+        where = "lora.rank" if lora.rank_is_used and largest == lora.rank else "lora.rank-pattern"
         which = "the largest"
         if taken != given:
             which = f"num-clients = {num_clients} takes the first {num_clients}, the largest of which"

@@ -87,7 +87,13 @@ class LoraSettings(Table):
     @property
     def largest_rank(self) -> int:
         """The largest rank that a matrix may have."""
-        return int(max([self.rank, *_pattern(self.rank_pattern).values()]))
+        named = _pattern(self.rank_pattern).values()
+        return int(max([self.rank, *named] if self.rank_is_used else named))
+
+    @property
+    def rank_is_used(self) -> bool:
+        """Whether a matrix may have ``rank`` itself: not where ``rank-pattern`` gives every one of the targets another."""
+        return self.targets == "all" or not _pattern(self.rank_pattern).keys() >= set(self.target_names([]))
 
     def named_in_patterns(self) -> dict[str, list[str]]:
         """What each pattern names, ``attn.q`` or ``0.attn.q``, by the pattern's key."""

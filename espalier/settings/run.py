@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import os
+import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -208,8 +210,29 @@ def _wrong_combinations(nested: Mapping[str, Any], simulation: bool) -> list[str
         lines.append("data.partition = 'by-file': a Hugging Face dataset has no files to hand out; choose another partition")
     if simulation and source in ("text", "jsonl", "hub") and not path and not (source == "hub" and name != TEXT):
         lines.append(f"data.path = '': data.source = '{source}' needs the path of a file or the name of a dataset")
-    if name != TEXT and path and path == task.get("test-path"):
-        lines.append(f"task.test-path = '{path}': clients train on these items (data.path); name a file of others")
+    test_path = task.get("test-path") if name != TEXT else None
+    if _is_a_clients(test_path, path, nested.get("num-clients", RunSettings.model_fields["num_clients"].default)):
+        lines.append(f"task.test-path = '{test_path}': clients train on these items (data.path); name a file of others")
     if source in BUILT_IN_TEXTS and path:
         lines.append(f"data.path = '{path}': set data.source to 'text', 'jsonl' or 'hub', or leave the path empty")
     return lines
+
+
+def _is_a_clients(test_path: Any, path: Any, num_clients: Any) -> bool:
+    """Whether a path is that of the clients' file, or with ``{rank}`` that of one client's; False for what is no path."""
+    if not (isinstance(test_path, str) and isinstance(path, str) and test_path and path):
+        return False
+    tested, trained = _resolved(test_path), _resolved(path)
+    before, *others = trained.split("{rank}")
+    if not others:
+        return tested == trained
+    again = "(?P=rank)".join(map(re.escape, others))
+    match = re.fullmatch(rf"{re.escape(before)}(?P<rank>0|[1-9][0-9]{{0,9}}){again}", tested)
+    return match is not None and isinstance(num_clients, int) and int(match["rank"]) < num_clients
+
+
+def _resolved(path: str) -> str:
+    try:
+        return os.path.abspath(os.path.expanduser(path))
+    except (OSError, ValueError):  # the working directory is gone, or no file can have such a name
+        return path

@@ -54,3 +54,13 @@ def test_a_field_that_is_not_there_is_a_mistake(dataset: str) -> None:
 def test_a_dataset_that_is_not_there_is_a_mistake(tmp_path: Path) -> None:
     with pytest.raises(Mistake, match="the dataset cannot be loaded"):
         list(read_dataset(str(tmp_path / "nowhere"), "", "train", "text", ""))
+
+
+@pytest.mark.parametrize("split", ["dev", "dev[:9]", "train+dev"])
+def test_a_split_that_is_not_there_is_a_mistake(dataset: str, split: str) -> None:
+    with pytest.raises(Mistake) as caught:
+        list(read_dataset(dataset, "", split, "note", ""))
+    assert str(caught.value) == (
+        f"data.hub-split: the dataset {dataset!r} has no split 'dev', it has 'train'; "
+        "set it to one of these, or to several joined by +"
+    )

@@ -35,6 +35,13 @@ def test_every_named_module_is_one_of_the_standard_library(name: str) -> None:
     assert name in sys.stdlib_module_names or (sys.version_info < (3, 12) and name == "_pydatetime")
 
 
+@pytest.mark.parametrize("source", source_code.SOURCES)
+def test_no_module_is_a_frozen_one(source: str) -> None:
+    """Whether such a module has a file depends on how Python was started, and with it the text would."""
+    specs = [importlib.util.find_spec(name) for name in source_code.MODULES[source]]
+    assert [spec.name for spec in specs if spec is not None and spec.origin == "frozen"] == []
+
+
 def test_docstrings_are_left_out_and_nothing_else() -> None:
     """Letters of several bytes, parts that are joined, statements that share a line with a docstring, strings that are none."""
     code = textwrap.dedent('''

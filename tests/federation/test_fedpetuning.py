@@ -1,6 +1,8 @@
 """FedPETuning keeps the promises of every method, and averages what its clients trained."""
 
+import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -143,6 +145,20 @@ class TestFedPETuning(Promises):
         assert len(letters(grid, 2, "train")) == 1
         dropped = [client["rank"] for client in summary(folder)["clients"] if client["status"] == "dropped"]
         assert dropped == [lost[0]]
+
+    def test_a_site_whose_model_takes_less_does_not_evaluate_either(self, bench: Bench) -> None:
+        """As in the promise, but of a client that no round asks to train."""
+        other = Path(shutil.copytree(bench.model, bench.folder / "other"))
+        config = json.loads((other / "config.json").read_text()) | {"max_position_embeddings": 15}
+        (other / "config.json").write_text(json.dumps(config))
+        changes = self.SAMPLED | {"fedpetuning__rounds": 1}
+        grid = bench.grid(**changes)
+        (site,) = [context for context in grid.contexts.values() if context.node_config["partition-id"] == 2]
+        site.node_config["model-path"] = str(other)
+        clients = summary(bench.run(grid, **changes))["clients"]
+        assert 2 not in letters(grid, 1, "train")
+        assert [bool(client["reason"]) for client in clients] == [False, False, True, False]
+        assert "evaluate: evaluation.window-tokens = 16: the model has 15 positions" in clients[2]["reason"]
 
     # ----- numbers that no training makes -----------------------------------------------------------------------------
 

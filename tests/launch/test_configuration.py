@@ -44,15 +44,37 @@ def test_the_later_word_wins_and_values_are_typed() -> None:
 
 def test_paths_mean_what_they_mean_where_the_command_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    words = ["model=m", "evaluation.texts=documentation,w=a/w.txt", "data.source=text", "data.path=t{rank}.txt"]
+    words = [
+        "model=m",
+        "evaluation.texts=documentation,w=a/w.txt",
+        "data.source=text",
+        "data.path=t{rank}.txt",
+        "task.test-path=q.jsonl",
+    ]
     config, _ = configuration(APP, words, on_this_machine=True)
     assert config["model"] == str(tmp_path / "m")
     assert config["evaluation.texts"] == f"documentation,w={tmp_path}/a/w.txt"
     assert config["data.path"] == f"{tmp_path}/t{{rank}}.txt"
+    assert config["task.test-path"] == str(tmp_path / "q.jsonl")
     assert config["out-dir"] == str(tmp_path / "runs")
     assert config["resume-from"] == ""
+    assert configuration(APP, [], on_this_machine=True)[0]["task.test-path"] == ""
     elsewhere, _ = configuration(APP, words, on_this_machine=False)
     assert (elsewhere["model"], elsewhere["out-dir"]) == ("m", "runs")
+
+
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [
+        ("hetlora.ranks=8", "8"),
+        ("lora.layers=1", "1"),
+        ("hetlora.ranks='8'", "8"),
+        ("resume-from=2024-05-01", "2024-05-01"),
+    ],
+)
+def test_what_is_a_string_by_default_stays_one(word: str, value: str) -> None:
+    config, _ = configuration(APP, ["hetlora", "hetlora.ranks=8", word], on_this_machine=False)
+    assert config[word.partition("=")[0]] == value
 
 
 def test_mistakes_are_told_at_once_with_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:

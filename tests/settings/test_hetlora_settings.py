@@ -57,6 +57,15 @@ def test_a_pattern_may_have_the_largest_rank() -> None:
         parse(hetlora(hetlora__ranks="2,8", lora__rank_pattern="attn.q=16"))
 
 
+def test_a_rank_that_no_adapter_has_does_not_count() -> None:
+    """The pattern names every target."""
+    pattern = "attn.q=4,attn.v=4"
+    assert parse(hetlora(hetlora__ranks="2,4", lora__rank=8, lora__rank_pattern=pattern)).job.ranks == "2,4"
+    for rank in (4, 8):
+        with pytest.raises(Mistake, match=r"the largest is 8, that of lora.rank-pattern is 4; make them equal"):
+            parse(hetlora(hetlora__ranks="2,8", lora__rank=rank, lora__rank_pattern=pattern))
+
+
 def test_clients_must_have_the_largest_rank() -> None:
     """Two clients of ranks 2 and 4 would leave ranks 5 to 8 as they began."""
     with pytest.raises(Mistake) as caught:

@@ -47,6 +47,26 @@ def test_patterns_by_hand() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("targets", "pattern", "largest"),
+    [
+        ("attn.q,attn.v", "", 8),
+        ("attn.q,attn.v", "attn.q=4", 8),
+        ("attn.q,attn.v", "attn.q=4,attn.v=2", 4),
+        ("attn.v, attn.q", "attn.q=2,attn.v=2,1.attn.q=6", 6),
+        ("attn.q", "attn.q=16", 16),
+        ("attn.q", "0.attn.q=4", 8),  # other blocks have 8
+        ("attn.q,attn.v", "attn.q=4,0.attn.v=4", 8),
+        ("all", "attn.q=4,attn.v=4", 8),
+    ],
+)
+def test_the_largest_rank_is_one_that_an_adapter_can_have(targets: str, pattern: str, largest: int) -> None:
+    settings = lora(rank=8, targets=targets, rank_pattern=pattern)
+    assert settings.largest_rank == largest
+    ranks = {settings.rank_of(block, name) for block in range(3) for name in settings.target_names(["attn.q", "mlp.up"])}
+    assert max(ranks) == largest
+
+
 def test_an_alpha_of_its_own_is_divided_by_the_rank_of_its_own() -> None:
     assert lora(rank_pattern="attn.q=4", alpha_pattern="attn.q=6").scaling_of(0, "attn.q") == 1.5
 

@@ -282,3 +282,46 @@ def test_a_partition_by_label_needs_labels() -> None:
 def test_public_items_are_not_those_that_clients_train_on() -> None:
     config = {"method": "fedpetuning", "task.name": "sst2", "data.source": "jsonl", "data.path": "a", "task.test-path": "a"}
     assert mistake_lines(config) == ["task.test-path = 'a': clients train on these items (data.path); name a file of others"]
+
+
+ITEMS: dict[str, Any] = {"method": "fedpetuning", "task.name": "sst2", "data.source": "jsonl", "num-clients": 3}
+
+
+@pytest.mark.parametrize(
+    ("path", "test_path"),
+    [
+        ("a", "./a"),
+        ("x/../a", "a"),
+        ("~/a", "~/b/../a"),
+        ("a", str(Path("a").absolute())),
+        ("part-{rank}", "part-0"),
+        ("part-{rank}", "./part-2"),
+        ("{rank}/1{rank}.{jsonl", "2/12.{jsonl"),
+    ],
+)
+def test_they_are_the_same_items_under_another_name_for_the_file(path: str, test_path: str) -> None:
+    (line,) = mistake_lines(ITEMS | {"data.path": path, "task.test-path": test_path})
+    assert line.startswith(f"task.test-path = '{test_path}': clients train on these items")
+
+
+@pytest.mark.parametrize(
+    ("path", "test_path"),
+    [
+        ("a", "b"),
+        ("~/a", "a"),
+        ("part-{rank}", "part-3"),
+        ("part-{rank}", "part-02"),
+        ("part-{rank}", "part-"),
+        ("{rank}/{rank}", "1/2"),
+        ("{rank}.json", "1xjson"),
+        ("~nobody\0/a", "~nobody\0/b"),
+    ],
+)
+def test_they_are_others_in_another_file(path: str, test_path: str) -> None:
+    assert parse(ITEMS | {"data.path": path, "task.test-path": test_path}).task.test_path == test_path
+
+
+@pytest.mark.parametrize("wrong", [{"data.path": ["a"]}, {"task.test-path": 3}, {"num-clients": "3"}, {"task.test-path": None}])
+def test_what_is_no_path_or_number_is_told_as_such(wrong: dict[str, Any]) -> None:
+    (line,) = mistake_lines(ITEMS | {"data.path": "{rank}", "task.test-path": "1"} | wrong)
+    assert line.startswith(next(iter(wrong)))

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from espalier.corpora.files import CLIENT_KEYS, read_text
+from espalier.corpora.hub import TRAINING_SPLIT, load_split
 from espalier.corpora.tasks.fields import Fields
 from espalier.corpora.tasks.item import Item
 from espalier.corpora.tasks.task import Task
@@ -35,26 +36,24 @@ def read_items(task: Task, path: str, keys: str = CLIENT_KEYS) -> Iterator[Item]
         yield _item(task, record, where)
 
 
-def read_hub_items(task: Task, split: str, name: str = "", config: str = "") -> Iterator[Item]:
+def read_hub_items(
+    task: Task, split: str, name: str = "", config: str = "", missing: tuple[str, str] = TRAINING_SPLIT
+) -> Iterator[Item]:
     """Yield the items of a dataset's split; without a ``name``, of the dataset in which the hub keeps the task.
+
+    ``missing`` is what an error says of a split that the dataset lacks.
 
     Raises
     ------
     Mistake
-        The library is not installed, the dataset cannot be loaded, a field is missing or wrong, or a label is missing or out
-        of range, as in test splits whose labels are kept back.
+        The library is not installed, the dataset cannot be loaded or lacks the split, a field is missing or wrong, or a label
+        is missing or out of range, as in test splits whose labels are kept back.
     """
-    try:
-        from datasets import load_dataset
-    except ImportError:
-        raise Mistake("data.source = 'hub': the library 'datasets' is not installed; run: pip install -e '.[hub]'") from None
+    called = f"data.path = {name!r}: the dataset"
     if not name:
         name, config = task.hub.name, config or task.hub.config
-    try:
-        dataset = load_dataset(name, config or None, split=split)
-    except Exception as error:
-        reason = (str(error).splitlines() or [""])[0][:200]
-        raise Mistake(f"data.path = {name!r}: the dataset cannot be loaded: {type(error).__name__}: {reason}") from error
+        called = f"task.name = '{task.name}': its dataset {name!r}"
+    dataset = load_split(name, config, split, called, missing)
     for number, record in enumerate(dataset, start=1):
         yield _item(task, record, f"{name} ({split}): record {number}")
 

@@ -1,4 +1,4 @@
-"""Public test items are taken at even distances, so that a sorted file gives items of every class."""
+"""Public test items: taken at even distances, so that a sorted file gives items of every class, and never trained on."""
 
 import json
 from pathlib import Path
@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from espalier.corpora.client_items import public_items
+from espalier.settings.mistakes import Mistake
 from espalier.settings.run import parse
 
 
@@ -28,3 +29,38 @@ def test_as_many_as_asked_for_at_even_distances(tmp_path: Path, most: int, wante
     assert places[0] == 0
     gaps = [later - earlier for earlier, later in zip(places, [*places[1:], 7], strict=True)]
     assert max(gaps) - min(gaps) <= 1
+
+
+def asked_of_the_hub(monkeypatch: pytest.MonkeyPatch, **data: str) -> list[str]:
+    """The splits that are loaded for the public test items of sst2, whose own is validation."""
+    datasets = pytest.importorskip("datasets", reason="the extra 'hub' is not installed")
+    asked: list[str] = []
+    monkeypatch.setattr(datasets, "load_dataset", lambda name, config, split: asked.append(split) or [])
+    keys = {f"data.{key}".replace("_", "-"): value for key, value in data.items()}
+    public_items(parse({"method": "fedpetuning", "task.name": "sst2", "data.source": "hub"} | keys))
+    return asked
+
+
+@pytest.mark.parametrize(
+    "split", ["validation", "validation[:50%]", "train + validation", "train+validation[50%:](closest)", "all"]
+)
+@pytest.mark.parametrize("path", ["", "trees"])
+def test_clients_do_not_train_on_the_split_with_the_test_items(monkeypatch: pytest.MonkeyPatch, split: str, path: str) -> None:
+    with pytest.raises(Mistake) as caught:
+        asked_of_the_hub(monkeypatch, hub_split=split, path=path)
+    assert str(caught.value) == (
+        f"data.hub-split = {split!r}: clients train on 'validation', which has the public test items of the task sst2; "
+        "choose another split, or name other test items in task.test-path"
+    )
+
+
+@pytest.mark.parametrize("split", ["", "train", "validation_matched", "train[:50%]+test"])
+def test_they_train_on_any_other(monkeypatch: pytest.MonkeyPatch, split: str) -> None:
+    assert asked_of_the_hub(monkeypatch, hub_split=split) == ["validation"]
+
+
+def test_they_train_on_it_where_the_test_items_are_others(tmp_path: Path) -> None:
+    file = tmp_path / "items.jsonl"
+    file.write_text('{"sentence": "tree", "label": 1}\n')
+    flat = {"method": "fedpetuning", "task.name": "sst2", "data.source": "hub", "data.hub-split": "validation"}
+    assert len(public_items(parse(flat | {"task.test-path": str(file)}))) == 1

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from espalier.corpora.client_items import client_items
+from espalier.corpora.client_items import client_items, public_items
 from espalier.corpora.tasks.catalogue import TASKS
 from espalier.corpora.tasks.reading import read_hub_items, read_items
 from espalier.corpora.tasks.scored_items import scored_items
 from espalier.settings.mistakes import Mistake
 from espalier.settings.node import NodeSettings
-from espalier.settings.run import parse
+from espalier.settings.run import RunSettings, parse
 
 SECRET = "hawthorn"
 GOOD: dict[str, dict[str, Any]] = {
@@ -126,6 +126,35 @@ def test_a_dataset_is_read_like_a_file(dataset: str) -> None:
 def test_a_dataset_that_is_not_there_is_a_mistake(dataset: str) -> None:
     with pytest.raises(Mistake, match="the dataset cannot be loaded"):
         list(read_hub_items(TASKS["sst2"], "train", f"{dataset}/nowhere"))
+
+
+def hub_run(**changes: str) -> RunSettings:
+    """A run on sst2 of the hub, some keys changed; two underscores are a dot, one is a hyphen."""
+    given = {key.replace("__", ".").replace("_", "-"): value for key, value in changes.items()}
+    return parse({"method": "fedpetuning", "task.name": "sst2", "data.source": "hub"} | given)
+
+
+def test_a_split_that_the_dataset_lacks_is_told_by_the_key_that_asks_for_it(dataset: str) -> None:
+    with pytest.raises(Mistake, match=r"^data\.hub-split: the dataset '.*trees' has no split 'dev', it has 'train'; set it to"):
+        client_items(hub_run(data__path=dataset, data__hub_split="dev"), NodeSettings(), 0)
+    with pytest.raises(
+        Mistake, match=r"^task\.test-path = '': the dataset '.*trees' has no split 'validation', it has 'train'; .*"
+    ):
+        public_items(hub_run(data__path=dataset))
+
+
+def test_a_dataset_that_no_key_names_is_told_by_its_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets", reason="the extra 'hub' is not installed")
+
+    def load(name: str, config: str | None, split: str) -> None:
+        raise ConnectionError("no network")
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    for read in (lambda: client_items(hub_run(), NodeSettings(), 0), lambda: public_items(hub_run())):
+        with pytest.raises(Mistake, match=r"^task.name = 'sst2': its dataset 'nyu-mll/glue' cannot be loaded: ConnectionError"):
+            read()
+    with pytest.raises(Mistake, match=r"^data.path = 'trees': the dataset cannot be loaded: ConnectionError: no network"):
+        public_items(hub_run(data__path="trees"))
 
 
 @pytest.mark.parametrize("task", sorted(TASKS))
