@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from espalier.settings.mistakes import Mistake
+from espalier.wire.payload import DTYPE_BYTES
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-NUM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
-"""Bytes of a number, by safetensors' name of its dtype."""
+DTYPES = ("F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL")
+"""Dtypes that a model's tensors may have, by safetensors' name; ``dtypes`` has torch's."""
 CHUNK = 16 * 1024 * 1024
 
 
@@ -110,7 +111,7 @@ def _read_header(shard: Path) -> Iterator[tuple[str, StoredTensor]]:
         header.pop("__metadata__", None)
         for name, entry in header.items():
             start, stop = (8 + length + offset for offset in entry["data_offsets"])
-            if entry["dtype"] not in NUM_BYTES:
+            if entry["dtype"] not in DTYPES:
                 raise Mistake(f"{shard}: tensor {name} has dtype {entry['dtype']}, which cannot be pruned")
             if stop > size:
                 raise Mistake(f"{shard}: ends before tensor {name}; copy the file again")
@@ -118,7 +119,7 @@ def _read_header(shard: Path) -> Iterator[tuple[str, StoredTensor]]:
             if (
                 min(stored.shape, default=0) < 0
                 or start < 8 + length
-                or stop - start != NUM_BYTES[stored.dtype] * math.prod(stored.shape)
+                or stop - start != DTYPE_BYTES[stored.dtype] * math.prod(stored.shape)
             ):
                 raise ValueError
             yield name, stored

@@ -17,15 +17,12 @@ from espalier.settings.mistakes import Mistake
 
 STYPE = "safetensors"
 MAX_HEADER_BYTES = 16 * 1024 * 1024
-DTYPE_BYTES = {
-    "BOOL": 1, "U8": 1, "I8": 1, "F16": 2, "BF16": 2, "I16": 2, "U16": 2,
-    "F32": 4, "I32": 4, "U32": 4, "F64": 8, "I64": 8, "U64": 8,
-}  # fmt: skip
-
 NUMPY_DTYPES = {
     "BOOL": "?", "U8": "<u1", "I8": "<i1", "F16": "<f2", "BF16": "<u2", "I16": "<i2", "U16": "<u2",
     "F32": "<f4", "I32": "<i4", "U32": "<u4", "F64": "<f8", "I64": "<i8", "U64": "<u8",
 }  # fmt: skip
+"""NumPy's dtype by safetensors' name; NumPy has no bfloat16, whose bits are read as an integer."""
+DTYPE_BYTES = {name: np.dtype(dtype).itemsize for name, dtype in NUMPY_DTYPES.items()}
 
 
 @dataclass(frozen=True)
