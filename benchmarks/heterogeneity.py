@@ -62,7 +62,8 @@ def main() -> None:
             f"data.window-tokens={given.tokens}", "evaluation.max-windows=2", "evaluation.window-tokens=64", "threads=1",
             "evaluation.local-only=false", "export-check=streamed",
         ]  # fmt: skip
-        more = {site: f"capability={value}" for site, value in CAPABILITIES.items()}
+        own = f'model-path="{folder / "model"}"'
+        more = {site: f"{own} capability={value}" for site, value in CAPABILITIES.items()}
         with federation(folder, list(CAPABILITIES), more) as started:
             watch = Watch(started)
             watch.start()

@@ -125,7 +125,7 @@ def measure_masks(shape: tuple[int, int], generator: np.random.Generator) -> Non
     square_sum = torch.from_numpy(generator.random(shape[1]) * 9)
     worth = selection.WORTH_COMPILING
     measured: list[tuple[LocalMetric, str]] = [("wanda", "row"), ("wanda", "layer"), ("wanda", "column"), ("wanda", "2:4")]
-    measured += [("ria", "row"), ("magnitude", "layer")]
+    measured += [("ria", "row"), ("ria", "layer"), ("ria", "column"), ("ria", "2:4"), ("magnitude", "layer")]
     for metric, group in measured:
         local = LocalPruning(metric, 0.5, group)
         local.prune_mask(weight, square_sum)

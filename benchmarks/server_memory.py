@@ -66,7 +66,7 @@ def replies(strategy: FedPrLLM, clients: int) -> Iterator[Message]:
     """One client's reply at a time; half of each 64-bit word is set, so that every row prunes its half."""
     generator = np.random.default_rng(0)
     plan = strategy.run.model.plan
-    report = VoteReport(seconds=0.0, calibration_tokens=1, calibration_sha256="0" * 64, blob_sha256=["0" * 64] * BLOCKS)
+    report = VoteReport(seconds=0.0, blob_sha256=["0" * 64] * BLOCKS)
     for rank in range(clients):
         seat = strategy.rounds.roster.seats[rank]
         header = read(strategy.rounds.request("train", seat, 1, report).content).header

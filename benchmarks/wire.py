@@ -110,7 +110,7 @@ def measure(folder: Path, given: argparse.Namespace) -> Measured:
         "data.windows=1", "data.window-tokens=64", "evaluation.max-windows=2", "evaluation.window-tokens=64",
         "evaluation.local-only=false", "export-check=streamed", f"deadline-seconds={HOURS}", f"fedprllm.sparsity={SPARSITY}",
     ]  # fmt: skip
-    with federation(folder, sites) as started:
+    with federation(folder, sites, dict.fromkeys(sites, f'model-path="{folder / "model"}"')) as started:
         watch = Watch(started, folder / "runs")
         watch.start()
         command = ("run", *words, "--app", str(ROOT), "--superlink", started.control)

@@ -5,6 +5,7 @@ move bytes that are there, and with masks and kept weights do without.
 """
 
 import logging
+import os
 import platform
 import time
 from collections.abc import Callable
@@ -14,12 +15,19 @@ from types import ModuleType
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
+from client_app.at_work import at_work
 from client_app.delivery import take
 from client_app.egress import egress
 from client_app.held_layers import take_layers
+from client_app.limits import require_allowed
 from client_app.parts import hand_out
+from client_app.simulated import in_simulation
 from client_app.site import Site, reply_to
-from espalier.settings.mistakes import Mistake
+from client_app.told_once import told_once
+from espalier.settings.libraries import require_libraries
+from espalier.settings.mistakes import Mistake, StateLost
+from espalier.settings.node import is_site_name
+from espalier.storage.at_work import collect_old_work
 from espalier.storage.private import collect_old_runs
 from espalier.wire.code_hash import code_sha256
 from espalier.wire.contract import check
@@ -30,12 +38,16 @@ from espalier.wire.messages import Letter, failure, read, write
 Work = Callable[[Site, Letter], Letter]
 
 JOBS = {"fedpetuning": "tuning", "fedprllm": "fedprllm", "fedspallm": "fedspallm", "hetlora": "tuning"}
-"""The local job of each method: a module of this package with ``train`` and ``evaluate``."""
+"""The local job of each method: a module of this package with ``train`` and ``evaluate``, and ``alone`` where there is one."""
 
 DELIVERIES: dict[str, Work] = {"fedpetuning": take, "fedprllm": take, "fedspallm": take_layers, "hetlora": take}
 """What each method's clients do with a ``deliver``."""
 
 SECONDS_PER_DAY = 86_400
+
+# Flower loads this module before it starts Ray in the same process. Ray then leaves it to the clients which GPUs they see also
+# where none is reserved for them, as its later versions do by default, and does not warn of that.
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 
 app = ClientApp(mods=[egress])
 
@@ -56,6 +68,12 @@ def deliver(message: Message, context: Context) -> Message:
 def train(message: Message, context: Context) -> Message:
     """Do the method's local work on private data."""
     return _answer(message, context, _train)
+
+
+@app.train("alone")
+def alone(message: Message, context: Context) -> Message:
+    """Make by itself what the rounds did not leave, for the evaluation."""
+    return _answer(message, context, _alone)
 
 
 @app.evaluate()
@@ -80,10 +98,15 @@ def _train(site: Site, request: Letter) -> Letter:
     return job_of(request.header.method).train(site, request)
 
 
-def _evaluate(site: Site, request: Letter) -> Letter:
+def _alone(site: Site, request: Letter) -> Letter:
     """A client that no round has asked to train is checked here."""
     _require_within_limits(site)
-    return job_of(request.header.method).evaluate(site, request)
+    return job_of(request.header.method).alone(site, request)
+
+
+def _evaluate(site: Site, request: Letter) -> Letter:
+    _require_within_limits(site)
+    return told_once(site, request, lambda: job_of(request.header.method).evaluate(site, request))
 
 
 def _require_within_limits(site: Site) -> None:
@@ -97,7 +120,10 @@ def _enrol(site: Site, request: Letter) -> Letter:
     import torch
 
     from client_app.capability import measured_capability
+    from client_app.readiness import require_ready
 
+    require_libraries(site.settings)
+    require_ready(site)
     description = Enrolment(
         site=site.name,
         code_sha256=code_sha256(),
@@ -109,22 +135,44 @@ def _enrol(site: Site, request: Letter) -> Letter:
         python=platform.python_version(),
         torch=torch.__version__,
     )
-    collect_old_runs(site.node.state_root(), time.time() - site.node.keep_days * SECONDS_PER_DAY)
     return reply_to(request, description)
 
 
+def _collect_old(site: Site) -> None:
+    """Let go of what runs left here that nobody went on with."""
+    long_ago = time.time() - site.node.keep_days * SECONDS_PER_DAY
+    collect_old_runs(site.node.state_root(), long_ago)
+    collect_old_work(site.node.state_root(), long_ago)
+
+
+def _who(request: Letter, context: Context) -> str:
+    """A site that refuses to enrol says which it is, if its configuration says so: nobody knows it yet."""
+    site = context.node_config.get("site")
+    return f"site {site}: " if request.header.kind == "enrol" and site and is_site_name(site) else ""
+
+
 def _answer(message: Message, context: Context, work: Work) -> Message:
-    """Read the request, work, and reply; a mistake is told in its own words, any other error by its type alone."""
+    """Read the request, work, and reply; a mistake is told in its own words, any other error by its type alone.
+
+    What a mistake says of a real site's data stays in the node's log (``Mistake.outward``).
+    """
     request = read(message.content)
     try:
         site = Site.of(context)
-        contract = contract_for(request, site.model.plan, site.settings)
-        check(request, contract.down)
-        letter = work(site, request)
-        letter.header.num_parts = contract.num_parts
+        if request.header.kind == "enrol":  # before runs are counted
+            _collect_old(site)
+        require_allowed(site, request.header)
+        if request.header.kind != "enrol":
+            site.state(request.header).require_same_client()
+        with at_work(site, request.header):
+            contract = contract_for(request, site.model.plan, site.settings)
+            check(request, contract.down)
+            letter = work(site, request)
+            letter.header.num_parts = contract.num_parts
     except Mistake as mistake:
         logging.getLogger("espalier").warning("%s refused: %s", request.header.kind, mistake)
-        letter = failure(request.header, str(mistake))
+        told = str(mistake) if in_simulation() else mistake.outward
+        letter = failure(request.header, f"{_who(request, context)}{told}", isinstance(mistake, StateLost))
     except Exception as error:
         logging.getLogger("espalier").exception("the %s handler failed", request.header.kind)
         letter = failure(request.header, f"unexpected {type(error).__name__} in {request.header.kind}; see this node's log")

@@ -14,6 +14,7 @@ from typing import Any
 from flwr.app import Context, Message
 from flwr.clientapp.typing import ClientAppCallable
 
+from client_app.simulated import in_simulation
 from client_app.site import Site, egress_log
 from espalier.settings.mistakes import Mistake
 from espalier.settings.node import parse_node
@@ -35,7 +36,7 @@ def egress(message: Message, context: Context, call_next: ClientAppCallable) -> 
         letter = _checked(request, reply, context)
         _log(context, letter, reply)
     except Exception as error:  # what cannot be checked does not leave, whatever the reason
-        told = str(error) if isinstance(error, Mistake) else f"unexpected {type(error).__name__}; see this node's log"
+        told = error.outward if isinstance(error, Mistake) else f"unexpected {type(error).__name__}; see this node's log"
         logging.getLogger("espalier").warning("reply to %s held back: %s", request.header.kind, error)
         reason = f"held back by the site's egress check: {told}"
         return Message(write(failure(request.header, reason)), reply_to=message)
@@ -58,7 +59,7 @@ def _checked(request: Letter, reply: Message, context: Context) -> Letter:
 def _log(context: Context, letter: Letter, reply: Message) -> None:
     """Append one entry to the site's egress log."""
     try:
-        node = parse_node(context.node_config)
+        node = parse_node(context.node_config, simulated=in_simulation())
     except Mistake:
         return  # the node's own settings are wrong, so there is no log to write to; only the reason for that leaves
     header = letter.header

@@ -10,7 +10,7 @@ from espalier.corpora.client_text import held_out_windows
 from espalier.evaluation.perplexity import mean_losses
 from espalier.modeling.block_stream import BlockStream
 from espalier.modeling.edits import Edits, dense
-from espalier.wire.evaluation import OWN_LOSS_DIGITS, OWN_LOSS_LIMIT, OWN_TEXT_MODELS, WINDOWS_BLOB, Losses
+from espalier.wire.evaluation import LOSS_DIGITS, OWN_LOSS_LIMIT, OWN_TEXT_MODELS, WINDOWS_BLOB, Losses
 from espalier.wire.messages import Header, Letter
 from espalier.wire.payload import unpack_tensors
 
@@ -34,14 +34,13 @@ def answer(site: Site, request: Letter, alone: Edits, federated: Callable[[], Ed
     if WINDOWS_BLOB in request.blobs:
         arrays = unpack_tensors(request.blobs[WINDOWS_BLOB])
         texts = {name: torch.from_numpy(arrays[name]).to(torch.int64) for name in request.scalars["names"]}
-    report = Losses(losses=[], own_losses=[], own_windows=0, seconds=0.0)
+    report = Losses(losses=[], own_losses=[], seconds=0.0)
     if texts:
-        report.losses = list(mean_losses(stream, texts, alone).values())
+        report.losses = [round(loss, LOSS_DIGITS) for loss in mean_losses(stream, texts, alone).values()]
     if request.scalars["own_text"]:
         windows = held_out_windows(site.settings, site.node, site.model.encode, request.header.rank)
         models = {"dense": dense, "local_only": alone, "federated": federated()}
         losses = [mean_losses(stream, {"": windows}, models[name], OWN_LOSS_LIMIT)[""] for name in OWN_TEXT_MODELS]
-        report.own_losses = [round(loss, OWN_LOSS_DIGITS) for loss in losses]
-        report.own_windows = len(windows)
+        report.own_losses = [round(loss, LOSS_DIGITS) for loss in losses]
     report.seconds = time.monotonic() - started
     return reply_to(request, report)

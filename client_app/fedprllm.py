@@ -5,6 +5,7 @@ them or to hand out further parts, and hidden states between the rounds of itera
 """
 
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,14 +13,15 @@ import torch
 from client_app.delivery import taken
 from client_app.evaluation import answer, require_own_text
 from client_app.kernel_mistakes import mistakes_of_kernels
+from client_app.once import kept_alone, make_alone
 from client_app.site import Site, reply_to
 from espalier.corpora.client_text import client_windows
-from espalier.corpora.windows import windows_sha256
-from espalier.modeling.block_stream import BlockStream
+from espalier.modeling.block_stream import Activations, BlockStream
 from espalier.modeling.calibration import choose_in_dense_block, prune_by_block
-from espalier.modeling.edits import Edits, masked, masked_and_scaled
+from espalier.modeling.edits import Edits, WeightEdit, masked, masked_and_scaled
 from espalier.modeling.input_statistics import watch_for
-from espalier.settings.mistakes import Mistake
+from espalier.pace.beats import beat
+from espalier.settings.mistakes import Mistake, StateLost
 from espalier.storage.blobs import BlobStore
 from espalier.storage.private import PrivateState
 from espalier.wire.fedprllm import (
@@ -71,7 +73,8 @@ def _vote_on_all_blocks(site: Site, state: PrivateState, header: Header) -> Vote
 def _vote_on_one_block(site: Site, state: PrivateState, request: Letter) -> VoteReport:
     """Iterative: apply the server's decision to the block before, go through it, and vote on the next (section 3.2.3).
 
-    The hidden states before the round's block stay in the private state of the round; the next round starts from them.
+    The hidden states before the round's block stay in the private state of the round; the next round starts from them. A client
+    that lost them walks from the beginning, through what was decided, once the server has delivered that.
     """
     started = time.monotonic()
     server_round = request.header.server_round
@@ -79,23 +82,70 @@ def _vote_on_one_block(site: Site, state: PrivateState, request: Letter) -> Vote
     if server_round == 1:
         windows = client_windows(site.settings, site.node, site.model.encode, request.header.rank)
         activations = stream.start(windows)
-    else:
-        kept = state.load(server_round - 1, "activations")
-        if kept is None:
-            raise Mistake(f"train: this client kept no hidden states of round {server_round - 1}; it cannot join later")
+    elif (left := _left_by(state, server_round - 1)) is not None:
         earlier, before = state.blobs(server_round - 1), server_round - 2
-        windows = _kept_windows(earlier, kept)
-        with earlier.opened(kept["hidden"]) as hidden:
+        windows = _kept_windows(earlier, left)
+        with earlier.opened(left["hidden"]) as hidden:
             activations = stream.resume(windows, hidden)
-        decided = unpack_masks(site.model.plan.blocks[before], request.blobs[block_key(before)])
-        with torch.no_grad(), stream.block(before, masked(lambda _: decided)(before), before + 1) as block:
-            activations.through(before, block)
+        _walk(stream, activations, range(before, before + 1), lambda _: _decided(site, request, before))
+    else:
+        decided_before = _delivered_again(site, request.header)
+        windows = client_windows(site.settings, site.node, site.model.encode, request.header.rank)
+        activations = stream.start(windows)
+        _walk(stream, activations, range(server_round - 1), decided_before)
     kept = {"windows": store.put(pack_tensors({"": windows.numpy()})), "hidden": store.put_pieces(activations.pieces())}
     state.save(server_round, "activations", kept)
+    beat(f"pruning block {server_round} of {len(site.model.plan.blocks)}")
     with mistakes_of_kernels():
         pruning = _local_pruning(site)
         masks = choose_in_dense_block(stream, activations, server_round - 1, pruning.prune_mask, watch_for(pruning))
     return _report(windows, [store.put(pack_masks(masks))], started)
+
+
+def _left_by(state: PrivateState, server_round: int) -> dict[str, Any] | None:
+    """What a round left for the next; None if it is gone or damaged, or a part of it."""
+    store = state.blobs(server_round)
+    try:
+        left = state.load(server_round, "activations")
+    except Mistake:
+        return None
+    return left if left is not None and all(store.is_whole(blob) for blob in left.values()) else None
+
+
+@torch.no_grad()
+def _walk(stream: BlockStream, activations: Activations, blocks: range, edits: Edits) -> None:
+    """Go through decided blocks."""
+    for index in blocks:
+        beat(f"passing block {index + 1} of {len(stream.model.plan.blocks)}")
+        with stream.block(index, edits(index), index + 1) as block:
+            activations.through(index, block)
+
+
+def _decided(site: Site, request: Letter, index: int) -> Mapping[str, WeightEdit]:
+    """What the server decided on a block, as the client goes on behind it: masked, or masked and scaled."""
+    masks = unpack_masks(site.model.plan.blocks[index], request.blobs[block_key(index)])
+    if site.settings.fedprllm.continue_behind == "masked":
+        return masked(lambda _: masks)(index)
+    (voters,) = validate(Decision, request.scalars).num_voters
+    shares = kept_shares(unpack_tensors(request.blobs[votes_key(index)]), voters)
+    return masked_and_scaled(lambda _: masks, lambda _: shares)(index)
+
+
+def _delivered_again(site: Site, header: Header) -> Edits:
+    """What was decided before a round, as the server delivers it to a client that lost its hidden states.
+
+    Raises
+    ------
+    StateLost
+        The server has not delivered it, or not all of it.
+    """
+    number = header.server_round - 1
+    parts = decided_parts(site.model.plan, site.settings, number)
+    try:
+        delivered = taken(site, header, len(parts))
+    except Mistake:
+        raise StateLost(f"this client no longer has the hidden states of round {number}") from None
+    return _edits(site, *delivered, scaled=site.settings.fedprllm.continue_behind == "scaled")
 
 
 def _kept_windows(store: BlobStore, kept: dict[str, Any]) -> torch.Tensor:
@@ -119,10 +169,22 @@ def _local_pruning(site: Site) -> LocalPruning:
 def _report(windows: torch.Tensor, hashes: list[str], started: float) -> VoteReport:
     return VoteReport(
         seconds=time.monotonic() - started,
-        calibration_tokens=windows.numel(),
-        calibration_sha256=windows_sha256(windows),
         blob_sha256=hashes,
     )
+
+
+def alone(site: Site, request: Letter) -> Letter:
+    """Prune the model without the others' decisions, which the rounds of iterative pruning did not do; the masks stay here."""
+
+    def make(state: PrivateState) -> dict[str, Any]:
+        server_round = request.header.server_round
+        kept = state.load(server_round, "activations")
+        if kept is None:
+            raise Mistake(f"alone: this client kept no hidden states of round {server_round}; run the round again")
+        store = state.blobs(server_round)
+        return {"masks": _prune_alone(site, _kept_windows(store, kept), store)}
+
+    return make_alone(site, request, make)
 
 
 def evaluate(site: Site, request: Letter) -> Letter:
@@ -134,12 +196,18 @@ def evaluate(site: Site, request: Letter) -> Letter:
 
 def _federated(site: Site, header: Header) -> Edits:
     """What the server decided, as it was delivered."""
-    plan, scaled = site.model.plan, site.settings.fedprllm.weight_scaling
-    store, hashes, decisions = taken(site, header, len(decided_parts(plan, site.settings)))
+    delivered = taken(site, header, len(decided_parts(site.model.plan, site.settings, len(site.model.plan.blocks))))
+    return _edits(site, *delivered, scaled=site.settings.fedprllm.weight_scaling)
+
+
+def _edits(
+    site: Site, store: BlobStore, hashes: dict[str, str], decisions: Sequence[Mapping[str, object]], *, scaled: bool
+) -> Edits:
+    """The federated model, as far as it was delivered."""
     voters = [number for decision in decisions for number in validate(Decision, decision).num_voters]
 
     def prune_masks(index: int) -> dict[str, torch.Tensor]:
-        return unpack_masks(plan.blocks[index], store.get(hashes[block_key(index)]))
+        return unpack_masks(site.model.plan.blocks[index], store.get(hashes[block_key(index)]))
 
     def shares(index: int) -> dict[str, torch.Tensor]:
         return kept_shares(unpack_tensors(store.get(hashes[votes_key(index)])), voters[index])
@@ -148,16 +216,13 @@ def _federated(site: Site, header: Header) -> Edits:
 
 
 def _own_masks(site: Site, header: Header) -> tuple[BlobStore, list[str]]:
-    """What the client would prune alone: kept since it voted, or, if it voted block by block, found out now."""
+    """What the client would prune alone: kept since it voted, or, if it voted block by block, since it was asked for it."""
     state = site.state(header)
     store = state.blobs(header.server_round)
+    if site.settings.fedprllm.strategy == "iterative":
+        return store, kept_alone(site, header)["masks"]
     saved = state.load(header.server_round, "report")
     if saved is None:
         raise Mistake(f"evaluate: this client kept no masks of round {header.server_round}; run the round again")
     saved.pop("settings")
-    if site.settings.fedprllm.strategy == "one-shot":
-        return store, validate(VoteReport, saved).blob_sha256
-    kept = state.load(header.server_round, "activations")
-    if kept is None:
-        raise Mistake(f"evaluate: this client kept no hidden states of round {header.server_round}; run the round again")
-    return store, _prune_alone(site, _kept_windows(store, kept), store)
+    return store, validate(VoteReport, saved).blob_sha256

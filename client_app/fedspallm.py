@@ -8,11 +8,10 @@ import time
 from typing import Any
 
 from client_app.evaluation import answer, require_own_text
-from client_app.held_layers import Held, held_in, hold
+from client_app.held_layers import Held, held_in, hold, holds
 from client_app.kernel_mistakes import mistakes_of_kernels
 from client_app.site import Site, reply_to
 from espalier.corpora.client_text import client_windows
-from espalier.corpora.windows import windows_sha256
 from espalier.modeling.block_stream import BlockStream
 from espalier.modeling.calibration import prune_layers
 from espalier.modeling.edits import Edits, replaced
@@ -49,12 +48,12 @@ def _prune(site: Site, state: PrivateState, request: Letter, sample: Sample) -> 
     """Walk through the global model up to the last sampled layer, and keep each sampled one as soon as it is pruned."""
     started, server_round = time.monotonic(), request.header.server_round
     held = held_in(state, server_round)
-    if any(held.get(str(index), {"version": 0})["version"] != version for index, version in enumerate(sample.versions)):
+    if not holds(held, sample.versions, range(sample.blocks[-1] + 1)):
         raise Mistake("train: this client no longer holds the layers that the server sent; it cannot join later")
     hold(state, server_round, held)
     windows = client_windows(site.settings, site.node, site.model.encode, request.header.rank)
     job, store, hashes, damping = site.settings.fedspallm, state.blobs(server_round), [], 0.0
-    pruning = LocalPruning(job.local_method, job.sparsity_of(server_round), job.local_group, job.damping)
+    pruning = LocalPruning(job.local_method, job.sparsity_of(server_round), job.local_group, job.damping, job.damping_mean)
     with mistakes_of_kernels():
         stream = BlockStream(site.model, site.computing)
         for layer in prune_layers(stream, windows, pruning, sample.blocks, _global(site, state, held)):
@@ -62,9 +61,7 @@ def _prune(site: Site, state: PrivateState, request: Letter, sample: Sample) -> 
             damping = max(damping, layer.damping)
     return PruneReport(
         seconds=time.monotonic() - started,
-        calibration_tokens=windows.numel(),
-        calibration_windows=len(windows),
-        calibration_sha256=windows_sha256(windows),
+        calibration_windows=len(windows) if job.client_weights == "samples" else 0,
         damping=damping,
         blob_sha256=hashes,
     )
@@ -78,7 +75,11 @@ def evaluate(site: Site, request: Letter) -> Letter:
     if saved is None:
         raise Mistake(f"evaluate: this client kept no layers of round {header.server_round}; run the round again")
     hashes = dict(zip(saved["asked"]["blocks"], saved["report"]["blob_sha256"], strict=True))
-    before = _global(site, state, held_in(state, header.server_round))
+    held = held_in(state, header.server_round)
+    others = [index for index in range(len(site.model.plan.blocks)) if index not in hashes]
+    if not holds(held, saved["asked"]["versions"], others):
+        raise Mistake("evaluate: this client does not hold the layers that the server sent; run the round again")
+    before = _global(site, state, held)
     pruned = _stored(site, lambda index: state.blobs(header.server_round).get(hashes[index]))
 
     def alone(index: int) -> Any:

@@ -1,5 +1,6 @@
 """Layers of the global model at a client of FedSpaLLM: kept as they are delivered, until newer ones take their place."""
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from client_app.site import Site, reply_to
@@ -30,8 +31,16 @@ def held_in(state: PrivateState, server_round: int) -> Held:
     return dict(document)
 
 
+def holds(held: Held, versions: Sequence[int], layers: Iterable[int]) -> bool:
+    """Whether some layers are held in the versions that the global model has, by number of the layer."""
+    return all(held.get(str(index), {"version": 0})["version"] == versions[index] for index in layers)
+
+
 def hold(state: PrivateState, server_round: int, held: Held) -> None:
-    """Note what is held from this round on, and let go of layers that neither it nor the round before needs."""
+    """Note what is held from this round on, and let go of layers that neither it nor the rounds beside it need.
+
+    The round after it is there when a message comes once more that brings what is evaluated after the last round.
+    """
     state.save(server_round, "held", held)
-    earlier = state.load(server_round - 1, "held") or {}
-    state.lasting().keep_only({layer["blob"] for layer in [*held.values(), *earlier.values()]})
+    beside = [state.load(server_round + step, "held") or {} for step in (-1, 1)]
+    state.lasting().keep_only({layer["blob"] for document in (held, *beside) for layer in document.values()})

@@ -4,7 +4,6 @@ The paper writes of one matrix, and of one rank per client. Here a client's matr
 sum over them: ``sum ||B[:, gamma r:]|| ||A[gamma r:, :]||``.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -63,14 +62,3 @@ class SelfPruning:
         In the first round nothing is given up: B is zero before, and nothing is smaller.
         """
         return self.kept if float(self.tail(after)) < float(self.tail(before)) else self.rank
-
-
-def cut_to_rank(tensors: Mapping[str, Tensor], rank: int) -> dict[str, Tensor]:
-    """Tensors of one blob with zeros in place of further rows of A and columns of B, in memory of their own."""
-    cut = {name: tensor.clone() for name, tensor in tensors.items()}
-    for name, tensor in cut.items():
-        if name.endswith(".lora_a"):
-            tensor[rank:] = 0
-        elif name.endswith(".lora_b"):
-            tensor[:, rank:] = 0
-    return cut

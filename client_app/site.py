@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from flwr.app import Context
 
+from client_app.simulated import in_simulation
 from espalier.modeling.opened import OpenedModel, open_model
 from espalier.settings.mistakes import Mistake
 from espalier.settings.node import NodeSettings, parse_node, site_id
@@ -14,6 +15,9 @@ from espalier.storage.json_lines import JsonLines
 from espalier.storage.private import OWNER_ONLY_FILE, PrivateState, private_folder
 from espalier.wire.code_hash import code_sha256
 from espalier.wire.messages import Header, Letter, Scalars
+
+DEMO = "demo"
+"""The model that is installed with Espalier."""
 
 if TYPE_CHECKING:
     from espalier.modeling.computing import Computing
@@ -35,7 +39,7 @@ class Site:
         Mistake
             A setting is wrong.
         """
-        node = parse_node(context.node_config)
+        node = parse_node(context.node_config, simulated=in_simulation())
         try:
             settings = parse(context.run_config)
         except Mistake as mistake:
@@ -47,7 +51,18 @@ class Site:
 
     @cached_property
     def model(self) -> OpenedModel:
-        """The base model at this site."""
+        """The base model at this site: the one that its owner names, else the demo; in a simulation the run's.
+
+        Raises
+        ------
+        Mistake
+            The run names one, and this site none; or it cannot be opened.
+        """
+        if not (self.node.simulated or self.node.model_path or self.settings.model == DEMO):
+            raise Mistake(
+                f"model-path: this site names no base model of its own, and opens none that a run names (model = "
+                f"{self.settings.model!r}); give the site its copy, with model-path in --node-config"
+            )
         return open_model(self.node.model_path or self.settings.model)
 
     @cached_property
@@ -63,8 +78,9 @@ class Site:
         return site_id(self.node)
 
     def state(self, header: Header) -> PrivateState:
-        """The private state of the client that a message is for."""
-        return PrivateState(self.node.state_root(), header.lineage, header.rank)
+        """The private state of this site in the run that a message is of."""
+        client: dict[str, str | int] = {"rank": header.rank, "set of settings": self.settings.digest()}
+        return PrivateState(self.node.state_root(), header.lineage, self.name, client)
 
 
 def egress_log(node: NodeSettings, lineage: str) -> JsonLines:

@@ -1,5 +1,6 @@
 """Evaluation of tuned models on a task's items: losses and accuracies leave the client, items do not."""
 
+import logging
 import time
 from collections.abc import Callable
 
@@ -8,10 +9,11 @@ from client_app.site import Site, reply_to
 from espalier.corpora.client_items import held_out_items
 from espalier.corpora.tasks.scored_items import ScoredItems, from_arrays
 from espalier.evaluation.scores import score
+from espalier.settings.mistakes import Mistake
 from espalier.settings.task import TEXT
 from espalier.training.adapted import AdaptedModel
 from espalier.wire.adapters import Tensors
-from espalier.wire.evaluation import OWN_LOSS_DIGITS, OWN_LOSS_LIMIT, TEST_BLOB, Losses
+from espalier.wire.evaluation import LOSS_DIGITS, OWN_LOSS_LIMIT, TEST_BLOB, Losses
 from espalier.wire.messages import Header, Letter
 from espalier.wire.payload import unpack_tensors
 
@@ -25,8 +27,22 @@ def require_own_data(site: Site, header: Header) -> None:
 
 
 def _own_items(site: Site, header: Header) -> ScoredItems:
+    """The held-out items; how many are cut is told in this node's log alone, as it is a count of single items."""
     classes = site.model.family.kind == "encoder"
-    return held_out_items(site.settings, site.node, site.model.tokenizer, header.rank, classes)
+    own = held_out_items(site.settings, site.node, site.model.tokenizer, header.rank, classes, site.model.num_positions)
+    if own.num_cut:
+        logging.getLogger("espalier").warning("%d of %d own test items are too long and were cut", own.num_cut, len(own))
+    return own
+
+
+def _require_that_model_takes(site: Site, items: ScoredItems, classes: bool) -> None:
+    """Refuse public items that are longer than this site's model takes; its config.json may be another than the server's."""
+    longest, positions = max(len(one.token_ids) for one in items.requests), site.model.num_positions
+    if positions is not None and longest - (not classes) > positions:
+        raise Mistake(
+            f"evaluate: a test item has {longest} tokens, and the model at this site has {positions} positions "
+            f"({site.model.positions_key} in its config.json); copy the model again"
+        )
 
 
 def answer_on_task(
@@ -42,19 +58,19 @@ def answer_on_task(
     """
     started, size = time.monotonic(), site.settings.training.batch_size
     classes, device = site.model.family.kind == "encoder", site.computing.device
-    report = Losses(losses=[], own_losses=[], own_windows=0, seconds=0.0)
+    report = Losses(losses=[], own_losses=[], seconds=0.0)
     base = adapted.values()
     if TEST_BLOB in request.blobs:
         items = from_arrays(unpack_tensors(request.blobs[TEST_BLOB]))
+        _require_that_model_takes(site, items, classes)
         adapted.set(alone)
         scores = score(adapted.whole, items, classes, size, device)
-        report.test_scores = [scores[metric] for metric in request.scalars["test_metrics"]]
+        report.test_scores = [round(scores[metric], LOSS_DIGITS) for metric in request.scalars["test_metrics"]]
     if request.scalars["own_text"]:
         own = _own_items(site, request.header)
         for tensors in (base, alone, federated()):  # in the order of OWN_TEXT_MODELS
             adapted.set(tensors)
             loss = score(adapted.whole, own, classes, size, device, OWN_LOSS_LIMIT)["loss"]
-            report.own_losses.append(round(loss, OWN_LOSS_DIGITS))
-        report.own_windows = len(own)
+            report.own_losses.append(round(loss, LOSS_DIGITS))
     report.seconds = time.monotonic() - started
     return reply_to(request, report)

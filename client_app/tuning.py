@@ -17,9 +17,11 @@ from client_app.carried import FEEDBACK, MOMENTS
 from client_app.delivery import taken
 from client_app.evaluation import answer
 from client_app.kernel_mistakes import mistakes_of_kernels
-from client_app.self_pruning import SelfPruning, cut_to_rank
+from client_app.once import kept_alone, make_alone
+from client_app.self_pruning import SelfPruning
 from client_app.site import Site, reply_to
 from client_app.task_evaluation import answer_on_task, require_own_data
+from espalier.corpora.own_data import require_tokens
 from espalier.modeling.adapters import factors_of, merged
 from espalier.modeling.edits import Edits
 from espalier.settings.mistakes import Mistake
@@ -29,11 +31,11 @@ from espalier.storage.blobs import sha256
 from espalier.storage.private import PrivateState, private_folder
 from espalier.training.adapted import AdaptedModel
 from espalier.training.adapter_training import AdapterTraining
-from espalier.training.initial import initial_adapters
+from espalier.training.initial import initial_adapters, initial_values
 from espalier.training.sequences import client_sequences
-from espalier.wire.adapter_payload import pack_adapters, unpack_adapters
-from espalier.wire.adapters import AdapterPlan, Tensors
-from espalier.wire.evaluation import Texts
+from espalier.wire.adapter_payload import differences, pack_adapters, sums, unpack_adapters
+from espalier.wire.adapters import AdapterPlan, Tensors, cut_to_rank
+from espalier.wire.alone import Alone
 from espalier.wire.messages import Header, Letter, validate
 from espalier.wire.payload import block_key
 from espalier.wire.tuning import Order, TuningReport, parts, trained
@@ -71,33 +73,32 @@ def train(site: Site, request: Letter) -> Letter:
 def _require_new(state: PrivateState, header: Header, asked: dict[str, Any], saved: dict[str, Any] | None) -> None:
     """A round is answered once, and none before it any more: each answer to another order would tell more of the same data.
 
-    The same order may come again, after a message was lost or the server was killed. Before its first checkpoint a server may
-    come back with another rank for this client, where capabilities are measured; the first round may have that.
+    The same order may come again, after a message was lost, the server was killed, or went back to the checkpoint before.
+    Before its first checkpoint a server may come back with another rank for this client, where capabilities are measured; the
+    first round may have that.
 
     Raises
     ------
     Mistake
         The round is over, or another order of it was answered.
     """
+    if saved is not None and saved["asked"] == asked:
+        return
     last = (state.load_lasting(LAST_ROUND) or {"round": 0})["round"]
     if header.server_round < last:
         raise Mistake(f"train: this client answered round {last}; round {header.server_round} is over; begin a new run")
-    if saved is None or saved["asked"] == asked:
+    if saved is None:
         return
     if header.server_round > 1 or saved["asked"]["settings"] != asked["settings"]:
         which = f"another order of round {header.server_round}, with other adapters or settings"
         raise Mistake(f"train: this client answered {which}; begin a new run")
 
 
-def _require_enough(site: Site, training: AdapterTraining) -> None:
-    """Raise Mistake if a round would rest on fewer sequences than the site allows."""
-    chosen, least = site.settings.training, site.node.fewest_samples()
-    most = chosen.steps * chosen.batch_size * chosen.accumulation
-    if min(most, training.num_sequences) < least:
-        raise Mistake(
-            f"least-samples = {least}: a round of this run rests on fewer training sequences; give the site more data, raise "
-            "training.steps, training.batch-size or training.accumulation, or lower least-samples in --node-config"
-        )
+def _require_enough(site: Site, training: AdapterTraining, first_step: int) -> None:
+    """Raise Mistake if a round from a step on would rest on fewer tokens than the site allows."""
+    tokens = training.rests_on(first_step, site.settings.training.steps, site.node.fewest_tokens())
+    remedy = "give the site more data, raise training.steps, training.batch-size or training.accumulation"
+    require_tokens(site.node, tokens, remedy)
 
 
 def _asked(site: Site, request: Letter, adapters: AdapterPlan, order: Order) -> dict[str, Any]:
@@ -122,22 +123,22 @@ def _train(site: Site, state: PrivateState, request: Letter, adapters: AdapterPl
     """Train, keep every blob with its loss, and report."""
     started, server_round = time.monotonic(), request.header.server_round
     start = _global(site, adapters, _brought(site, request, adapters))
-    training = _training(site, adapters, request.header.rank)
-    _require_enough(site, training)
+    first_step = (server_round - 1) * site.settings.training.steps
+    training = _training(site, adapters, request.header.rank, first_step)
     pruning, steps = SelfPruning.of(site.settings, adapters, rank_limit), site.settings.training.steps
     if pruning is not None and pruning.regularisation > 0:
         training.penalty = pruning.penalty
     with mistakes_of_kernels():
-        tensors, outcome = training.run(start, (server_round - 1) * steps, steps, _moments(site, state, server_round, adapters))
+        tensors, outcome = training.run(start, first_step, steps, _moments(site, state, server_round, adapters))
         rank = rank_limit if pruning is None else pruning.rank_after(start, tensors)
     if site.settings.job.keep_optimizer:
         carried.keep(state, MOMENTS, server_round, outcome.moments)
     return TuningReport(
         seconds=time.monotonic() - started,
-        samples=training.num_sequences,
+        samples=training.num_sequences if site.settings.job.client_weights == "samples" else 0,
         skipped_steps=outcome.skipped_steps,
         rank=rank,
-        blob_sha256=_kept(site, state, server_round, tensors, rank),
+        blob_sha256=_kept(site, state, server_round, tensors, start, rank),
     )
 
 
@@ -153,9 +154,10 @@ def _part(value: Tensor, shape: tuple[int, ...]) -> Tensor:
     return value[tuple(map(slice, shape))] if value.ndim else value
 
 
-def _training(site: Site, adapters: AdapterPlan, rank: int) -> AdapterTraining:
+def _training(site: Site, adapters: AdapterPlan, rank: int, first_step: int = 0) -> AdapterTraining:
+    """A client's training, wherever it happens; it is refused where its first round rests on too few tokens."""
     settings = site.settings
-    return AdapterTraining(
+    training = AdapterTraining(
         model=site.model,
         computing=site.computing,
         settings=settings,
@@ -164,6 +166,8 @@ def _training(site: Site, adapters: AdapterPlan, rank: int) -> AdapterTraining:
         seed=derive_seed(settings.seed, "training", rank=rank),
         cache_folder=_cache(site),
     )
+    _require_enough(site, training, first_step)
+    return training
 
 
 def _cache(site: Site) -> Path:
@@ -174,17 +178,25 @@ def _cache(site: Site) -> Path:
 def _global(site: Site, adapters: AdapterPlan, blobs: dict[str, bytes]) -> Tensors:
     """The adapters that a round begins with: those of the run's seed, or what the server sent."""
     if not blobs:
-        return initial_adapters(adapters, site.settings.seed)
-    payload = site.settings.job.payload
-    return {key: unpack_adapters(shapes, blobs[key], payload) for key, shapes in adapters.shapes().items()}
+        return initial_values(site.model, adapters, site.settings.seed)
+    job = site.settings.job
+    found = {key: unpack_adapters(shapes, blobs[key], job.payload) for key, shapes in adapters.shapes().items()}
+    if not job.delivers_differences:
+        return found
+    first = initial_values(site.model, adapters, site.settings.seed)
+    return {key: sums(first[key], block) for key, block in found.items()}
 
 
-def _kept(site: Site, state: PrivateState, server_round: int, tensors: Tensors, rank: int) -> list[str]:
-    """Keep the blobs of a round, zero beyond a rank, and with error feedback what they lose; the hashes of the blobs."""
+def _kept(site: Site, state: PrivateState, server_round: int, tensors: Tensors, start: Tensors, rank: int) -> list[str]:
+    """Keep the blobs of a round, zero beyond a rank, and with error feedback what they lose; the hashes of the blobs.
+
+    They hold the trained tensors, or where differences are sent what leads to them from ``start``.
+    """
     job, store, hashes = site.settings.job, state.blobs(server_round), []
     owed = carried.before(state, FEEDBACK, server_round) if job.feeds_back else {}
     after = {}
     for key, block in tensors.items():
+        block = differences(block, start[key]) if job.sends_differences else block
         residuals = {name: _part(loss, tuple(block[name].shape)) for name, loss in owed.get(key, {}).items()}
         blob, lost = pack_adapters(cut_to_rank(block, rank), job.payload, cut_to_rank(residuals, rank))
         hashes.append(store.put(blob))
@@ -195,18 +207,35 @@ def _kept(site: Site, state: PrivateState, server_round: int, tensors: Tensors, 
     return hashes
 
 
-def evaluate(site: Site, request: Letter) -> Letter:
-    """Loss of what this client would have trained alone on public text, and of all models on its own held-out text.
+def alone(site: Site, request: Letter) -> Letter:
+    """Train adapters of the rank that this client was first asked for by itself; they stay here."""
 
-    Alone it trains adapters of the rank that it was first asked for; the federated ones are whole, whatever its rank.
-    """
-    header, lora = request.header, site.settings.lora
-    state, whole = site.state(header), trained(site.model.plan, site.settings)
-    with state.locked():
-        limit = validate(Texts, request.scalars).rank_limit or site.settings.job.rank_limit_of(header.rank, lora)
+    def make(state: PrivateState) -> dict[str, Any]:
+        asked = validate(Alone, request.scalars).rank_limit
+        limit = asked or site.settings.job.rank_limit_of(request.header.rank, site.settings.lora)
         order = state.load_lasting(FIRST_ORDER) or {"rank_limit": limit}
         adapters = trained(site.model.plan, site.settings, order["rank_limit"])
-        alone = _alone(site, state, header, adapters)
+        return {"rank_limit": order["rank_limit"], "blobs": _train_alone(site, state, request.header, adapters)}
+
+    return make_alone(site, request, make)
+
+
+def _train_alone(site: Site, state: PrivateState, header: Header, adapters: AdapterPlan) -> dict[str, str]:
+    """Train in as many steps as this client has in all rounds, and keep the adapters; the hash of each blob by key."""
+    training, store = _training(site, adapters, header.rank), state.blobs(header.server_round)
+    with mistakes_of_kernels():
+        tensors, _ = training.run(initial_adapters(adapters, site.settings.seed), 0, training.total_steps)
+    return {key: store.put(save(block)) for key, block in tensors.items()}
+
+
+def evaluate(site: Site, request: Letter) -> Letter:
+    """Loss of what this client has trained alone on public text, and of all models on its own held-out text.
+
+    What it trained alone has its own rank; the federated adapters are whole, whatever that is.
+    """
+    header, whole, made = request.header, trained(site.model.plan, site.settings), kept_alone(site, request.header)
+    adapters, store = trained(site.model.plan, site.settings, made["rank_limit"]), site.state(header).blobs(header.server_round)
+    alone = {key: load(store.get(blob)) for key, blob in made["blobs"].items()}
 
     def federated() -> Tensors:
         after = header.model_copy(update={"server_round": header.server_round + 1})
@@ -227,19 +256,6 @@ def _padded(whole: AdapterPlan, tensors: Tensors) -> dict[str, dict[str, Tensor]
             value[tuple(map(slice, tensors[key][name].shape))] = tensors[key][name]
             padded.setdefault(key, {})[name] = value
     return padded
-
-
-def _alone(site: Site, state: PrivateState, header: Header, adapters: AdapterPlan) -> dict[str, dict[str, Tensor]]:
-    """The adapters that this client trains by itself, in as many steps as it has in all rounds."""
-    saved, store = state.load(header.server_round, "alone"), state.blobs(header.server_round)
-    if saved is None:
-        training = _training(site, adapters, header.rank)
-        start = initial_adapters(adapters, site.settings.seed)
-        with mistakes_of_kernels():
-            tensors, _ = training.run(start, 0, training.total_steps)
-        saved = {"blobs": {key: store.put(save(block)) for key, block in tensors.items()}}
-        state.save(header.server_round, "alone", saved)
-    return {key: load(store.get(blob)) for key, blob in saved["blobs"].items()}
 
 
 def _edits(adapters: AdapterPlan, tensors: Tensors) -> Edits:

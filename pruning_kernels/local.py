@@ -8,11 +8,14 @@ from torch import Tensor
 
 from pruning_kernels import sparsegpt
 from pruning_kernels.comparison_groups import ComparisonGroup, parse_pattern
-from pruning_kernels.scores import ria_score, wanda_factors
+from pruning_kernels.scores import ria_factors, ria_sums, wanda_factors
 from pruning_kernels.selection import select_lowest
 from pruning_kernels.sparsegpt import PAPER_DAMPING, Factor, sparsegpt_score
 
 LocalMetric = Literal["wanda", "magnitude", "ria", "sparsegpt"]
+
+DampingMean = Literal["live", "all"]
+"""Channels that fire, or all of them, of which dead ones count as 1, as in SparseGPT's published code (see ``factorise``)."""
 
 InputStatistics = Tensor | Factor
 """What pruning knows of a linear's inputs: their square sums per channel, or for SparseGPT the factor of their gram."""
@@ -27,6 +30,8 @@ class LocalPruning:
     group: ComparisonGroup
     damping: float = PAPER_DAMPING
     """SparseGPT: share of the gram's mean diagonal that is added to it."""
+    damping_mean: DampingMean = "live"
+    """SparseGPT: the channels of that mean."""
 
     @property
     def needs_grams(self) -> bool:
@@ -44,7 +49,7 @@ class LocalPruning:
         if isinstance(inputs, Factor):
             return select_lowest(sparsegpt_score(weight, inputs), self.sparsity, self.group)
         if self.metric == "ria":
-            return select_lowest(ria_score(weight, inputs), self.sparsity, self.group)
+            return select_lowest(weight, self.sparsity, self.group, ria_factors(weight, inputs), ria_sums(weight))
         factors = torch.ones(weight.shape[1])
         if self.metric == "wanda":
             norms = wanda_factors(weight, inputs)

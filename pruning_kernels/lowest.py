@@ -6,8 +6,9 @@ so the masks have the bits that ``selection.select_lowest`` gives on any device.
 
 Every function takes ``scores``, (rows, columns) float32, and fills a prune mask of that shape; ``quota`` is how many of each
 group are pruned, ``threads`` into how many parts the work is cut. With ``factors``, (columns,) float32, the scores are
-``|scores| * factors``, which are never written down; without, ``factors`` is empty. It returns whether a score is NaN; the
-mask then means nothing.
+``|scores| * factors``, which are never written down; without, ``factors`` is empty. With ``row_sums``, (rows,), and
+``column_sums``, (columns,), too, they are RIA's, ``(|score| / row sum + |score| / column sum) * factor``; without, both are
+empty. It returns whether a score is NaN, or with ``factors`` infinite; the mask then means nothing.
 """
 
 from typing import Any
@@ -24,7 +25,7 @@ LEVELS = ((21, 11), (10, 11), (0, 10))
 DIGITS = 1 << 11
 COLUMNS_AT_ONCE = 16
 """Columns that are turned into lines together: one cache line of scores."""
-LOWEST_KEY, HIGHEST_KEY = np.uint32(0x007FFFFF), np.uint32(0xFF800000)
+LOWEST_KEY, HIGHEST_KEY = 0x007FFFFF, 0xFF800000
 """Keys of the infinities; what lies beyond them is NaN."""
 
 Scores = NDArray[np.float32]
@@ -42,11 +43,19 @@ def _bits_of(typing: Any, number: Any) -> Any:
     return types.uint32(types.float32), generate
 
 
+@instruction
+def _quotient(typing: Any, dividend: Any, divisor: Any) -> Any:
+    """Of two float32, one instruction; Python's division has a branch for a divisor of zero, of which no vectors are made."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.fdiv(*arguments)
+
+    return types.float32(types.float32, types.float32), generate
+
+
 @compiled(inline="always")
-def _key(score: np.float32, factors: Scores, column: int) -> np.uint32:
+def _ordered(score: np.float32) -> np.uint32:
     """An unsigned integer that is ordered as the scores are; both zeros have the same."""
-    if len(factors):
-        score = abs(score) * factors[column]
     bits = _bits_of(score)
     if bits == np.uint32(0x80000000):
         return bits
@@ -54,8 +63,30 @@ def _key(score: np.float32, factors: Scores, column: int) -> np.uint32:
 
 
 @compiled(inline="always")
-def _is_nan(key: np.uint32) -> np.bool_:
-    return key < LOWEST_KEY or key > HIGHEST_KEY
+def _share(score: np.float32, row_sum: np.float32, column_sum: np.float32, factor: np.float32) -> np.float32:
+    """RIA's score."""
+    return (_quotient(abs(score), row_sum) + _quotient(abs(score), column_sum)) * factor
+
+
+@compiled()
+def _keys_of(scores: Scores, factors: Scores, row_sums: Scores, row: int, column_sums: Scores, keys: Keys) -> bool:
+    """The keys of a stretch of a row, and whether one of them cannot be compared; three loops, as none of them has a branch."""
+    made = len(factors) > 0
+    lowest, highest = np.uint32(LOWEST_KEY + made), np.uint32(HIGHEST_KEY - made)
+    if len(column_sums):
+        row_sum = row_sums[row]
+        for place in range(len(scores)):
+            keys[place] = _ordered(_share(scores[place], row_sum, column_sums[place], factors[place]))
+    elif made:
+        for place in range(len(scores)):
+            keys[place] = _ordered(abs(scores[place]) * factors[place])
+    else:
+        for place in range(len(scores)):
+            keys[place] = _ordered(scores[place])
+    unordered = False
+    for place in range(len(scores)):
+        unordered |= keys[place] < lowest or keys[place] > highest
+    return unordered
 
 
 @compiled(inline="always")
@@ -97,18 +128,16 @@ def threshold_of(keys: Keys, quota: int, scratch: Keys) -> tuple[int, int]:
 
 
 @compiled(parallel=True)
-def prune_rows(scores: Scores, factors: Scores, quota: int, threads: int, prune_mask: Mask) -> np.bool_:
+def prune_rows(
+    scores: Scores, factors: Scores, row_sums: Scores, column_sums: Scores, quota: int, threads: int, prune_mask: Mask
+) -> np.bool_:
     """Every row is a group; ``quota`` is at least 1."""
     rows, columns = scores.shape
-    nan = np.zeros(threads, np.bool_)
+    failed = np.zeros(threads, np.bool_)
     for thread in prange(threads):
         keys, scratch = np.empty(columns, np.uint32), np.empty(columns, np.uint32)
-        found_nan = False
         for row in range(rows * thread // threads, rows * (thread + 1) // threads):
-            for column in range(columns):
-                key = _key(scores[row, column], factors, column)
-                found_nan |= _is_nan(key)
-                keys[column] = key
+            failed[thread] |= _keys_of(scores[row], factors, row_sums, row, column_sums, keys)
             threshold, ties = threshold_of(keys, quota, scratch)
             for column in range(columns):
                 chosen = keys[column] < threshold
@@ -116,28 +145,29 @@ def prune_rows(scores: Scores, factors: Scores, quota: int, threads: int, prune_
                     chosen = True
                     ties -= 1
                 prune_mask[row, column] = chosen
-        nan[thread] = found_nan
-    return nan.any()
+    return failed.any()
 
 
 @compiled(parallel=True)
-def prune_columns(scores: Scores, factors: Scores, quota: int, threads: int, prune_mask: Mask) -> np.bool_:
+def prune_columns(
+    scores: Scores, factors: Scores, row_sums: Scores, column_sums: Scores, quota: int, threads: int, prune_mask: Mask
+) -> np.bool_:
     """Every column is a group; ``quota`` is at least 1."""
     rows, columns = scores.shape
     strips = -(-columns // COLUMNS_AT_ONCE)
-    nan = np.zeros(threads, np.bool_)
+    failed = np.zeros(threads, np.bool_)
     for thread in prange(threads):
         keys, scratch = np.empty((COLUMNS_AT_ONCE, rows), np.uint32), np.empty(rows, np.uint32)
         thresholds, ties = np.empty(COLUMNS_AT_ONCE, np.int64), np.empty(COLUMNS_AT_ONCE, np.int64)
-        found_nan = False
+        line = np.empty(COLUMNS_AT_ONCE, np.uint32)
         for strip in range(strips * thread // threads, strips * (thread + 1) // threads):
             first = strip * COLUMNS_AT_ONCE
             width = min(COLUMNS_AT_ONCE, columns - first)
+            part = slice(first, first + width)
             for row in range(rows):
+                failed[thread] |= _keys_of(scores[row, part], factors[part], row_sums, row, column_sums[part], line)
                 for place in range(width):
-                    key = _key(scores[row, first + place], factors, first + place)
-                    found_nan |= _is_nan(key)
-                    keys[place, row] = key
+                    keys[place, row] = line[place]
             for place in range(width):
                 thresholds[place], ties[place] = threshold_of(keys[place], quota, scratch)
             for row in range(rows):
@@ -148,38 +178,34 @@ def prune_columns(scores: Scores, factors: Scores, quota: int, threads: int, pru
                         chosen = True
                         ties[place] -= 1
                     prune_mask[row, first + place] = chosen
-        nan[thread] = found_nan
-    return nan.any()
+    return failed.any()
 
 
 @compiled(parallel=True)
-def prune_pattern(scores: Scores, factors: Scores, size: int, quota: int, threads: int, prune_mask: Mask) -> np.bool_:
+def prune_pattern(
+    scores: Scores,
+    factors: Scores,
+    row_sums: Scores,
+    column_sums: Scores,
+    size: int,
+    quota: int,
+    threads: int,
+    prune_mask: Mask,
+) -> np.bool_:
     """Each ``size`` consecutive weights of a row are a group: a weight goes if fewer than ``quota`` go before it."""
     rows = len(scores)
-    nan = np.zeros(threads, np.bool_)
+    failed = np.zeros(threads, np.bool_)
     for thread in prange(threads):
         keys = np.empty((size, scores.shape[1] // size), np.uint32)
-        before = np.empty(keys.shape[1], np.uint32)
+        before, line = np.empty(keys.shape[1], np.uint32), np.empty(scores.shape[1], np.uint32)
         for row in range(rows * thread // threads, rows * (thread + 1) // threads):
-            nan[thread] |= _keys_by_place(scores[row], factors, keys)
+            failed[thread] |= _keys_of(scores[row], factors, row_sums, row, column_sums, line)
+            keys[:] = line.reshape(keys.shape[1], size).T  # so that places are compared for many groups at once
             for place in range(size):
                 _count_before(keys, place, before)
                 for group in range(len(before)):
                     prune_mask[row, group * size + place] = before[group] < quota
-    return nan.any()
-
-
-@compiled()
-def _keys_by_place(scores: Scores, factors: Scores, keys: Keys) -> np.bool_:
-    """The keys of a row, (place in its group, group), so that places are compared for many groups at once."""
-    size, groups = keys.shape
-    nan = np.bool_(False)
-    for place in range(size):
-        for group in range(groups):
-            key = _key(scores[group * size + place], factors, group * size + place)
-            nan |= _is_nan(key)
-            keys[place, group] = key
-    return nan
+    return failed.any()
 
 
 @compiled()
@@ -196,36 +222,36 @@ def _count_before(keys: Keys, place: int, before: Keys) -> None:
 
 
 @compiled(parallel=True)
-def prune_layer(scores: Scores, factors: Scores, quota: int, threads: int, prune_mask: Mask) -> np.bool_:
+def prune_layer(
+    scores: Scores, factors: Scores, row_sums: Scores, column_sums: Scores, quota: int, threads: int, prune_mask: Mask
+) -> np.bool_:
     """The whole matrix is one group; ``quota`` is at least 1.
 
     Two passes: one counts the keys' upper halves, the other prunes all below the bin of the last one and sets the keys of
     that bin aside; what remains is done among those.
     """
     rows, columns = scores.shape
-    counts, nan = np.zeros((threads, 1 << 16), np.int64), np.zeros(threads, np.bool_)
+    counts, failed = np.zeros((threads, 1 << 16), np.int64), np.zeros(threads, np.bool_)
     for thread in prange(threads):
-        found_nan = False
+        keys = np.empty(columns, np.uint32)
         for row in range(rows * thread // threads, rows * (thread + 1) // threads):
+            failed[thread] |= _keys_of(scores[row], factors, row_sums, row, column_sums, keys)
             for column in range(columns):
-                key = _key(scores[row, column], factors, column)
-                found_nan |= _is_nan(key)
-                counts[thread, key >> np.uint32(16)] += 1
-        nan[thread] = found_nan
+                counts[thread, keys[column] >> np.uint32(16)] += 1
     digit, before = _digit_of(counts.sum(axis=0), 0, quota)
     starts = np.zeros(threads + 1, np.int64)
     for thread in range(threads):
         starts[thread + 1] = starts[thread] + counts[thread, digit]
     aside, places = np.empty(starts[-1], np.uint32), np.empty(starts[-1], np.int64)
     for thread in prange(threads):
-        found = starts[thread]
+        found, keys = starts[thread], np.empty(columns, np.uint32)
         for row in range(rows * thread // threads, rows * (thread + 1) // threads):
+            _keys_of(scores[row], factors, row_sums, row, column_sums, keys)
             for column in range(columns):
-                key = _key(scores[row, column], factors, column)
-                upper = int(key >> np.uint32(16))
+                upper = int(keys[column] >> np.uint32(16))
                 prune_mask[row, column] = upper < digit
                 if upper == digit:
-                    aside[found], places[found] = key, row * columns + column
+                    aside[found], places[found] = keys[column], row * columns + column
                     found += 1
     threshold, ties = threshold_of(aside, quota - before, np.empty_like(aside))
     for found in range(len(aside)):
@@ -235,4 +261,4 @@ def prune_layer(scores: Scores, factors: Scores, quota: int, threads: int, prune
             chosen = True
         if chosen:
             prune_mask[places[found] // columns, places[found] % columns] = True
-    return nan.any()
+    return failed.any()

@@ -1,5 +1,9 @@
 """How much a weight matters to one client: the score by which local pruning ranks weights."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -9,6 +13,16 @@ ROWS_AT_ONCE = 64
 
 class NotFiniteError(ValueError):
     """NaN or infinity where numbers are to be compared; the text holds no number of them."""
+
+
+@dataclass(frozen=True, eq=False)
+class RiaSums:
+    """Sums of the magnitudes of a matrix, float32; infinity in place of 0, of which no weight has a share."""
+
+    rows: Tensor
+    """(out_features,)"""
+    columns: Tensor
+    """(in_features,)"""
 
 
 def magnitude_score(weight: Tensor) -> Tensor:
@@ -59,16 +73,53 @@ def ria_score(weight: Tensor, input_square_sum: Tensor, exponent: float = 0.5) -
     ValueError, NotFiniteError
         See ``wanda_score``.
     """
+    return relative_score(weight, ria_sums(weight), ria_factors(weight, input_square_sum, exponent))
+
+
+def relative_score(weight: Tensor, sums: RiaSums, factors: Tensor) -> Tensor:
+    """``(|W_ij| / rows_i + |W_ij| / columns_j) * factors_j``, float32, each operation rounded: see ``ria_score``."""
     size = magnitude_score(weight)
-    norms = wanda_factors(weight, input_square_sum)
-    columns, rows = size.sum(dim=0, keepdim=True), size.sum(dim=1, keepdim=True)
-    columns, rows = (torch.where(sums == 0, torch.inf, sums) for sums in (columns, rows))
-    strength = norms**exponent
     for first in range(0, len(size), ROWS_AT_ONCE):  # in place, so that no second matrix is written and read
         score = size[first : first + ROWS_AT_ONCE]
-        share_of_column = score / columns
-        score.div_(rows[first : first + ROWS_AT_ONCE]).add_(share_of_column).mul_(strength)
+        share_of_column = score / sums.columns
+        score.div_(sums.rows[first : first + ROWS_AT_ONCE, None]).add_(share_of_column).mul_(factors)
     return size
+
+
+def ria_sums(weight: Tensor) -> RiaSums:
+    """What RIA divides the magnitudes of a matrix by; one pass over the matrix.
+
+    A row is summed by torch in float32, a column by torch within ``ROWS_AT_ONCE`` rows, and these sums in float64, one after
+    the other; so the sums do not depend on how the scores are made of them. On a CPU one thread does it, at the speed of its
+    cache: several would wait for each other after every stretch of rows, and on a busy machine for long.
+    """
+    rows = torch.empty(weight.shape[0], dtype=torch.float32, device=weight.device)
+    columns = torch.zeros(weight.shape[1], dtype=torch.float64, device=weight.device)
+    at_once = torch.empty((ROWS_AT_ONCE, weight.shape[1]), dtype=torch.float32, device=weight.device)
+    with _one_thread():
+        for first in range(0, len(weight), ROWS_AT_ONCE):
+            some = weight[first : first + ROWS_AT_ONCE]
+            size = at_once[: len(some)].copy_(some).abs_()
+            torch.sum(size, dim=1, out=rows[first : first + ROWS_AT_ONCE])
+            columns += size.sum(dim=0)
+    rows, columns = (torch.where(found == 0, torch.inf, found.to(torch.float32)) for found in (rows, columns))
+    return RiaSums(rows, columns)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Let torch compute with one thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def ria_factors(weight: Tensor, input_square_sum: Tensor, exponent: float = 0.5) -> Tensor:
+    """``||X_j||_2 ** exponent`` of RIA's score for each input channel j of ``weight``, float32: see ``ria_score``."""
+    return wanda_factors(weight, input_square_sum) ** exponent
 
 
 def wanda_factors(weight: Tensor, input_square_sum: Tensor) -> Tensor:

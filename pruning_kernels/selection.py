@@ -6,10 +6,12 @@ from torch import Tensor
 
 from pruning_kernels.comparison_groups import ComparisonGroup, group_size, parse_pattern, pruned_per_group
 from pruning_kernels.compiled import WORTH_COMPILING, use_threads_of_torch
-from pruning_kernels.scores import NotFiniteError
+from pruning_kernels.scores import NotFiniteError, RiaSums, relative_score
 
 
-def select_lowest(scores: Tensor, sparsity: float, group: ComparisonGroup, factors: Tensor | None = None) -> Tensor:
+def select_lowest(
+    scores: Tensor, sparsity: float, group: ComparisonGroup, factors: Tensor | None = None, sums: RiaSums | None = None
+) -> Tensor:
     """Prune the lowest scores of each comparison group (Wanda's selection; the paper's local step 1).
 
     Parameters
@@ -19,6 +21,8 @@ def select_lowest(scores: Tensor, sparsity: float, group: ComparisonGroup, facto
     group : see ``ComparisonGroup``
     factors : (in_features,), float32, or None
         The scores are ``|scores| * factors``; large matrices are then selected from without writing them down.
+    sums : of ``scores``, or None; needs ``factors``
+        The scores are those of ``relative_score``, likewise.
 
     Returns
     -------
@@ -29,28 +33,39 @@ def select_lowest(scores: Tensor, sparsity: float, group: ComparisonGroup, facto
     Raises
     ------
     NotFiniteError
-        A score is NaN, so that there is no order.
+        A score is NaN, so that there is no order. Of scores that are made here, with ``factors``, none may be infinite either:
+        that is what an infinite weight gives.
     ValueError
         See ``group_size``.
     """
     quota = pruned_per_group((scores.shape[0], scores.shape[1]), sparsity, group)
-    return select_number(scores, quota, group, factors, scores.device.type == "cpu" and scores.numel() >= WORTH_COMPILING)
+    compiled = scores.device.type == "cpu" and scores.numel() >= WORTH_COMPILING
+    return select_number(scores, quota, group, factors, compiled, sums)
 
 
-def select_number(scores: Tensor, quota: int, group: ComparisonGroup, factors: Tensor | None, compiled: bool) -> Tensor:
+def select_number(
+    scores: Tensor, quota: int, group: ComparisonGroup, factors: Tensor | None, compiled: bool, sums: RiaSums | None = None
+) -> Tensor:
     """Prune the ``quota`` lowest scores of each comparison group, by compiled kernels or by a sort: see ``select_lowest``."""
     if compiled and quota:
-        prune_mask, nan = _select_compiled(scores.to(torch.float32), quota, group, factors)
+        prune_mask, unordered = _select_compiled(scores.to(torch.float32), quota, group, factors, sums)
     else:
+        if sums is not None and factors is not None:
+            scores = relative_score(scores, sums, factors)
+        elif factors is not None:
+            scores = scores.to(torch.float32).abs().mul_(factors)
         scores = scores.to(torch.float32)
-        if factors is not None:
-            scores = scores.abs().mul_(factors)
         size = group_size((scores.shape[0], scores.shape[1]), group)
         select = _select_sorted if scores.device.type == "cpu" else _select_on_device
-        prune_mask, nan = select(scores, size, quota, group), bool(torch.isnan(scores).any())
-    if nan:
-        raise NotFiniteError("the scores contain NaN and cannot be compared; check the model's weights")
+        prune_mask, unordered = select(scores, size, quota, group), _unordered(scores, finite=factors is not None)
+    if unordered:
+        raise NotFiniteError("the scores contain NaN or infinity and cannot be compared; check the model's weights")
     return prune_mask
+
+
+def _unordered(scores: Tensor, finite: bool) -> bool:
+    """Whether a score is NaN, or where all have to be finite, infinite."""
+    return not bool(torch.isfinite(scores).all()) if finite else bool(torch.isnan(scores).any())
 
 
 def _select_sorted(scores: Tensor, size: int, quota: int, group: ComparisonGroup) -> Tensor:
@@ -72,17 +87,20 @@ def _select_on_device(scores: Tensor, size: int, quota: int, group: ComparisonGr
     return prune_mask.reshape(columns, rows).T.contiguous() if group == "column" else prune_mask.reshape(rows, columns)
 
 
-def _select_compiled(scores: Tensor, quota: int, group: ComparisonGroup, factors: Tensor | None) -> tuple[Tensor, bool]:
-    """The same selection by the kernels of ``lowest``, and whether a score is NaN."""
+def _select_compiled(
+    scores: Tensor, quota: int, group: ComparisonGroup, factors: Tensor | None, sums: RiaSums | None
+) -> tuple[Tensor, bool]:
+    """The same selection by the kernels of ``lowest``, and whether scores cannot be compared."""
     from pruning_kernels import lowest
 
     prune_mask = np.empty(tuple(scores.shape), np.bool_)
-    given = scores.detach().contiguous().numpy()
-    by = np.empty(0, np.float32) if factors is None else factors.contiguous().numpy()
+    given, nothing = scores.detach().contiguous().numpy(), np.empty(0, np.float32)
+    by = nothing if factors is None else factors.contiguous().numpy()
+    of = (nothing, nothing) if sums is None else (sums.rows.contiguous().numpy(), sums.columns.contiguous().numpy())
     threads = use_threads_of_torch()
     if (pattern := parse_pattern(group)) is not None:
-        nan = lowest.prune_pattern(given, by, pattern[1], quota, threads, prune_mask)
+        unordered = lowest.prune_pattern(given, by, *of, pattern[1], quota, threads, prune_mask)
     else:
         kernel = {"layer": lowest.prune_layer, "row": lowest.prune_rows, "column": lowest.prune_columns}[group]
-        nan = kernel(given, by, quota, threads, prune_mask)
-    return torch.from_numpy(prune_mask), bool(nan)
+        unordered = kernel(given, by, *of, quota, threads, prune_mask)
+    return torch.from_numpy(prune_mask), bool(unordered)

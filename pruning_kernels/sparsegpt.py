@@ -36,23 +36,24 @@ class Factor:
     """(in_features,), bool: channels that were zero for every token."""
 
 
-def factorise(gram: Tensor, damping: float = PAPER_DAMPING) -> Factor:
+def factorise(gram: Tensor, damping: float = PAPER_DAMPING, dead_diagonal: float | None = None) -> Factor:
     """Cholesky factor of the inverse of a damped gram matrix (SparseGPT section 3.4).
 
     Parameters
     ----------
     gram : (in_features, in_features), float32, sum over calibration tokens of x x^T, times any positive number
         It is left as it is. Beside it, this function holds one float32 matrix of that size, the result, and a third of one.
-    damping : share of the mean diagonal of the channels that are not dead, in [0, 1], to add to the diagonal
+    damping : share of the mean diagonal, in [0, 1], to add to the diagonal
         Where the damped gram has no Cholesky factor, ten times as much is added, up to 1; the result says how much.
+    dead_diagonal : what a dead channel counts as in the mean diagonal, in the gram's scale; None: it is left out
 
     Returns
     -------
     Factor
         The published code takes three steps: the factor of H, the inverse of H, the factor of the inverse. Here H = R R^T
         with R upper triangular, so that U is R^-1: the same matrix, since a Cholesky factor is unique, and made by matrix
-        products. A dead channel's diagonal is set to 1; that code counts it in the mean, and so its damping depends on the
-        scale of the inputs.
+        products. A dead channel's diagonal is set to 1, and so that code counts it in the mean, as 1 of H = 2 / n x x^T summed
+        over n windows: with a ``dead_diagonal`` of n / 2. Its damping then depends on the scale of the inputs.
 
     Raises
     ------
@@ -70,7 +71,10 @@ def factorise(gram: Tensor, damping: float = PAPER_DAMPING) -> Factor:
     _require_finite(gram, "the calibration activations contain NaN or infinity; use dtype float32 or check the model")
     diagonal = gram.diagonal().to(torch.float32)
     dead = diagonal == 0
-    mean = diagonal.sum() / (~dead).sum().clamp(min=1)
+    if dead_diagonal is None:
+        mean = diagonal.sum() / (~dead).sum().clamp(min=1)
+    else:
+        mean = (diagonal.sum() + dead_diagonal * dead.sum()) / len(diagonal)
     upper = torch.empty(gram.shape, dtype=torch.float32, device=gram.device)
     while True:
         upper.copy_(gram).diagonal().add_(damping * mean).masked_fill_(dead, 1)
@@ -158,8 +162,11 @@ def sparsegpt_score(weight: Tensor, factor: Factor) -> Tensor:
     ------
     ValueError
         The shapes do not fit.
+    NotFiniteError
+        A weight is NaN or infinite.
     """
     _require_shape(weight, factor)
+    _require_finite(weight, "the weights contain NaN or infinity; check the model")
     norms = torch.linalg.vector_norm(factor.upper, dim=0)
     return weight.to(torch.float32).div(norms).square_().masked_fill_(factor.dead, 0)
 

@@ -1,7 +1,7 @@
 """The ServerApp: settings, strategy, start, results."""
 
 import shutil
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from flwr.app import Context
@@ -13,9 +13,10 @@ from espalier.modeling.computing import Computing, set_up
 from espalier.modeling.export import ExportError
 from espalier.modeling.limits import require_within_limits
 from espalier.modeling.opened import open_model
-from espalier.settings.mistakes import FLOWER_REPORTS_IT_TOO, Mistake
+from espalier.pace.beats import heard_by
+from espalier.settings.mistakes import FLOWER_REPORTS_IT_TOO, RUN_DIRECTORY, Mistake
 from espalier.settings.node import NodeSettings
-from espalier.settings.run import parse
+from espalier.settings.run import changed, parse
 from espalier.wire.evaluation import OWN_TEXT_MODELS
 from server_app.measurement import measure_pruned, measure_tuned
 from server_app.model_fit import require_fit
@@ -23,7 +24,7 @@ from server_app.outcome import write_outcome
 from server_app.public_tests import PublicTests, public_tests
 from server_app.results import Summary
 from server_app.run_directory import open_run_directory
-from server_app.table import show
+from server_app.table import closing_line, show
 from strategies.adapter_result import AdapterResult
 from strategies.clock import Clock
 from strategies.fedpetuning import FedPETuning
@@ -64,8 +65,15 @@ def run_method(grid: Grid, context: Context, clock: Clock | None = None) -> Path
     RunFailed
         Too few clients did their part.
     """
+    with ExitStack() as held:
+        return _run_method(grid, context, clock or Clock(), held)
+
+
+def _run_method(grid: Grid, context: Context, clock: Clock, held: ExitStack) -> Path:
+    """``run_method``; what ``held`` is given is let go when the run has ended."""
     simulation = not isinstance(grid, GrpcGrid)
-    settings = parse(context.run_config, simulation=simulation)
+    settings = parse(context.run_config, simulation=simulation, by_hand=changed(context.run_config))
+    settings = settings.with_quorum(simulation=simulation)
     if settings.evaluation.centralized == "on" and not simulation:
         raise Mistake(
             "evaluation.centralized = 'on': the pooled-data baseline needs all clients' data in one place and exists in "
@@ -76,21 +84,26 @@ def run_method(grid: Grid, context: Context, clock: Clock | None = None) -> Path
     require_within_limits(settings, model)
     tests = public_tests(settings, model)
     require_fit(settings, model, tests)
-    folder, lineage = open_run_directory(settings, model, str(context.run_id))
-    print(f"run directory {folder.path}", flush=True)
+    directory = held.enter_context(open_run_directory(settings, model, str(context.run_id)))
+    folder, lineage = directory.folder, directory.lineage
+    print(f"{RUN_DIRECTORY}{folder.path}", flush=True)
     summary = Summary(settings, model, computing.threads, computing.device.type, losses={name: {} for name in tests.texts})
-    run = Run(settings, model, folder, lineage, clock or Clock(), simulation, computing.device)
+    run = Run(settings, model, folder, lineage, clock, simulation, computing.device)
     started = run.clock.now()
     summary.write(folder, "failed", "the ServerApp is still at work, or it was killed", folder.ledger.total())
     try:
-        _work(run, grid, computing, tests, summary)
+        with heard_by(run.progress.beat):
+            _work(run, grid, computing, tests, summary)
     except BaseException as error:
         with suppress(Mistake):  # on a full disk summary.json stays as it is, and says "failed" too
             _note_end(run, summary, started, "failed", f"{type(error).__name__}: {error}")
         raise
     _note_end(run, summary, started, "completed", None)
+    directory.note_completed()
+    if simulation:
+        _remove_private_state(run)
     show(summary, folder.ledger.total())
-    print(f"\n{summary.where}", flush=True)
+    print(f"\n{summary.where}\n{closing_line(summary)}", flush=True)
     return folder.path
 
 
@@ -138,8 +151,6 @@ def _work(run: Run, grid: Grid, computing: Computing, tests: PublicTests, summar
                 summary.own_text[int(rank)] = dict(zip(OWN_TEXT_MODELS, map(perplexity, figures), strict=True))
     if fault is not None:
         raise fault
-    if run.simulation:
-        _remove_private_state(run)
 
 
 def _strategy(run: Run, tests: PublicTests) -> AnyStrategy:
@@ -164,5 +175,7 @@ def _remove_private_state(run: Run) -> None:
     """A completed simulation leaves nothing in the state directory; at a site of its own, private state stays there."""
     root = NodeSettings().state_root()
     shutil.rmtree(root / run.lineage, ignore_errors=True)
+    if (work := run.work()) is not None:
+        work.remove()
     for log in (root / "egress").glob(f"{run.lineage}-*.jsonl"):
-        log.unlink()
+        log.unlink(missing_ok=True)

@@ -98,6 +98,7 @@ def _measure_items(
     """Score all columns with one model in memory, the base as it was trained on."""
     assert tests.encoded is not None
     settings, task = run.settings, task_named(run.settings.task.name)
+    summary.tests = {"number": len(tests.encoded), "cut": tests.encoded.num_cut}
     adapted = AdaptedModel.load(run.model, computing, settings, result.adapters)
     base, size = adapted.values(), settings.training.batch_size
     run.progress.begin("testing", len(columns))

@@ -3,6 +3,7 @@
 from espalier.corpora.tasks.catalogue import task_named
 from espalier.modeling.opened import OpenedModel
 from espalier.modeling.quantised import require_quantisable
+from espalier.settings.libraries import require_libraries
 from espalier.settings.mistakes import Mistake
 from espalier.settings.run import METHODS, RunSettings
 from espalier.settings.task import TEXT
@@ -16,11 +17,12 @@ def require_fit(settings: RunSettings, model: OpenedModel, tests: PublicTests) -
     Raises
     ------
     Mistake
-        ``[lora]`` describes adapters that the model cannot have, a matrix cannot be quantised, or prompts and the answers that
-        the model is to write are longer than it takes.
+        A library is not installed, ``[lora]`` describes adapters that the model cannot have, a matrix cannot be quantised, or
+        prompts and the answers that the model is to write are longer than it takes.
     """
     if "task" not in METHODS[settings.method]:
         return
+    require_libraries(settings)
     trained(model.plan, settings)
     if settings.training.base == "nf4":
         require_quantisable(model.plan)

@@ -10,6 +10,7 @@ from espalier.modeling.export_adapter import check_adapter, check_encoder_adapte
 from espalier.modeling.export_encoder import check_encoder, export_encoder
 from espalier.training.adapted import AdaptedModel
 from espalier.wire.adapters import HEAD_KEY
+from server_app.model_card import adapter_card, merged_card, pruned_card
 from server_app.public_tests import PublicTests
 from server_app.results import Summary, save_masks
 from strategies.adapter_result import AdapterResult
@@ -49,7 +50,7 @@ def _write_pruned(run: Run, stream: BlockStream, result: KeptResult | VoteResult
     summary.masked = save_masks(run.model, result.prune_masks, run.folder.path / "masks.safetensors")
     summary.sparsity = summary.masked + result.zeros_beyond_masks() / run.model.plan.num_weights
     summary.local_sparsity, summary.centralized_sparsity = result.local_sparsity(), result.centralized_sparsity()
-    export_edited(run.model, result.edits, target)
+    export_edited(run.model, result.edits, target, pruned_card(run.settings, run.model, summary.sparsity))
     check_export(stream, result.edits, target, windows, run.settings.export_check)
     run.progress.note("exported", "exported     model/ reloads to the same logits", sparsity=summary.sparsity)
     summary.where = f"the pruned model is in {target}"
@@ -57,12 +58,13 @@ def _write_pruned(run: Run, stream: BlockStream, result: KeptResult | VoteResult
 
 def _write_adapter(run: Run, stream: BlockStream, result: AdapterResult, windows: Tensor, summary: Summary) -> None:
     target = run.folder.path / "adapter"
-    export_adapter(run.model, result.adapters, result.tensors, target)
+    export_adapter(run.model, result.adapters, result.tensors, target, adapter_card(run.settings, run.model, result.report()))
     check_adapter(stream, result.edits, target, windows)
     run.progress.note("exported", "exported     adapter/ loads in plain peft to the same logits")
     summary.where = f"the adapter is in {target}"
     if run.settings.lora.merge:
-        export_edited(run.model, result.edits, run.folder.path / "model")
+        card = merged_card(run.settings, run.model, result.report())
+        export_edited(run.model, result.edits, run.folder.path / "model", card)
         check_export(stream, result.edits, run.folder.path / "model", windows, run.settings.export_check)
         run.progress.note("exported", "exported     model/, with the adapter merged, reloads to the same logits")
         summary.where += f", the merged model in {run.folder.path / 'model'}"
@@ -70,7 +72,7 @@ def _write_adapter(run: Run, stream: BlockStream, result: AdapterResult, windows
 
 def _write_encoder_adapter(run: Run, computing: Computing, result: AdapterResult, tests: PublicTests, summary: Summary) -> None:
     target = run.folder.path / "adapter"
-    export_adapter(run.model, result.adapters, result.tensors, target)
+    export_adapter(run.model, result.adapters, result.tensors, target, adapter_card(run.settings, run.model, result.report()))
     adapted = AdaptedModel.load(run.model, computing, run.settings, result.adapters)
     adapted.set({key: result.tensors(key) for key in result.blobs})
     check_encoder_adapter(run.model, computing, adapted.whole, target, tests.num_classes)
@@ -78,7 +80,8 @@ def _write_encoder_adapter(run: Run, computing: Computing, result: AdapterResult
     summary.where = f"the adapter, with its classification head, is in {target}"
     if run.settings.lora.merge:
         merged, head = run.folder.path / "model", result.tensors(HEAD_KEY)
-        export_encoder(run.model, result.edits, head, task_named(run.settings.task.name).classes, merged)
+        card, classes = merged_card(run.settings, run.model, result.report()), task_named(run.settings.task.name).classes
+        export_encoder(run.model, result.edits, head, classes, merged, card)
         check_encoder(run.model, result.edits, head, tests.num_classes, merged, target)
         run.progress.note("exported", "exported     model/, with adapter and head, reloads to the same logits")
         summary.where += f", the merged model in {merged}"

@@ -35,8 +35,8 @@ class PublicTests:
         return self.texts if settings.evaluation.local_only and settings.task.name == TEXT else {}
 
 
-def public_tests(settings: RunSettings, model: OpenedModel) -> PublicTests:
-    """Read what the settings name, and see that the model can be tested on it.
+def public_tests(settings: RunSettings, model: OpenedModel, *, built_in: bool = True) -> PublicTests:
+    """Read what the settings name, with the built-in texts or without, and see that the model can be tested on it.
 
     Raises
     ------
@@ -46,7 +46,7 @@ def public_tests(settings: RunSettings, model: OpenedModel) -> PublicTests:
     tunes = "task" in METHODS[settings.method]
     if model.family.kind == "decoder" or not tunes:
         model.new_skeleton()
-        texts = public_windows(settings.evaluation, model.encode)
+        texts = public_windows(settings.evaluation, model.encode, built_in=built_in)
         if not tunes or settings.task.name == TEXT:
             return PublicTests(texts)
         return _of_task(settings, model, texts, 0)
@@ -64,5 +64,5 @@ def _of_task(settings: RunSettings, model: OpenedModel, texts: Mapping[str, Tens
     metrics = ("loss",) if "acc" not in task_named(settings.task.name).metrics else ("acc", "acc_norm", "loss")
     if not items:
         return PublicTests(texts, num_classes=num_classes)
-    encoded = as_tests(settings, items, model.tokenizer, num_classes > 0)
+    encoded = as_tests(settings, items, model.tokenizer, num_classes > 0, model.num_positions)
     return PublicTests(texts, items, encoded, ("acc", "loss") if num_classes else metrics, num_classes)

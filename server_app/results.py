@@ -4,6 +4,7 @@ import platform
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -80,6 +81,8 @@ class Summary:
     """metric -> column -> score on the task's public items; ``local_only`` is kept apart."""
     local_scores: dict[str, dict[int, float]] = field(default_factory=dict)
     """metric -> rank -> score of the client's own result."""
+    tests: dict[str, int] = field(default_factory=dict)
+    """Public items that were scored, and how many of them were too long and lost tokens; empty where there are none."""
     chances: dict[str, float] = field(default_factory=dict)
     """metric -> what a model reaches that has learnt nothing."""
     seconds: float = 0.0
@@ -92,21 +95,31 @@ class Summary:
 
     def perplexity(self, text: str, column: str) -> float | None:
         """One figure of the table, for local-only and own text a mean over clients; None where it does not apply."""
-        if text == OWN_TEXT:
-            own = [perplexities[column] for perplexities in self.own_text.values() if column in perplexities]
-            return sum(own) / len(own) if own else None
-        if column == "local_only":
-            values = self.local_perplexities.get(text, {})
-            return sum(values.values()) / len(values) if values else None
+        if text == OWN_TEXT or column == "local_only":
+            return _mean(self._perplexities_of_clients(text, column))
         loss = self.losses.get(text, {}).get(column)
         return None if loss is None else perplexity(loss)
 
     def score(self, metric: str, column: str) -> float | None:
         """One score of the table, for local-only a mean over clients; None where it does not apply."""
         if column == "local_only":
-            values = self.local_scores.get(metric, {})
-            return sum(values.values()) / len(values) if values else None
+            return _mean(list(self.local_scores.get(metric, {}).values()))
         return self.scores.get(metric, {}).get(column)
+
+    def median_perplexities(self, text: str) -> dict[str, float]:
+        """Beside each mean over clients, by column, the median, which one client cannot spoil."""
+        found = {column: self._perplexities_of_clients(text, column) for column in COLUMNS}
+        return {column: median(values) for column, values in found.items() if values}
+
+    def median_scores(self, metric: str) -> dict[str, float]:
+        """The same of a score."""
+        return {"local_only": median(values.values())} if (values := self.local_scores.get(metric)) else {}
+
+    def _perplexities_of_clients(self, text: str, column: str) -> list[float]:
+        """What the clients said of a text for one column; empty where the figure is not theirs."""
+        if text == OWN_TEXT:
+            return [perplexities[column] for perplexities in self.own_text.values() if column in perplexities]
+        return list(self.local_perplexities.get(text, {}).values()) if column == "local_only" else []
 
     def _metrics(self) -> list[dict[str, Any]]:
         """All figures that models are compared by."""
@@ -116,6 +129,7 @@ class Summary:
                 "dataset": text,
                 "direction": "lower",
                 "values": {column: _finite(self.perplexity(text, column)) for column in COLUMNS},
+                "medians_of_clients": {column: _finite(value) for column, value in self.median_perplexities(text).items()},
             }
             for text in self.texts()
         ]
@@ -126,6 +140,7 @@ class Summary:
                 "direction": "lower" if metric == "loss" else "higher",
                 "chance": self.chances.get(metric),
                 "values": {column: _finite(self.score(metric, column)) for column in COLUMNS},
+                "medians_of_clients": {column: _finite(value) for column, value in self.median_scores(metric).items()},
             }
             for metric in self.scores
         ]
@@ -141,6 +156,8 @@ class Summary:
             "seed": self.settings.seed,
             "num_clients": self.settings.num_clients,
             "clients": self._clients(folder),
+            "finished": self.roster.finished(),
+            "missing": [{"client": who, "reason": why} for who, why in self.roster.missing(self.settings.num_clients)],
             "refused": self.roster.refused,
             "rounds": self.rounds,
             "sparsity": {
@@ -151,12 +168,13 @@ class Summary:
             },
             "report": self.report,
             "metrics": self._metrics(),
+            "test_items": self.tests or None,
             "bytes_up": traffic.up,
             "bytes_down": traffic.down,
             "seconds": round(self.seconds, 3),
             "virtual_seconds": None,
             "model_sha256": self.model.sha256,
-            "versions": _versions(),
+            "versions": versions(),
             "threads": self.threads,
             "device": self.device,
         }
@@ -175,6 +193,7 @@ class Summary:
                     "site": seat.site,
                     "status": seat.status,
                     "reason": seat.reason or None,
+                    "capped": seat.capped,
                     "bytes_up": traffic.up,
                     "bytes_down": traffic.down,
                     "seconds": round(seat.seconds, 3),
@@ -184,10 +203,15 @@ class Summary:
         return clients
 
 
+def _mean(values: list[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
 def _finite(value: float | None) -> float | None:
     return value if value is not None and np.isfinite(value) else None
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """Of this program, Python and the libraries on which the bits of a result depend."""
     libraries = {name: version(name).split("+")[0] for name in LIBRARIES}
     return {"espalier": espalier.__version__, "python": platform.python_version(), **libraries}

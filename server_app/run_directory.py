@@ -1,6 +1,13 @@
-"""Make the directory of a new run, or open the one of a run that is to be resumed."""
+"""Make the directory of a new run, or open the one of a run that is to be resumed; one server at a time works there.
 
-import json
+Whether a run is completed stands in ``run.json``; ``summary.json`` is for people and programs that read results, and is never
+read here.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -10,25 +17,54 @@ import tomli_w
 from espalier.modeling.opened import OpenedModel
 from espalier.settings.mistakes import Mistake
 from espalier.settings.run import NOT_PART_OF_THE_RESULT, RunSettings
-from espalier.storage.atomic import write_bytes, write_json
+from espalier.storage.atomic import write_bytes
 from espalier.storage.blobs import sha256
+from espalier.storage.directory_lock import locked
+from espalier.storage.sealed import Damaged, read_sealed, sealed
 from strategies.run_folder import RunFolder
 
 FILE = "run.json"
-"""What a run is: its lineage, and the settings and model that a resumption must share."""
+"""What a run is: its lineage, the settings and model that a resumption must share, and whether it is completed."""
+VERSION = 2
 
 
-def open_run_directory(settings: RunSettings, model: OpenedModel, run_id: str) -> tuple[RunFolder, str]:
-    """Make or open the run directory; returns it with the run's lineage.
+@dataclass
+class RunDirectory:
+    """The directory of one run, which this process alone works in."""
+
+    folder: RunFolder
+    document: dict[str, Any]
+    """What ``run.json`` says."""
+
+    @property
+    def lineage(self) -> str:
+        """Names the run to its clients, also after it was resumed."""
+        return str(self.document["lineage"])
+
+    def write(self) -> None:
+        """Write ``run.json``."""
+        write_bytes(self.folder.path / FILE, sealed(self.document))
+
+    def note_completed(self) -> None:
+        """From now on the run cannot be resumed."""
+        self.document["completed"] = True
+        self.write()
+
+
+@contextmanager
+def open_run_directory(settings: RunSettings, model: OpenedModel, run_id: str) -> Iterator[RunDirectory]:
+    """Make or open the run directory, and hold its lock.
 
     Raises
     ------
     Mistake
-        The directory cannot be written; or ``resume-from`` is no run directory, its run has ended well, or it had other
-        settings (each is named) or another model.
+        The directory cannot be written; or ``resume-from`` is no run directory, another server works there, ``run.json`` is
+        damaged, the run has ended well, or it had other settings (each is named) or another model.
     """
     if settings.resume_from:
-        return _resume(settings, model)
+        with _resumed(settings, model) as directory:
+            yield directory
+        return
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     path = Path(settings.out_dir).expanduser().absolute() / f"{stamp}-{settings.method}-{run_id}"
     try:
@@ -38,30 +74,44 @@ def open_run_directory(settings: RunSettings, model: OpenedModel, run_id: str) -
             f"out-dir = {settings.out_dir!r}: {path} cannot be made ({error.strerror}); name another directory"
         ) from None
     lineage = f"{stamp}-{sha256(run_id.encode())[:12]}"  # of one length for all runs, so that equal runs send equal bytes
-    write_json(path / FILE, {"lineage": lineage, "model_sha256": model.sha256, "settings": _of_the_result(settings)})
-    write_bytes(path / "settings.toml", tomli_w.dumps(settings.nested()).encode())
-    return folder, lineage
+    of_the_run = {"lineage": lineage, "model_sha256": model.sha256, "settings": _of_the_result(settings)}
+    with locked(path):
+        directory = RunDirectory(folder, {"version": VERSION, "completed": False, **of_the_run})
+        directory.write()
+        write_bytes(path / "settings.toml", tomli_w.dumps(settings.nested()).encode())
+        yield directory
 
 
-def _resume(settings: RunSettings, model: OpenedModel) -> tuple[RunFolder, str]:
+@contextmanager
+def _resumed(settings: RunSettings, model: OpenedModel) -> Iterator[RunDirectory]:
     given = f"resume-from = {settings.resume_from!r}"
     path = Path(settings.resume_from).expanduser().absolute()
+    if not os.path.isfile(path / FILE):
+        raise Mistake(f"{given}: {path} is not a run directory")
+    with locked(path):
+        was = _read(path, given)
+        now, before = _of_the_result(settings), was["settings"]
+        changed = [key for key in sorted(now.keys() | before.keys()) if before.get(key) != now.get(key)]
+        differing = [f"{key} was {before.get(key)!r}, is {now.get(key)!r}" for key in changed]
+        if was["model_sha256"] != model.sha256:
+            differing.append("the base model is another one")
+        if differing:
+            raise Mistake(f"{given}: a resumed run keeps its settings, but {'; '.join(differing)}")
+        if was["completed"]:
+            raise Mistake(f"{given}: that run is completed; leave resume-from empty for a new run")
+        yield RunDirectory(RunFolder(path), was)
+
+
+def _read(path: Path, given: str) -> dict[str, Any]:
     try:
-        was = json.loads((path / FILE).read_text())
-    except (OSError, ValueError):
-        raise Mistake(f"{given}: {path} is not a run directory") from None
-    summary = path / "summary.json"
-    if summary.exists() and json.loads(summary.read_text())["status"] == "completed":
-        raise Mistake(f"{given}: that run is completed; leave resume-from empty for a new run")
-    now = _of_the_result(settings)
-    before = was["settings"]
-    changed = [key for key in sorted(now.keys() | before.keys()) if before.get(key) != now.get(key)]
-    differing = [f"{key} was {before.get(key)!r}, is {now.get(key)!r}" for key in changed]
-    if was["model_sha256"] != model.sha256:
-        differing.append("the base model is another one")
-    if differing:
-        raise Mistake(f"{given}: a resumed run keeps its settings, but {'; '.join(differing)}")
-    return RunFolder(path), was["lineage"]
+        return read_sealed(path / FILE, VERSION)
+    except Damaged as damaged:
+        raise Mistake(
+            f"{given}: {damaged}; nothing else in the directory was touched, but which run it is can no longer be said: bring "
+            f"{FILE} back from a copy, or begin a new run with the settings of {path / 'settings.toml'}"
+        ) from None
+    except Mistake as mistake:
+        raise Mistake(f"{given}: {mistake}") from None
 
 
 def _of_the_result(settings: RunSettings) -> dict[str, Any]:

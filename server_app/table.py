@@ -4,13 +4,18 @@ from rich.console import Console
 from rich.table import Table
 
 from espalier.wire.ledger import Traffic
+from pruning_kernels.comparison_groups import pruned_in_matrix
 from server_app.results import COLUMNS, Summary
 
+SPOILT = 0.05
+"""Share by which a mean over clients is off their median when the table shows both."""
+LONGEST_REASON = 300
+"""Characters; ``summary.json`` has all of it."""
 LABELS = {"dense": "dense", "local_only": "local-only (mean)", "centralized": "centralized", "federated": "federated"}
 
 
 def show(summary: Summary, traffic: Traffic) -> None:
-    """Print perplexity per text, scores on the task's items, sparsity, bytes per client and seconds."""
+    """Print perplexity per text, scores on the task's items, sparsity, bytes per client and seconds of the whole run."""
     scored = f", scores on {summary.settings.task.name}" if summary.scores else ""
     table = Table(title=f"{summary.settings.method}: perplexity{scored}", title_justify="left")
     table.add_column("model")
@@ -19,7 +24,8 @@ def show(summary: Summary, traffic: Traffic) -> None:
     for metric in summary.scores:
         table.add_column(metric, justify="right")
     prunes = summary.sparsity is not None
-    for name in (*(["sparsity"] if prunes else []), "bytes per client", "seconds"):
+    bytes_of, seconds_of = (f", {summary.rounds} rounds", ", whole run") if summary.rounds > 1 else ("", "")
+    for name in (*(["sparsity"] if prunes else []), f"bytes per client{bytes_of}", f"seconds{seconds_of}"):
         table.add_column(name, justify="right")
     clients = max(1, len(summary.roster.seats))
     for column in COLUMNS:
@@ -40,10 +46,68 @@ def show(summary: Summary, traffic: Traffic) -> None:
             f"{summary.seconds:.1f}" if federated else "-",
             end_section=column == "centralized" and not summary.chances,
         )
+        if column == "local_only" and (medians := _spoilt(summary)):
+            table.add_row("local-only (median)", *medians, *["-"] * (3 if prunes else 2))
     if summary.chances:
         chances = [_figure(summary.chances[metric], 3) for metric in summary.scores]
         table.add_row("chance", *["-"] * len(summary.texts()), *chances, *["-"] * (3 if prunes else 2))
     Console(width=110, color_system=None).print(table)
+    for note in rounding_notes(summary):
+        print(note)
+    for seat in summary.roster.seats.values():
+        for what, claim in seat.capped.items():
+            print(f"{seat.site}: its {what} {claim['claimed']:g} counted as {claim['counted']:g}")
+    if cut := summary.tests.get("cut", 0):
+        number = summary.tests["number"]
+        print(f"{cut} of {number} test items are longer than the model takes, or task.max-test-tokens allows, and were cut")
+
+
+def rounding_notes(summary: Summary) -> list[str]:
+    """Why sparsities of the table are below the one that was asked for: every comparison group is rounded down by itself.
+
+    One sentence for local models, one for the federated one; none where the table shows what was asked for.
+    """
+    if summary.sparsity is None or (job := summary.settings.job).pattern:
+        return []
+    plan, method = summary.model.plan, summary.settings.method
+    shapes = [linear.shape for block in plan.blocks for linear in block.linears]
+    notes = []
+    for who, shown, key, group in (
+        ("local-only and centralized", summary.local_sparsity, "local-comparison-group", job.local_group),
+        ("federated", summary.masked, "comparison-group", job.server_group),
+    ):
+        share = sum(pruned_in_matrix(shape, job.sparsity, group) for shape in shapes) / plan.num_weights
+        if shown is not None and f"{share:.2%}" == f"{shown:.2%}" != f"{job.sparsity:.2%}":
+            notes.append(
+                f"{who}: {share:.2%}, not {job.sparsity:.2%}, as each {group} of a matrix loses {job.sparsity:g} times its "
+                f"weights, rounded down ({method}.{key} = '{group}')"
+            )
+    return notes
+
+
+def _spoilt(summary: Summary) -> list[str]:
+    """Medians of the local-only results as figures of a row, if a mean is far from one: then a client spoils it."""
+    texts = [(summary.perplexity(text, "local_only"), summary.median_perplexities(text)) for text in summary.texts()]
+    scores = [(summary.score(metric, "local_only"), summary.median_scores(metric)) for metric in summary.scores]
+    found = [(mean, medians.get("local_only")) for mean, medians in texts + scores]
+    far = any(mean is not None and middle is not None and abs(mean - middle) > SPOILT * abs(middle) for mean, middle in found)
+    digits = [2] * len(texts) + [3] * len(scores)
+    return [_figure(middle, number) for (_, middle), number in zip(found, digits, strict=True)] if far else []
+
+
+def closing_line(summary: Summary) -> str:
+    """How many of the clients that were asked for are in the result, and who is not, with the reason."""
+    asked, roster = summary.settings.num_clients, summary.roster
+    line = f"{roster.finished()} of {asked} clients"
+    for what, names in (("missing", roster.missing(asked)), ("not evaluated", roster.not_evaluated())):
+        if names:
+            line += f"; {what}: " + ", ".join(f"{who} ({_on_one_line(why)})" for who, why in names)
+    return line
+
+
+def _on_one_line(reason: str) -> str:
+    words = " ".join(reason.split())
+    return words if len(words) <= LONGEST_REASON else f"{words[:LONGEST_REASON]} ..."
 
 
 def _figure(value: float | None, digits: int = 2) -> str:

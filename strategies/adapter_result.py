@@ -1,7 +1,8 @@
 """The global adapters of a run, blob by blob: what the clients' adapters were folded to, and what is sent of it.
 
 Everything lies in the checkpoint's blobs; here are the hashes. The global tensors are kept in float32. Clients begin with what
-the payload's dtype leaves of them; with error feedback what it loses is added the next time.
+the payload's dtype leaves of them, or of their difference from the first ones: these any client can make, also one that missed
+rounds or lost its private state. With error feedback what is lost is added the next time.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,8 +17,8 @@ from espalier.modeling.edits import WeightEdit
 from espalier.modeling.opened import OpenedModel
 from espalier.settings.run import RunSettings
 from espalier.storage.blobs import BlobStore
-from espalier.training.initial import initial_adapters
-from espalier.wire.adapter_payload import pack_adapters
+from espalier.training.initial import initial_values
+from espalier.wire.adapter_payload import differences, pack_adapters, sums, unpack_adapters
 from espalier.wire.adapters import AdapterPlan
 from espalier.wire.payload import block_key
 from espalier.wire.tuning import trained
@@ -41,8 +42,9 @@ class AdapterResult:
         self.model = model
         self.store = store
         self.adapters: AdapterPlan = trained(model.plan, settings)
-        first = initial_adapters(self.adapters, settings.seed)
-        self.blobs: dict[str, str] = {key: store.put(save(tensors)) for key, tensors in first.items()}
+        first = initial_values(model, self.adapters, settings.seed)
+        self._first = {key: store.put(save(tensors)) for key, tensors in first.items()}
+        self.blobs: dict[str, str] = dict(self._first)
         """Hash of each blob's tensors in the store, by blob key."""
         self.sent: dict[str, dict[str, str]] = {}
         """Hash of each blob as it is sent to the clients of a rank limit, by the limit and the key."""
@@ -57,6 +59,11 @@ class AdapterResult:
         """Take over what ``state`` returned."""
         for name in STATE:
             setattr(self, name, state[name])
+
+    def stored(self) -> list[str]:
+        """Hashes of all blobs that the state names."""
+        sending = [*self.sent.values(), *self.lost.values()]
+        return [*self.blobs.values(), *(key for keys in sending for key in keys.values())]
 
     def tensors(self, key: str) -> dict[str, Tensor]:
         """Global tensors of one blob: float32, by canonical name."""
@@ -80,28 +87,44 @@ class AdapterResult:
         job, name = self.settings.job, str(limit)
         before = self.lost.get(name, {}).get(key) if job.feeds_back else None
         residuals = load(self.store.get(before)) if before else None
-        shapes = self.adapters.limited(limit).shapes()[key]
-        cut = {each: tensors[each][tuple(slice(size) for size in shape)] for each, shape in shapes.items()}
+        cut = self._cut(key, tensors, limit)
+        if job.delivers_differences:
+            cut = differences(cut, self._cut(key, self._first_tensors(key), limit))
         blob, lost = pack_adapters(cut, job.payload, residuals)
         self.sent.setdefault(name, {})[key] = self.store.put(blob)
         if job.feeds_back and lost:
             self.lost.setdefault(name, {})[key] = self.store.put(save(lost))
+
+    def _cut(self, key: str, tensors: Mapping[str, Tensor], limit: int) -> dict[str, Tensor]:
+        """What clients of a rank limit have of one blob's tensors."""
+        shapes = self.adapters.limited(limit).shapes()[key]
+        return {name: tensors[name][tuple(slice(size) for size in shape)] for name, shape in shapes.items()}
+
+    def _first_tensors(self, key: str) -> dict[str, Tensor]:
+        """What the run began with."""
+        return load(self.store.get(self._first[key]))
 
     def _alive(self, key: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The tensors; where an adapter has lost a rank, in A and in B, its row of A is the first one again.
 
         Both parts of such a rank would have no gradient for ever. The update ``B A`` stays, as B's column is zero.
         """
-        first, alive = initial_adapters(self.adapters, self.settings.seed), dict(tensors)
+        first, alive = self._first_tensors(key), dict(tensors)
         for name in [name for name in alive if name.endswith(".lora_a")]:
             a, b = alive[name], alive[name.removesuffix("_a") + "_b"]
             dead = ~(a != 0).any(dim=1) & ~(b != 0).any(dim=0)
-            alive[name] = torch.where(dead[:, None], first[key][name], a)
+            alive[name] = torch.where(dead[:, None], first[name], a)
         return alive
 
     def blob(self, key: str, limit: int) -> bytes:
         """One blob as it is sent to clients of a rank limit."""
         return self.store.get(self.sent[str(limit)][key])
+
+    def received(self, key: str, limit: int) -> dict[str, Tensor]:
+        """What clients of a rank limit have when ``blob`` has arrived: float32, by canonical name."""
+        job, shapes = self.settings.job, self.adapters.limited(limit).shapes()[key]
+        found = unpack_adapters(shapes, self.blob(key, limit), job.payload)
+        return sums(self._cut(key, self._first_tensors(key), limit), found) if job.delivers_differences else found
 
     def edits(self, index: int) -> Mapping[str, WeightEdit]:
         """What merges the global adapters into one block's dense weights."""

@@ -1,19 +1,27 @@
-"""Enrolment: sites that run the same program on the same model receive a seat each."""
+"""Enrolment: sites that run the same program on the same model receive a seat each, and keep it.
 
-from collections.abc import Container, Iterator, Mapping
+Covers: the first node that enrols under a site's name holds it as long as it is connected and answers. Another node that says
+the name is only remembered. It gets the seat when the holder is gone, or a message of this very seat was lost on it: Flower
+lists a node that died for a while longer, and a site that is started again comes under another node id.
+Does not cover: who a node is. A name is a claim, which the server cannot check as long as no key of Flower's SuperNode
+authentication is bound to it: a node that claims a name before its owner does has it, and one that waits gets the seat of a
+site that dies, or is too slow for a deadline.
+"""
+
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from flwr.app import Message
 
 from espalier.settings.mistakes import Mistake
-from espalier.wire.contract import check_reply
-from espalier.wire.contracts import contract_for
 from espalier.wire.enrolment import Enrolment
-from espalier.wire.messages import Letter, NoScalars, read
+from espalier.wire.messages import Letter, NoScalars, read, validate
 from strategies.roster import Seat
 from strategies.rounds import POLL_SECONDS, Rounds
 
 NO_RANK = -1
+TELL_SECONDS = 10.0
+"""How often it is said how many sites are connected while nothing changes."""
 
 
 @dataclass
@@ -26,8 +34,8 @@ class Enroller:
     """What the server itself has; a site with another one is turned away."""
     _asked: set[int] = field(default_factory=set)
     _waiting: dict[str, tuple[int, Letter]] = field(default_factory=dict)
-    _returned: dict[str, int] = field(default_factory=dict)
-    """Site -> node id of sites that came back and wait for their seats."""
+    _claims: dict[str, list[int]] = field(default_factory=dict)
+    """Site -> further nodes that say its name, in the order in which they did."""
 
     def enrol(self, ranks: dict[str, int] | None = None) -> None:
         """Give seats to sites.
@@ -47,36 +55,61 @@ class Enroller:
         end = rounds.clock.now() + settings.enrol_seconds
         rounds.progress.begin("enrolling", wanted)
         sites: dict[str, tuple[int, Enrolment]] = {}
+        told, told_at = -1, 0.0
         while True:
             for node_id, enrolment in self._newly_enrolled():
-                if reason := self._refusal(enrolment, sites):
-                    self._refuse(enrolment.site, reason)
-                else:
-                    sites[enrolment.site] = (node_id, enrolment)
+                self._take(node_id, enrolment, sites)
                 end = rounds.clock.now() + settings.enrol_seconds
-            found = len(sites if ranks is None else sites.keys() & ranks.keys())
+            if self._waiting and rounds.somebody_works():
+                end = rounds.clock.now() + settings.enrol_seconds
+            found, now = len(sites if ranks is None else sites.keys() & ranks.keys()), rounds.clock.now()
+            if found != told or now - told_at >= TELL_SECONDS:
+                told, told_at = found, now
+                self._tell(found, wanted, end - now)
             if (found >= wanted and not self._waiting) or rounds.clock.now() >= end:
                 break
             rounds.clock.sleep(POLL_SECONDS)
         if ranks is None:
             ranks = {site: rank for rank, site in enumerate(sorted(sites)[:wanted])}
         self._seat(ranks, sites)
-        rounds.look_for_nodes, rounds.seat_returned_nodes = self.look_for_nodes, self.seat_returned_nodes
+        rounds.look_for_nodes, rounds.reseat = self.look_for_nodes, self.reseat
         rounds.require_quorum(len(ranks.keys() & sites.keys()), "enrolled")
 
     def look_for_nodes(self) -> None:
-        """Ask nodes that were not there before who they are."""
+        """Ask nodes that were not there before who they are, and remember those that say the name of a seat's site."""
         for node_id, enrolment in self._newly_enrolled():
-            if not self._refusal(enrolment, ()):
-                self._returned[enrolment.site] = node_id
+            if not self._refusal(enrolment) and self.rounds.roster.of_site(enrolment.site) is not None:
+                self._claims.setdefault(enrolment.site, []).append(node_id)
 
-    def seat_returned_nodes(self) -> None:
-        """Give sites that came back their seats under their new node ids."""
+    def reseat(self, seat: Seat) -> None:
+        """Give a seat whose own message was lost to the next connected node of its name; the one that held it goes last."""
         self.look_for_nodes()
-        for site, node_id in self._returned.items():
-            if (seat := self.rounds.roster.of_site(site)) is not None:
-                seat.node_id = node_id
-        self._returned.clear()
+        connected = set(self.rounds.grid.get_node_ids())
+        claims = [node_id for node_id in self._claims.get(seat.site, ()) if node_id in connected]
+        if not claims:
+            return
+        last = [seat.node_id] if seat.node_id in connected else []
+        seat.node_id, *self._claims[seat.site] = claims + last
+        self.rounds.roster.refused.pop(seat.site, None)  # as the second node of its name
+        text = f"seated again {seat.site}: it answers from another node now"
+        self.rounds.progress.note("seated_again", text, rank=seat.rank, site=seat.site)
+
+    def _take(self, node_id: int, enrolment: Enrolment, sites: dict[str, tuple[int, Enrolment]]) -> None:
+        """Note an enrolled site, unless it is refused or another node that is connected has its name."""
+        site = enrolment.site
+        if reason := self._refusal(enrolment):
+            self._refuse(site, reason)
+        elif site in sites and sites[site][0] in self.rounds.grid.get_node_ids():
+            self._claims.setdefault(site, []).append(node_id)
+            self._refuse(site, "a second node with this site name; give each node a site name of its own")
+        else:
+            sites[site] = (node_id, enrolment)
+
+    def _tell(self, found: int, wanted: int, left: float) -> None:
+        """Say how many sites are connected, and how long others are waited for."""
+        rest = f", waiting up to {max(0.0, left):.0f} s for more" if found < wanted else ""
+        text = f"enrolling    {found} of {wanted} sites connected{rest}"
+        self.rounds.progress.note("connected", text, sites=found, wanted=wanted)
 
     def _seat(self, ranks: dict[str, int], sites: Mapping[str, tuple[int, Enrolment]]) -> None:
         for site, rank in sorted(ranks.items(), key=lambda item: item[1]):
@@ -104,24 +137,20 @@ class Enroller:
         try:
             if not reply.has_content():
                 raise Mistake(f"Flower reports error {reply.error.code}")
-            letter = read(reply.content)
-            self.rounds.folder.ledger.record("up", NO_RANK, letter, reply.content)
-            scalars = check_reply(letter, request, contract_for(request, self.rounds.plan, self.rounds.settings))
-            if isinstance(scalars, Enrolment):
-                return scalars
+            letter = self.rounds.checked(reply, request, Seat(NO_RANK, "", node_id))
+            if letter.header.status == "ok":
+                return validate(Enrolment, letter.scalars)
             reason = str(letter.scalars["reason"])
-        except OSError:  # no reply is to blame for this server's disk
-            raise
-        except Exception as error:  # whatever a reply does to its reader, it costs its sender alone
-            reason = str(error) if isinstance(error, Mistake) else f"unexpected {type(error).__name__}"
+        except Mistake as mistake:
+            reason = str(mistake)
         self._refuse(f"node {node_id}", reason)
         return None
 
     def _refuse(self, who: str, reason: str) -> None:
-        self.rounds.roster.refused[who] = reason
-        self.rounds.progress.note("refused", f"refused      {who}: {reason}", who=who, reason=reason)
+        if (shown := self.rounds.roster.refuse(who, reason)) is not None:
+            self.rounds.progress.note("refused", f"refused      {who}: {shown}", who=who, reason=shown)
 
-    def _refusal(self, enrolment: Enrolment, sites: Container[str]) -> str | None:
+    def _refusal(self, enrolment: Enrolment) -> str | None:
         """Why a site cannot take part; None if it can."""
         if enrolment.code_sha256 != self.code_sha256:
             return (
@@ -133,6 +162,4 @@ class Enroller:
                 f"has another base model ({enrolment.model_sha256[:12]}, the server {self.model_sha256[:12]}); "
                 "give the node the same model and tokenizer with model-path"
             )
-        if enrolment.site in sites:
-            return "a second node with this site name; give each node a site name of its own"
         return None

@@ -1,6 +1,6 @@
 """Evaluation by the clients, the same for every method: of their own result on public text, and of models on their own text."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -10,7 +10,6 @@ from espalier.corpora.tasks.scored_items import ScoredItems, to_arrays
 from espalier.wire.evaluation import TEST_BLOB, WINDOWS_BLOB, Texts
 from espalier.wire.messages import read
 from espalier.wire.payload import pack_tensors
-from strategies.roster import Seat
 from strategies.rounds import Rounds
 from strategies.run import Run
 
@@ -31,8 +30,6 @@ class ClientEvaluation:
         self.run = run
         self.public_text = public_text
         self.tests = tests
-        self.rank_limit: Callable[[Seat], int] = lambda seat: 0
-        """Rank at which a client that no round has asked trains alone; 0: as the settings say."""
         self.asked = bool(public_text) or tests is not None or run.settings.evaluation.own_text
 
     def requests(self, rounds: Rounds, server_round: int) -> list[Message]:
@@ -54,8 +51,7 @@ class ClientEvaluation:
             texts.test_metrics, texts.test_items = list(metrics), len(items)
             texts.test_requests, texts.test_tokens = len(items.requests), len(arrays["tokens"])
             blobs[TEST_BLOB] = pack_tensors(arrays)
-        asked = {seat.rank: texts.model_copy(update={"rank_limit": self.rank_limit(seat)}) for seat in rounds.roster.active()}
-        return [rounds.request("evaluate", rounds.roster.seats[rank], server_round, asked[rank], blobs) for rank in asked]
+        return [rounds.request("evaluate", seat, server_round, texts, blobs) for seat in rounds.roster.active()]
 
     def collect(self, rounds: Rounds, replies: Iterable[Message]) -> MetricRecord:
         """Losses of each client's own result per public text, and of ``OWN_TEXT_MODELS`` on its own text."""
@@ -68,7 +64,5 @@ class ClientEvaluation:
             losses[f"loss/{seat.rank}"] = list(letter.scalars["losses"])
             losses[f"own-loss/{seat.rank}"] = list(letter.scalars["own_losses"])
             losses[f"test/{seat.rank}"] = list(letter.scalars["test_scores"])
-            if letter.scalars["own_losses"]:
-                seat.metrics["own_windows"] = letter.scalars["own_windows"]
             self.run.progress.step("local_only", f"local result of {seat.site}", rank=seat.rank)
         return MetricRecord({name: losses[name] for name in sorted(losses) if losses[name]})

@@ -5,7 +5,7 @@ model stays as it is, and where it is. Averaging the factors A and B, as the pap
 ``aggregation = "svd"`` the updates are averaged, and the best approximation of the adapters' rank is kept.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,15 +16,15 @@ from flwr.serverapp import Grid
 
 from espalier.corpora.tasks.scored_items import ScoredItems
 from espalier.settings.seeds import derive_seed
-from espalier.training.initial import initial_adapters, initial_head
-from espalier.wire.adapter_payload import read_adapter, unpack_adapters
-from espalier.wire.adapters import HEAD_KEY, Adapter
+from espalier.wire.adapter_payload import read_adapter, sums
+from espalier.wire.adapters import HEAD_KEY, Adapter, cut_to_rank
 from espalier.wire.messages import Letter, validate
 from espalier.wire.payload import block_key
 from espalier.wire.tuning import Order, PartOrder, TuningReport, parts
 from pruning_kernels.factor_means import weighted_mean, zero_padded_mean
 from pruning_kernels.factors import Factors
 from strategies.adapter_result import AdapterResult
+from strategies.capped import count_claims
 from strategies.evaluation import ClientEvaluation
 from strategies.inbox import Inbox
 from strategies.method import Method
@@ -53,12 +53,15 @@ class FedPETuning(Method):
         self.job = run.settings.job
         self.result = AdapterResult(run.settings, run.model, run.checkpoint.blobs)
         steps = run.settings.training.steps
-        self.reach = Reach(run.settings.training, (self.job.rounds - 1) * steps if self.job.keep_optimizer else 0)
+        steps_before = (self.job.rounds - 1) * steps if self.job.keep_optimizer else 0
+        self.reach = Reach(run.settings.training, steps_before, differences=self.job.sends_differences)
         self._asked: list[Seat] = []
         self._orders: dict[int, Order] = {}
         """What each client of the round was asked to train."""
         self._reports: dict[int, TuningReport] = {}
         """What each client of the round said when it had."""
+        self._weights: dict[int, float] = {}
+        """What each client of the round weighs in the mean."""
 
     @property
     def num_rounds(self) -> int:
@@ -81,6 +84,10 @@ class FedPETuning(Method):
         """Take over what ``state`` returned."""
         self.result.restore(state)
         self.reach.starts = state["reach"]
+
+    def stored(self) -> Collection[str]:
+        """Hashes of the result's blobs."""
+        return self.result.stored()
 
     # ----- the round --------------------------------------------------------------------------------------------------
 
@@ -146,6 +153,8 @@ class FedPETuning(Method):
         sampled = len(self._orders) if self.job.sampled_clients < 1 else None
         self.rounds.require_quorum(len(ranks), "sent their adapters", of=sampled)
         self.settle(inbox, ranks)
+        claimed = {rank: self._claimed_weight(rank) for rank in ranks}
+        self._weights = count_claims(self.rounds, "weight", claimed, self.job.max_weight_ratio)
         self.result.replace(self._folded(inbox, ranks), self._limits_after(server_round))
         inbox.clear()
         return None, MetricRecord({"num-clients": len(ranks)})
@@ -156,21 +165,22 @@ class FedPETuning(Method):
             self.reach.note(key, tensors)
 
     def _first_values(self) -> Iterator[tuple[str, Mapping[str, torch.Tensor]]]:
-        adapters, seed = self.result.adapters, self.run.settings.seed
-        yield from initial_adapters(adapters, seed).items()
-        yield HEAD_KEY, initial_head(self.run.model, adapters, seed)
+        for key in self.result.blobs:
+            yield key, self.result.tensors(key)
 
     def _sent_values(self) -> Iterator[tuple[str, Mapping[str, torch.Tensor]]]:
         for limit in sorted({order.rank_limit for order in self._orders.values()}):
-            for key, shapes in self.result.adapters.limited(limit).shapes().items():
-                yield key, unpack_adapters(shapes, self.result.blob(key, limit), self.job.payload)
+            for key in self.result.blobs:
+                yield key, self.result.received(key, limit)
 
     def _is_plausible(self, inbox: Inbox, rank: int) -> bool:
         """Whether training can have led to all that a client sent; if not, it is dropped."""
         for key, shapes in self.result.adapters.limited(self._orders[rank].rank_limit).shapes().items():
+            start = self._start(key)
             for name, shape in shapes.items():
-                sent = read_adapter(partial(inbox.tensor, rank, key), name, shape, self.job.payload)
-                if sent.numel() and sent.abs().max().item() > self.reach.limit(key, name):
+                sent = self._sent(inbox, rank, key, name, shape)
+                finite = bool(torch.isfinite(self._trained(sent, start, rank, name)).all())
+                if not finite or (sent.numel() and sent.abs().max().item() > self.reach.limit(key, name)):
                     reason = f"reply refused: {key} {name}: {self.reach.reason}"
                     self.rounds.drop("train", self.rounds.roster.seats[rank], reason)
                     return False
@@ -178,6 +188,10 @@ class FedPETuning(Method):
 
     def settle(self, inbox: Inbox, ranks: list[int]) -> None:
         """Take over what the round's clients reported, before their adapters are averaged; here there is nothing to settle."""
+
+    def _weight(self, rank: int) -> float:
+        """What a client weighs in the round's mean."""
+        return self._weights[rank]
 
     def _limits_after(self, server_round: int) -> list[int]:
         """Rank limits to which the global adapters go next: to train them, and after the last round to evaluate the whole."""
@@ -201,23 +215,42 @@ class FedPETuning(Method):
 
     def _mean_of_head(self, inbox: Inbox, name: str, ranks: list[int]) -> torch.Tensor:
         """Mean of one tensor of the classification head, float32; summed in float64, in order of rank."""
-        shape, total = self.result.adapters.head[name], 0.0
+        shape, start, total = self.result.adapters.head[name], self._start(HEAD_KEY), 0.0
         mean = torch.zeros(shape, dtype=torch.float64)
         for rank in ranks:
-            sent = read_adapter(partial(inbox.tensor, rank, HEAD_KEY), name, shape, self.job.payload)
-            mean += sent.to(torch.float64) * self._weight(rank)
+            trained = self._trained(self._sent(inbox, rank, HEAD_KEY, name, shape), start, rank, name)
+            mean += trained.to(torch.float64) * self._weight(rank)
             total += self._weight(rank)
         return (mean / total).to(torch.float32)
 
     def _factors(self, inbox: Inbox, key: str, adapter: Adapter, ranks: list[int]) -> list[Factors]:
-        """One matrix's adapters as the clients sent them."""
-        found = []
+        """One matrix's adapters as the clients trained them."""
+        found, start = [], self._start(key)
         for rank in ranks:
-            read = partial(inbox.tensor, rank, key)
             shapes = adapter.limited(self._orders[rank].rank_limit).shapes()
-            a, b = (read_adapter(read, name, shapes[name], self.job.payload) for name in (adapter.name_a, adapter.name_b))
+            sent = {name: self._sent(inbox, rank, key, name, shape) for name, shape in shapes.items()}
+            a, b = (self._trained(sent[name], start, rank, name) for name in (adapter.name_a, adapter.name_b))
             found.append(Factors(b, a, adapter.scaling))
         return found
+
+    def _sent(self, inbox: Inbox, rank: int, key: str, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """One tensor as a client sent it, float32."""
+        return read_adapter(partial(inbox.tensor, rank, key), name, shape, self.job.payload)
+
+    def _start(self, key: str) -> Mapping[str, torch.Tensor]:
+        """What clients' differences are added to: the global adapters of the round; nothing where values are sent.
+
+        Clients began with what rounding left of them. So what it took moves the point at which they trained, and does not come
+        back with what they send.
+        """
+        return self.result.tensors(key) if self.job.sends_differences else {}
+
+    def _trained(self, sent: torch.Tensor, start: Mapping[str, torch.Tensor], rank: int, name: str) -> torch.Tensor:
+        """One tensor as a client trained it; of ranks that it gave up, where it sent zeros, nothing is left."""
+        if not start:
+            return sent
+        begun = cut_to_rank({name: start[name][tuple(map(slice, sent.shape))]}, self._reports[rank].rank)
+        return sums(begun, {name: sent})[name]
 
     def mean_of(self, adapter: Adapter, clients: list[Factors], ranks: list[int]) -> Factors:
         """The mean of one matrix's adapters."""
@@ -226,9 +259,9 @@ class FedPETuning(Method):
             return weighted_mean(clients, weights, adapter.rank, adapter.scaling)
         return zero_padded_mean(clients, weights, adapter.rank)
 
-    def _weight(self, rank: int) -> float:
-        samples = self.rounds.roster.seats[rank].metrics["samples"]
-        return float(samples) if self.job.client_weights == "samples" else 1.0
+    def _claimed_weight(self, rank: int) -> float:
+        """What a client would weigh by what it says; see ``capped``."""
+        return float(self.rounds.roster.seats[rank].metrics["samples"]) if self.job.client_weights == "samples" else 1.0
 
     def next_part(self, letter: Letter) -> Message | None:
         """Ask for the part of a client's adapters that follows the one which has arrived."""
@@ -247,11 +280,9 @@ class FedPETuning(Method):
     def _note_arrival(self, letter: Letter) -> None:
         seat = self.rounds.roster.seats[letter.header.rank]
         if letter.header.kind == "train":
-            seat.seconds += letter.scalars["seconds"]
+            seat.worked(letter.scalars["seconds"])
             skipped = seat.metrics.get("skipped_steps", 0) + letter.scalars["skipped_steps"]
-            told = {"samples": letter.scalars["samples"], "lora_rank": letter.scalars["rank"]}
-            seat.metrics = {**told, "skipped_steps": skipped}
+            told = {"samples": letter.scalars["samples"]} if self.job.client_weights == "samples" else {}
+            seat.metrics = {**told, "lora_rank": letter.scalars["rank"], "skipped_steps": skipped}
         if letter.header.part + 1 == letter.header.num_parts:
-            self.run.progress.step(
-                "trained", f"adapters of {seat.site}, {seat.seconds:.1f} s of work", rank=seat.rank, seconds=seat.seconds
-            )
+            self.run.progress.step("trained", f"adapters of {seat.site}, {seat.work()}", rank=seat.rank, seconds=seat.seconds)

@@ -3,11 +3,13 @@
 Every client sends the mask by which it would prune the model. The server counts the votes for each weight (step 3) and
 prunes the weights that most clients would prune, within each comparison group (step 4 and section 3.2.1). With weight
 scaling it shrinks the others by the share of clients that would prune them (step 6); one-shot pruning decides all blocks
-in one round, iterative pruning one block per round, and sends each decision back (step 7). Ties, which the paper leaves
-open and its code breaks at random without a seed, go to the smaller magnitude by default.
+in one round, iterative pruning one block per round, and sends each decision back (step 7). Clients then go on behind the
+masked block, as step 7 reads, or with ``continue-behind = "scaled"`` behind the scaled one, as the published code does. Ties,
+which the paper leaves open and its code breaks at random without a seed, go to the smaller magnitude by default.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -17,7 +19,7 @@ from flwr.serverapp import Grid
 from espalier.settings.mistakes import Mistake
 from espalier.wire.fedprllm import Decision, block_parts, blocks_of_round, decided_parts, votes_key
 from espalier.wire.masks import mask_name
-from espalier.wire.messages import Letter, NoScalars
+from espalier.wire.messages import Letter, NoScalars, Scalars
 from espalier.wire.parts import PartRequest
 from espalier.wire.payload import block_key
 from pruning_kernels.comparison_groups import group_size
@@ -26,6 +28,7 @@ from strategies.counting import require_counting
 from strategies.evaluation import ClientEvaluation
 from strategies.inbox import Inbox
 from strategies.method import Method
+from strategies.roster import Seat
 from strategies.run import Run
 from strategies.vote_result import VoteResult
 
@@ -68,22 +71,42 @@ class FedPrLLM(Method):
         """Take over what ``state`` returned."""
         self.result.restore(state)
 
+    def stored(self) -> Collection[str]:
+        """Hashes of the result's blobs."""
+        return self.result.stored()
+
     # ----- the round --------------------------------------------------------------------------------------------------
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
         """Ask every client for its mask; in iterative pruning the decision on the block before is sent along (step 7)."""
-        decided = {}
+        self.rounds.lost = {} if self.settings.strategy == "iterative" else None
+        return self._orders(server_round, self.rounds.roster.active())
+
+    def _orders(self, server_round: int, seats: Iterable[Seat]) -> list[Message]:
+        decided: dict[str, bytes] = {}
+        told: Scalars = NoScalars()
         if self.settings.strategy == "iterative" and server_round > 1:
             before = server_round - 2
             decided = {block_key(before): self.result.blob(before)}
-        seats = self.rounds.roster.active()
-        return [self.rounds.request("train", seat, server_round, NoScalars(), decided) for seat in seats]
+            if self.settings.continue_behind == "scaled":
+                decided[votes_key(before)] = self.result.votes_blob(before)
+                told = Decision(num_voters=[self.result.num_voters[before]], decided=server_round - 1)
+        return [self.rounds.request("train", seat, server_round, told, decided) for seat in seats]
+
+    def _caught_up(self, server_round: int) -> Iterator[Message]:
+        """Bring clients that lost their hidden states all that was decided, and ask again; they walk from the beginning."""
+        lost = [seat for seat in self.rounds.roster.active() if seat.rank in (self.rounds.lost or {})]
+        for requests in self._deliveries(server_round, server_round - 1, lost):
+            for _ in self.rounds.exchange(requests):
+                pass
+        active = self.rounds.roster.active()
+        yield from self.rounds.exchange(self._orders(server_round, [seat for seat in lost if seat in active]), self.next_part)
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[None, MetricRecord]:
         """Count the votes block by block and decide what is pruned (section 3.2, steps 3 and 4)."""
         self.run.progress.begin("masks", len(self.rounds.roster.active()))
         inbox = Inbox(self.run.folder.inbox)
-        for letter in inbox.receive(replies):
+        for letter in inbox.receive(chain(replies, self._caught_up(server_round))):
             self._note_arrival(letter)
         voters = inbox.complete_ranks()
         self.rounds.require_quorum(len(voters), "sent their masks")
@@ -128,12 +151,9 @@ class FedPrLLM(Method):
     def _note_arrival(self, letter: Letter) -> None:
         seat = self.rounds.roster.seats[letter.header.rank]
         if letter.header.kind == "train":
-            seat.seconds += letter.scalars["seconds"]
-            seat.metrics = {name: letter.scalars[name] for name in ("calibration_tokens", "calibration_sha256")}
+            seat.worked(letter.scalars["seconds"])
         if letter.header.part + 1 == letter.header.num_parts:
-            self.run.progress.step(
-                "masks", f"masks of {seat.site}, {seat.seconds:.1f} s of work", rank=seat.rank, seconds=seat.seconds
-            )
+            self.run.progress.step("masks", f"masks of {seat.site}, {seat.work()}", rank=seat.rank, seconds=seat.seconds)
 
     # ----- evaluation by the clients ----------------------------------------------------------------------------------
 
@@ -143,12 +163,16 @@ class FedPrLLM(Method):
 
     def deliver(self, server_round: int) -> Iterator[list[Message]]:
         """Bring the result to the clients, part by part, so that they can evaluate it on their own text."""
-        if not self.run.settings.evaluation.own_text:
-            return
+        if self.run.settings.evaluation.own_text:
+            yield from self._deliveries(server_round, len(self.run.model.plan.blocks), self.rounds.roster.active())
+
+    def _deliveries(self, server_round: int, decided: int, seats: Sequence[Seat]) -> Iterator[list[Message]]:
+        """Requests that bring the first ``decided`` blocks, one part after the other, to clients that still take part."""
         scaled = self.settings.weight_scaling
-        for part, blocks in enumerate(decided_parts(self.run.model.plan, self.run.settings)):
+        for part, blocks in enumerate(decided_parts(self.run.model.plan, self.run.settings, decided) if seats else []):
             blobs = {block_key(index): self.result.blob(index) for index in blocks}
             blobs |= {votes_key(index): self.result.votes_blob(index) for index in blocks if scaled}
-            decision = Decision(num_voters=[self.result.num_voters[index] for index in blocks])
-            seats = self.rounds.roster.active()
-            yield [self.rounds.request("deliver", seat, server_round, decision, blobs, part) for seat in seats]
+            decision = Decision(num_voters=[self.result.num_voters[index] for index in blocks], decided=decided)
+            active = self.rounds.roster.active()
+            receiving = [seat for seat in seats if seat in active]
+            yield [self.rounds.request("deliver", seat, server_round, decision, blobs, part) for seat in receiving]

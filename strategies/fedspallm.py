@@ -6,7 +6,7 @@ most clients pruned until the sparsity is reached (equations 6 and 7). A layer i
 not reach, because the samples are too few or their clients died, are pruned in further rounds.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from espalier.wire.plan import BlockPlan, LinearPlan
 from pruning_kernels.comparison_groups import group_size
 from pruning_kernels.kept_mean import KeptMean
 from pruning_kernels.votes import VoteCounter
+from strategies.capped import count_claims
 from strategies.counting import require_counting
 from strategies.evaluation import ClientEvaluation
 from strategies.held_layers import HeldLayers
@@ -60,6 +61,7 @@ class FedSpaLLM(Method):
         self._samples: dict[int, list[int]] = {}
         self._reply_hashes: dict[int, list[str]] = {}
         self._largest: dict[str, float] = {}
+        self._weights: dict[int, float] = {}
 
     @property
     def num_rounds(self) -> int:
@@ -85,19 +87,40 @@ class FedSpaLLM(Method):
         self.result.restore(state["layers"])
         self.held.restore(state["held"])
 
+    def stored(self) -> Collection[str]:
+        """Hashes of the result's blobs."""
+        return self.result.stored()
+
     def prepare(self, server_round: int) -> Iterator[list[Message]]:
-        """Bring each client the layers whose version there is stale; before the first round there are none."""
-        return self.held.updates(self.rounds, server_round)
+        """Sample layers for every client, and bring it the stale ones that it will read: those up to its last sampled one.
+
+        Before the first round there are none. When clients do not take them, layers are sampled again for those that are left.
+        """
+        asked: set[int] = set()
+        while (active := {seat.rank for seat in self.rounds.roster.active()}) and active != asked:
+            asked, self._samples = active, self._draw(server_round)
+            ends = {rank: blocks[-1] + 1 for rank, blocks in self._samples.items()}
+            yield from self.held.updates(self.rounds, server_round, self.result.layers(), ends)
 
     def deliver(self, server_round: int) -> Iterator[list[Message]]:
-        """Bring the result to the clients, so that they can evaluate it on their own text."""
-        return self.held.updates(self.rounds, server_round + 1) if self.run.settings.evaluation.own_text else iter([])
+        """Bring the clients what they evaluate and do not hold: the model that their own layers belong in, and the result.
+
+        A client's own model is its layers of the last round in the global model that the round began with (equation 9); the
+        result is evaluated on a client's own text alone.
+        """
+        if self.evaluation.asked:
+            yield from self.held.updates(self.rounds, server_round, self.result.before)
+        if self.run.settings.evaluation.own_text:
+            yield from self.held.updates(self.rounds, server_round + 1, self.result.layers())
 
     # ----- the round --------------------------------------------------------------------------------------------------
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
-        """Sample layers for every client, and ask it to prune them (algorithm 1, lines 3 to 7)."""
-        self._samples = self._draw(server_round)
+        """Ask every client to prune the layers that ``prepare`` sampled for it (algorithm 1, lines 3 to 7)."""
+        sampled = {index for blocks in self._samples.values() for index in blocks}
+        if left := sorted(set(self._to_sample(server_round)) - sampled):
+            text = f"round {server_round} does not reach layers {', '.join(map(str, left))}"
+            self.run.progress.note("not_covered", text, round=server_round, layers=left)
         requests = []
         for rank, blocks in self._samples.items():
             sample = Sample(blocks=blocks, versions=self.result.versions)
@@ -109,25 +132,25 @@ class FedSpaLLM(Method):
         generator = np.random.default_rng(derive_seed(self.run.settings.seed, "layers", server_round=server_round))
         everybody = layers_per_client(len(self.plan.blocks), self.settings.sampled_layers, self._capabilities())
         places = {seat.rank: everybody[seat.rank] for seat in self.rounds.roster.active()}
-        layers = list(range(len(self.plan.blocks))) if server_round <= self.settings.rounds else self.result.unfinished()
+        layers = self._to_sample(server_round)
         order = generator.permutation(len(layers))
         by_age = sorted((layers[place] for place in order), key=lambda index: self.result.versions[index])
         refuse = self.settings.coverage == "every-round" and server_round == 1
         try:
-            drawn = sample_layers(by_age, places, generator, cover=refuse)
+            return sample_layers(by_age, places, generator, cover=refuse)
         except TooFewPlacesError as error:
             numbers = ", ".join(f"{self.rounds.roster.seats[rank].site} {number}" for rank, number in places.items())
             raise Mistake(
                 f"fedspallm.sampled-layers = {self.settings.sampled_layers}: {error} ({numbers}); raise it, or set "
                 "fedspallm.coverage to 'over-rounds'"
             ) from None
-        if left := sorted(set(layers) - {index for blocks in drawn.values() for index in blocks}):
-            text = f"round {server_round} does not reach layers {', '.join(map(str, left))}"
-            self.run.progress.note("not_covered", text, round=server_round, layers=left)
-        return drawn
+
+    def _to_sample(self, server_round: int) -> list[int]:
+        """Layers from which a round's samples are drawn."""
+        return list(range(len(self.plan.blocks))) if server_round <= self.settings.rounds else self.result.unfinished()
 
     def _capabilities(self) -> dict[int, float]:
-        """What each client can compute, dropped ones included: as the settings say, else as the nodes do."""
+        """What each client can compute, dropped ones included: as the settings say, else as the nodes do, within a ratio."""
         seats = [seat for _, seat in sorted(self.rounds.roster.seats.items())]
         if self.settings.capabilities:
             return {seat.rank: self.settings.capability_of(seat.rank) for seat in seats}
@@ -137,7 +160,8 @@ class FedSpaLLM(Method):
                 f"capability: {', '.join(measured)} measured its own, others state theirs, and the two cannot be compared; "
                 "set it on every node or to 0 on every node"
             )
-        return {seat.rank: seat.capability for seat in seats}
+        stated = {seat.rank: seat.capability for seat in seats}
+        return count_claims(self.rounds, "capability", stated, self.settings.max_capability_ratio)
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[None, MetricRecord]:
         """Fold the sampled layers, one after the other (lines 15 to 18)."""
@@ -147,6 +171,8 @@ class FedSpaLLM(Method):
             self._note_arrival(letter)
         complete = [rank for rank in inbox.complete_ranks() if self._is_plausible(inbox, rank)]
         self.rounds.require_quorum(len(complete), "sent their layers")
+        claimed = {rank: self._claimed_weight(rank) for rank in complete}
+        self._weights = count_claims(self.rounds, "weight", claimed, self.settings.max_weight_ratio)
         self.result.note_local_models([self._samples[rank] for rank in complete], server_round)
         sampled = sorted({index for rank in complete for index in self._samples[rank]})
         self.run.progress.begin("folding", len(sampled))
@@ -183,16 +209,18 @@ class FedSpaLLM(Method):
             mean = KeptMean(linear.shape, self.run.device)
             votes = VoteCounter(linear.shape, len(ranks), self.run.device)
             for rank in ranks:
-                weight = self._weight(rank)
+                weight = self._weights[rank]
                 kept = inbox.tensor(rank, key, kept_name(linear.name)).to(torch.float32).numpy()
                 mean.add(inbox.tensor(rank, key, mask_name(linear.name)).numpy(), kept, weight)
             for first, masks in inbox.words(key, mask_name(linear.name), ranks):
                 votes.count(masks, first)
             yield linear, mean, votes
 
-    def _weight(self, rank: int) -> float:
-        samples = self.rounds.roster.seats[rank].metrics["calibration_windows"]
-        return float(samples) if self.settings.client_weights == "samples" else 1.0
+    def _claimed_weight(self, rank: int) -> float:
+        """What a client would weigh by what it says; see ``capped``."""
+        if self.settings.client_weights == "equal":
+            return 1.0
+        return float(self.rounds.roster.seats[rank].metrics["calibration_windows"])
 
     def next_part(self, letter: Letter) -> Message | None:
         """Ask for the part of a client's layers that follows the one which has arrived."""
@@ -211,13 +239,13 @@ class FedSpaLLM(Method):
     def _note_arrival(self, letter: Letter) -> None:
         seat = self.rounds.roster.seats[letter.header.rank]
         if letter.header.kind == "train":
-            seat.seconds += letter.scalars["seconds"]
-            names = ("calibration_tokens", "calibration_windows", "calibration_sha256", "damping")
+            seat.worked(letter.scalars["seconds"])
+            names = ("damping", *(["calibration_windows"] if self.settings.client_weights == "samples" else []))
             seat.metrics = {name: letter.scalars[name] for name in names} | {"layers": self._samples[seat.rank]}
         if letter.header.part + 1 == letter.header.num_parts:
             number = len(self._samples[seat.rank])
             self.run.progress.step(
-                "layers", f"{number} layers of {seat.site}, {seat.seconds:.1f} s of work", rank=seat.rank, seconds=seat.seconds
+                "layers", f"{number} layers of {seat.site}, {seat.work()}", rank=seat.rank, seconds=seat.seconds
             )
 
     def _require_pattern_fits(self) -> None:

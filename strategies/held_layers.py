@@ -1,13 +1,13 @@
-"""Which layers of the global model each client of FedSpaLLM holds, and the messages that bring it those that are stale."""
+"""Which layers of the global model each client of FedSpaLLM holds, and the messages that bring it those that it will read."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from flwr.app import Message
 
 from espalier.wire.fedspallm import Update
 from espalier.wire.payload import block_key
 from espalier.wire.plan import cut_into_parts
-from strategies.kept_result import KeptResult
+from strategies.kept_result import KeptResult, Layers
 from strategies.rounds import Rounds
 
 
@@ -16,7 +16,7 @@ class HeldLayers:
 
     Parameters
     ----------
-    result : the global model
+    result : the global model, and where its layers are kept
     part_bytes : largest payload of one message
     """
 
@@ -33,38 +33,53 @@ class HeldLayers:
         """Take over what ``state`` returned."""
         self._versions = {int(rank): versions for rank, versions in state.items()}
 
-    def stale(self, rank: int) -> list[int]:
-        """Layers of which a client holds another version than the global model's."""
-        current = self.result.versions
-        held = self._versions.get(rank, [0] * len(current))
-        return [index for index, version in enumerate(current) if version != held[index]]
+    def stale(self, rank: int, model: Layers) -> list[int]:
+        """Layers of which a client holds another version than a model has."""
+        held = self._held(rank)
+        return [index for index, version in enumerate(model.versions) if version != held[index]]
 
-    def updates(self, rounds: Rounds, server_round: int) -> Iterator[list[Message]]:
-        """Messages that bring every active client its stale layers, part by part.
+    def updates(
+        self, rounds: Rounds, server_round: int, model: Layers, ends: Mapping[int, int] | None = None
+    ) -> Iterator[list[Message]]:
+        """Messages that bring every active client its stale layers of a model, part by part.
 
         Clients that get the same part are asked together, and their messages share its blobs, so that memory holds one part
         at a time whatever the number of clients.
+
+        Parameters
+        ----------
+        ends : rank -> number of layers; a client is brought none from there on, since it will not read them. None: all
         """
-        stale = {seat.rank: self.stale(seat.rank) for seat in rounds.roster.active()}
-        parts = {rank: self._cut(blocks) for rank, blocks in stale.items() if blocks}
+        stale = {seat.rank: self.stale(seat.rank, model) for seat in rounds.roster.active()}
+        if ends is not None:
+            stale = {rank: [index for index in stale[rank] if index < end] for rank, end in ends.items() if rank in stale}
+        parts = {rank: self._cut(model, blocks) for rank, blocks in stale.items() if blocks}
         for part in range(max(map(len, parts.values()), default=0)):
             wanted = {rank: tuple(cut[part]) for rank, cut in parts.items() if part < len(cut)}
             for blocks in sorted(set(wanted.values())):
                 ranks = {rank for rank in wanted if wanted[rank] == blocks}
-                yield self._messages(rounds, ranks, server_round, list(blocks), part)
+                yield self._messages(rounds, ranks, server_round, model, list(blocks), part)
         for rank in parts:
-            self._versions[rank] = list(self.result.versions)
+            held = self._held(rank)
+            self._versions[rank] = [
+                model.versions[index] if index in stale[rank] else held[index] for index in range(len(held))
+            ]
 
-    def _cut(self, blocks: list[int]) -> list[list[int]]:
-        sizes = [self.result.num_bytes(index) for index in blocks]
+    def _held(self, rank: int) -> list[int]:
+        return self._versions.get(rank, [0] * len(self.result.versions))
+
+    def _cut(self, model: Layers, blocks: list[int]) -> list[list[int]]:
+        sizes = [self.result.num_bytes(index, model.num_kept[index]) for index in blocks]
         return [[blocks[place] for place in part] for part in cut_into_parts(sizes, self.part_bytes)]
 
-    def _messages(self, rounds: Rounds, ranks: set[int], server_round: int, blocks: list[int], part: int) -> list[Message]:
+    def _messages(
+        self, rounds: Rounds, ranks: set[int], server_round: int, model: Layers, blocks: list[int], part: int
+    ) -> list[Message]:
         update = Update(
             blocks=blocks,
-            versions=[self.result.versions[index] for index in blocks],
-            num_kept=[number for index in blocks for number in self.result.num_kept[index]],
+            versions=[model.versions[index] for index in blocks],
+            num_kept=[number for index in blocks for number in model.num_kept[index]],
         )
-        blobs = {block_key(index): self.result.blob(index) for index in blocks}
+        blobs = {block_key(index): self.result.store.get(model.blobs[index]) for index in blocks}
         seats = [seat for seat in rounds.roster.active() if seat.rank in ranks]
         return [rounds.request("deliver", seat, server_round, update, blobs, part) for seat in seats]

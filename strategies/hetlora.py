@@ -13,6 +13,7 @@ from typing import Any
 from espalier.settings.mistakes import Mistake
 from espalier.wire.payload import block_key
 from pruning_kernels.factors import norm
+from strategies.capped import count_claims
 from strategies.fedpetuning import FedPETuning
 from strategies.inbox import Inbox
 from strategies.roster import Seat
@@ -42,8 +43,6 @@ class HetLoRA(FedPETuning):
     def summary(self) -> None:
         """Show what will be done."""
         super().summary()
-        first = self._first_ranks()
-        self.evaluation.rank_limit = lambda seat: first[seat.rank]
         ranks = ", ".join(f"{seat.site} {self.limit_of(seat)}" for seat in self.rounds.roster.active())
         self.run.progress.note("ranks", f"ranks        {ranks}")
 
@@ -55,11 +54,15 @@ class HetLoRA(FedPETuning):
             self._ranks = self._first_ranks()
         return self._ranks[seat.rank]
 
+    def rank_alone(self, seat: Seat) -> int:
+        """The rank that a client began with."""
+        return self._first_ranks()[seat.rank]
+
     def _first_ranks(self) -> dict[int, int]:
         """As the settings say, else in proportion to capability: the most capable client has the adapters' whole rank.
 
         The paper's ranks lie between r_min and r_max, by what a device can do, and it does not say how; here r_max is
-        ``lora.rank``, and r_min at least 1.
+        ``lora.rank``, and r_min at least 1. A stated capability counts up to a multiple of the median's.
 
         Raises
         ------
@@ -75,8 +78,10 @@ class HetLoRA(FedPETuning):
                 f"capability: {', '.join(measured)} measured its own, others state theirs, and the two cannot be compared; "
                 "set it on every node or to 0 on every node, or set hetlora.ranks"
             )
-        most = max(seat.capability for seat in seats)
-        return {seat.rank: max(1, round(lora.largest_rank * (seat.capability / most))) for seat in seats}
+        stated = {seat.rank: seat.capability for seat in seats}
+        counted = count_claims(self.rounds, "capability", stated, self.job.max_capability_ratio)
+        most = max(counted.values())
+        return {rank: max(1, round(lora.largest_rank * (value / most))) for rank, value in counted.items()}
 
     def settle(self, inbox: Inbox, ranks: list[int]) -> None:
         """Weigh the clients' updates, and take over the ranks that self-pruning left them."""
@@ -105,5 +110,5 @@ class HetLoRA(FedPETuning):
         norms = {rank: math.sqrt(math.fsum(values)) for rank, values in squares.items()}
         return norms if any(norms.values()) else dict.fromkeys(ranks, 1.0)
 
-    def _weight(self, rank: int) -> float:
-        return self._norms[rank] if self.job.client_weights == "norms" else super()._weight(rank)
+    def _claimed_weight(self, rank: int) -> float:
+        return self._norms[rank] if self.job.client_weights == "norms" else super()._claimed_weight(rank)

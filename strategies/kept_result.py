@@ -4,6 +4,7 @@ Everything lies in the checkpoint's blobs, layer by layer; here are their hashes
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,18 @@ from pruning_kernels.votes import Sizes, VoteCounter, magnitudes
 
 STATE = ("versions", "blobs", "num_kept", "unanimous", "kept_zeros", "local_share")
 """Attributes that a checkpoint keeps."""
+
+
+@dataclass(frozen=True)
+class Layers:
+    """The global model at one time; of every layer, dense ones too."""
+
+    versions: list[int]
+    """The round in which each layer was last pruned; 0: it is dense."""
+    blobs: list[str]
+    """Hash of each pruned layer in the store."""
+    num_kept: list[list[int]]
+    """Weights that each matrix of a pruned layer keeps."""
 
 
 class KeptResult:
@@ -56,15 +69,26 @@ class KeptResult:
         """Weights of each layer that are kept and yet zero: pruned by all clients, or in a round before."""
         self.local_share = 0.0
         """Share of the weights that are pruned in a client's own model, on average over the clients of the last round."""
+        self.before = self.layers()
+        """The global model that the last round began with."""
 
     def state(self) -> dict[str, Any]:
         """Hashes and numbers of all layers."""
-        return {name: getattr(self, name) for name in STATE}
+        return {name: getattr(self, name) for name in STATE} | {"before": asdict(self.before)}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take over what ``state`` returned."""
         for name in STATE:
             setattr(self, name, state[name])
+        self.before = Layers(**state["before"])
+
+    def layers(self) -> Layers:
+        """The global model as it is now; later rounds do not change what is returned."""
+        return Layers(list(self.versions), list(self.blobs), list(self.num_kept))
+
+    def stored(self) -> list[str]:
+        """Hashes of all blobs that the state names."""
+        return [key for key in dict.fromkeys([*self.blobs, *self.before.blobs]) if key]
 
     def unfinished(self) -> list[int]:
         """Layers that were not yet pruned to the run's sparsity."""
@@ -92,7 +116,11 @@ class KeptResult:
         self.unanimous[block.index], self.kept_zeros[block.index] = unanimous, zeros
 
     def note_local_models(self, samples: Sequence[Sequence[int]], server_round: int) -> None:
-        """Work out ``local_share``, before the round's layers are decided: own layers in the global model (equation 9)."""
+        """Note ``before`` and work out ``local_share``, before the round's layers are decided.
+
+        A client's own model is its own layers in the global model that the round began with (equation 9).
+        """
+        self.before = self.layers()
         blocks, total = self.model.plan.blocks, self.model.plan.num_weights
         own = [sum(num_kept(block, self.settings, server_round).values()) for block in blocks]
         before = [sum(kept) if kept else block.num_weights for block, kept in zip(blocks, self.num_kept, strict=True)]
@@ -118,10 +146,10 @@ class KeptResult:
         """One pruned layer as it travels."""
         return self.store.get(self.blobs[index])
 
-    def num_bytes(self, index: int) -> int:
-        """Bytes of one pruned layer's tensors."""
+    def num_bytes(self, index: int, num_kept: Sequence[int]) -> int:
+        """Bytes of one pruned layer's tensors, whose matrices keep so many weights."""
         block = self.model.plan.blocks[index]
-        kept = dict(zip((linear.name for linear in block.linears), self.num_kept[index], strict=True))
+        kept = dict(zip((linear.name for linear in block.linears), num_kept, strict=True))
         return sum(spec.num_bytes for spec in kept_specs(block, kept).values())
 
     def matrices(self, index: int) -> dict[str, PrunedMatrix]:

@@ -1,19 +1,24 @@
 """What all methods share: the life of a run from enrolment to evaluation, with a checkpoint after each round."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
+from espalier.wire.alone import Alone, makes_alone
 from espalier.wire.code_hash import code_sha256
-from espalier.wire.messages import Letter
+from espalier.wire.messages import Letter, read
 from strategies.enrolment import Enroller
 from strategies.evaluation import ClientEvaluation
+from strategies.roster import Seat
 from strategies.rounds import Rounds
 from strategies.run import Run
+
+PATIENCE = 4
+"""How many times as long as in its rounds a client may take for the same work alone, before it is asked again."""
 
 
 class Method(Strategy):
@@ -58,6 +63,10 @@ class Method(Strategy):
     def restore(self, state: dict[str, Any]) -> None:
         """Take over what ``state`` returned."""
 
+    @abstractmethod
+    def stored(self) -> Collection[str]:
+        """Hashes of all blobs that ``state`` names."""
+
     # ----- the life of a run ------------------------------------------------------------------------------------------
 
     def start(
@@ -79,12 +88,13 @@ class Method(Strategy):
         RunFailed
             Too few clients enrolled, or finished a round; checkpoints of earlier rounds stay.
         Mistake
-            The checkpoint is of another run.
+            The checkpoint is damaged, or of another run.
         """
         run = self.run
         saved = run.checkpoint.load(run.identity())
         self.rounds = Rounds(grid, run.settings, run.model.plan, run.lineage, run.folder, run.progress, run.clock)
         self.rounds.shared_workers = run.simulation
+        self.rounds.work = run.work()
         Enroller(self.rounds, code_sha256(), run.model.sha256).enrol(saved["ranks"] if saved else None)
         self.summary()
         if saved:
@@ -103,6 +113,7 @@ class Method(Strategy):
 
         last, self.rounds.evaluating = self.rounds.finished, True
         self._exchange_all(self.deliver(last))
+        self._let_work_alone(last)
         replies = self.rounds.exchange(self.configure_evaluate(last, nothing, config, grid))
         metrics = self.aggregate_evaluate(last, replies)
         if metrics is not None:
@@ -112,12 +123,14 @@ class Method(Strategy):
     def _save(self, server_round: int) -> None:
         run, roster = self.run, self.rounds.roster
         common = {"clients": roster.state(), "traffic": run.folder.ledger.state()}
-        run.checkpoint.save(server_round, roster.ranks(), run.identity(), {**self.state(), **common})
+        run.checkpoint.save(server_round, roster.ranks(), run.identity(), {**self.state(), **common}, self.stored())
+        run.folder.save_times(roster.times())
 
     def _resume(self, saved: dict[str, Any]) -> None:
         self.rounds.finished = saved["round"]
         self.restore(saved["state"])
         self.rounds.roster.restore(saved["state"]["clients"])
+        self.rounds.roster.restore_times(self.run.folder.load_times())
         self.run.folder.ledger.restore(saved["state"]["traffic"])
         self.run.progress.note("resumed", f"resumed      after round {saved['round']}", round=saved["round"])
 
@@ -126,6 +139,37 @@ class Method(Strategy):
         for requests in parts:
             for _ in self.rounds.exchange(requests):
                 pass
+
+    # ----- what clients make alone ------------------------------------------------------------------------------------
+
+    def rank_alone(self, seat: Seat) -> int:
+        """Rank of the adapters that a client trains alone which no round has asked; 0: as the settings say."""
+        return 0
+
+    def _let_work_alone(self, server_round: int) -> None:
+        """Where the rounds leave no local-only result, let clients make it before it is evaluated: it takes as long as they."""
+        if not (self.evaluation.asked and makes_alone(self.run.settings)):
+            return
+        seats = self.rounds.roster.active()
+        self.run.progress.begin("alone", len(seats))
+        requests = [self.rounds.request("alone", seat, server_round, Alone(rank_limit=self.rank_alone(seat))) for seat in seats]
+        for reply in self.rounds.exchange(requests, patience=self._patience):
+            letter = read(reply.content)
+            seat, seconds = self.rounds.roster.seats[letter.header.rank], letter.scalars["seconds"]
+            seat.seconds += seconds
+            self.run.progress.step("alone", f"{seat.site} by itself, {seconds:.1f} s of work", rank=seat.rank)
+
+    def _patience(self, seat: Seat) -> float:
+        """Seconds that a client may take to do alone what it did in its rounds: a multiple of what those were measured to take.
+
+        One that worked in some of the rounds only is expected to be as fast in all of them; one that worked in none, as fast as
+        the slowest of the others. Clients measure themselves: none is believed that a round took longer than it was waited for.
+        """
+        most = self.rounds.settings.deadline_seconds * self.rounds.settings.attempts
+        seats = self.rounds.roster.seats.values()
+        of_a_round = {one.rank: min(one.seconds / one.rounds, most) for one in seats if one.rounds}
+        expected = of_a_round.get(seat.rank, max(of_a_round.values(), default=0.0)) * self.num_rounds
+        return PATIENCE * expected
 
     # ----- evaluation by the clients ----------------------------------------------------------------------------------
 

@@ -2,7 +2,8 @@
 
 Covers: values of any size that would spoil or end the run of all (a number of 1e38 leaves no client a finite loss).
 Does not cover: a client that stays within the limit. It can move every number of the mean by the limit times its own share of
-the weights, in any direction, in every round, and with weights by samples or norms it chooses that share.
+the weights, in any direction, in every round; with weights by samples or norms it chooses that share, within a ratio
+(``capped.py``).
 """
 
 import math
@@ -15,7 +16,7 @@ from espalier.settings.training import TrainingSettings
 SLACK = 2.0
 """For rounding: NF4 with error feedback makes a number at most 1.18 times as large as the largest that was ever trained (its
 codes are at most 0.304 apart, so what is lost and added the next time stays below 0.152 / (1 - 0.152) of it); float32 and
-bfloat16 take less."""
+bfloat16 take less. Differences are rounded likewise."""
 
 
 class Reach:
@@ -28,10 +29,13 @@ class Reach:
     ----------
     training : of a round's clients
     steps_before : steps at most that AdamW's moments have behind them when a round begins; 0 where it begins anew
+    differences : clients send what training changed, not what it led to
     """
 
-    def __init__(self, training: TrainingSettings, steps_before: int = 0) -> None:
-        self.growth, self.distance = _of_a_round(training, steps_before)
+    def __init__(self, training: TrainingSettings, steps_before: int = 0, differences: bool = False) -> None:
+        growth, self.distance = _of_a_round(training, steps_before)
+        self.factor = _change(training, growth) if differences else growth
+        """Of the number that training began with."""
         self.starts: dict[str, float] = {}
         """Largest magnitude that clients began with, by ``<blob key>/<name>``; JSON values only."""
         self.reason = (
@@ -48,7 +52,7 @@ class Reach:
     def limit(self, key: str, name: str) -> float:
         """Largest magnitude that a client may send in a tensor; infinity where its optimiser has no bound."""
         start = self.starts[f"{key}/{name}"]
-        return SLACK * ((self.growth * start if start else 0.0) + self.distance)
+        return SLACK * ((self.factor * start if start else 0.0) + self.distance)
 
 
 def _of_a_round(training: TrainingSettings, steps_before: int) -> tuple[float, float]:
@@ -64,6 +68,16 @@ def _of_a_round(training: TrainingSettings, steps_before: int) -> tuple[float, f
     for move in [max(moves)] * training.steps if steps_before else moves:
         growth, distance = growth * decay, distance * decay + rate * move
     return growth, distance
+
+
+def _change(training: TrainingSettings, growth: float) -> float:
+    """Of a number w, ``factor * |w|`` is the most that weight decay, and rounding to float32, change of it in a round.
+
+    A step rounds by at most ``2^-24 |w|``; twice that, as a number may grow on the way.
+    """
+    decay = training.learning_rate * training.weight_decay
+    decayed = 1.0 - (1.0 - decay) ** training.steps if decay <= 1.0 else 1.0 + growth
+    return decayed + training.steps * 2.0**-23
 
 
 def largest_step(beta1: float, beta2: float, step: int) -> float:

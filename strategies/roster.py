@@ -3,10 +3,16 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from espalier.wire.printable import printable
+
 Status = Literal["completed", "dropped"]
 
 
-KEPT = ("status", "reason", "capability", "measured", "metrics")
+MOST_REFUSED = 200
+"""Refused sites and nodes that are told one by one; further ones are counted."""
+BEYOND = "further nodes"
+
+KEPT = ("status", "reason", "capability", "measured", "metrics", "capped")
 """What a checkpoint keeps of a seat."""
 
 
@@ -25,18 +31,35 @@ class Seat:
     measured: bool = False
     """Whether the capability was measured; if not, it was stated."""
     seconds: float = 0.0
+    """Of all its work in the run."""
+    rounds: int = 0
+    """In which it worked."""
     metrics: dict[str, Any] = field(default_factory=dict)
+    capped: dict[str, dict[str, float]] = field(default_factory=dict)
+    """What it claimed more of than counts, ``capability`` or ``weight``: the last claim, and what was counted of it."""
     silent: bool = False
     """It did its part, but failed in the evaluation that follows; it is asked nothing more, and ``reason`` says why."""
+    _of_round: float = 0.0
+
+    def worked(self, seconds: float) -> None:
+        """It worked for a round."""
+        self.seconds += seconds
+        self.rounds += 1
+        self._of_round = seconds
+
+    def work(self) -> str:
+        """How long it worked, in words: in its last round, and in all of them if there were more."""
+        of_round = f"{self._of_round:.1f} s of work"
+        return of_round if self.rounds == 1 else f"{of_round}, {self.seconds:.1f} s in {self.rounds} rounds"
 
     def drop(self, reason: str) -> None:
         """The client's contribution is lost; the first reason stays."""
         if self.status != "dropped":
-            self.status, self.reason = "dropped", reason
+            self.status, self.reason = "dropped", printable(reason)
 
     def leave_out(self, reason: str) -> None:
         """The client's contribution counts, but not its evaluation."""
-        self.silent, self.reason = True, reason
+        self.silent, self.reason = True, printable(reason)
 
 
 @dataclass
@@ -45,11 +68,22 @@ class Roster:
 
     seats: dict[int, Seat] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
-    """Sites (or node ids) that enrolled and were turned away, with the reason."""
+    """Sites (or node ids) that enrolled and were turned away, with the reason; see ``refuse``."""
+    _beyond: int = 0
 
     def active(self) -> list[Seat]:
         """Seats whose client still takes part, by rank."""
         return [seat for _, seat in sorted(self.seats.items()) if seat.status == "completed" and not seat.silent]
+
+    def refuse(self, who: str, reason: str) -> str | None:
+        """Note that a site, or node, was turned away; returns the reason as it is shown, None if there were too many."""
+        who = printable(who)
+        if who not in self.refused and len(self.refused) >= MOST_REFUSED:
+            self._beyond += 1
+            self.refused[BEYOND] = f"{self._beyond} more were turned away"
+            return None
+        self.refused[who] = printable(reason)
+        return self.refused[who]
 
     def of_site(self, site: str) -> Seat | None:
         """The seat of a site."""
@@ -59,6 +93,35 @@ class Roster:
         """Site -> rank, for the checkpoint."""
         return {seat.site: rank for rank, seat in sorted(self.seats.items())}
 
+    def finished(self) -> int:
+        """How many clients did their part."""
+        return sum(seat.status == "completed" for seat in self.seats.values())
+
+    def missing(self, asked: int) -> list[tuple[str, str]]:
+        """Who of the ``asked`` clients did not do its part, and why: dropped ones, and where seats are free, those refused."""
+        missing = [(seat.site, seat.reason) for _, seat in sorted(self.seats.items()) if seat.status == "dropped"]
+        free = max(0, asked - len(self.seats))
+        if not free:
+            return missing
+        refused = [(who, f"refused: {why}") for who, why in sorted(self.refused.items())]
+        never = max(0, free - len(refused))
+        return missing + refused + [("a client", "never connected")] * never
+
+    def not_evaluated(self) -> list[tuple[str, str]]:
+        """Who did its part and failed in the evaluation, and why."""
+        seats = [seat for _, seat in sorted(self.seats.items())]
+        return [(seat.site, seat.reason) for seat in seats if seat.silent and seat.status == "completed"]
+
+    def times(self) -> dict[str, list[float]]:
+        """Seconds and rounds of each client's work, for a resumption; they differ from run to run and are in no checkpoint."""
+        return {str(rank): [seat.seconds, seat.rounds] for rank, seat in sorted(self.seats.items())}
+
+    def restore_times(self, times: dict[str, list[float]]) -> None:
+        """Take over what ``times`` returned."""
+        for rank, seat in self.seats.items():
+            seconds, rounds = times.get(str(rank), (0.0, 0))
+            seat.seconds, seat.rounds = seconds, int(rounds)
+
     def state(self) -> list[dict[str, Any]]:
         """What a checkpoint keeps of each client; no times, so that equal runs have equal checkpoints."""
         return [{"rank": rank, **{name: getattr(seat, name) for name in KEPT}} for rank, seat in sorted(self.seats.items())]
@@ -66,5 +129,5 @@ class Roster:
     def restore(self, state: list[dict[str, Any]]) -> None:
         """Take over what ``state`` returned."""
         for entry in state:
-            for name in KEPT:
+            for name in entry.keys() & set(KEPT):
                 setattr(self.seats[entry["rank"]], name, entry[name])

@@ -2,37 +2,50 @@
 
 Flower loses a message that is in flight when its node restarts, so every message has a deadline of its own and is sent
 again under a new id; handlers are idempotent. A client that fails, is late too often, or sends what its contract does
-not allow loses its own contribution, with the reason on record; the round goes on while the quorum holds.
+not allow loses its own contribution, with the reason on record; the round goes on while the quorum holds. A seat goes to
+another node only when its own message was lost on the node that holds it (see ``enrolment``).
 """
 
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from flwr.app import DEFAULT_TTL, Message
+from flwr.app import Message
 from flwr.serverapp import Grid
 
 from espalier.settings.mistakes import Mistake
 from espalier.settings.run import RunSettings
+from espalier.storage.at_work import AtWork
 from espalier.wire.contract import check_reply
 from espalier.wire.contracts import contract_for
 from espalier.wire.messages import SCHEMA_VERSION, Header, Kind, Letter, Scalars, address, read
 from espalier.wire.plan import ModelPlan
+from espalier.wire.printable import printable
 from strategies.clock import Clock
 from strategies.progress import Progress
 from strategies.roster import Roster, Seat
 from strategies.run_folder import RunFolder
 
+DAY = 86_400.0
 POLL_SECONDS = 0.1
 LOOK_SECONDS = 5.0
 """How often new nodes are looked for while replies are awaited."""
 TTL_MARGIN = 60.0
 """Seconds beyond the deadline after which Flower may forget a message."""
+SIMULATED_TTL = 30 * DAY
+"""The same where messages queue for one machine's workers, however long that takes; Flower's own default is half a day."""
+NAMED = 4
+"""Of the clients that are waited for."""
 
 REQUESTS_AHEAD = 2
 """Requests that one client has at a time where its reply comes in parts. A SuperNode that finds no message when it looks sleeps
 for three seconds (Flower 1.31), so the next one lies there before the last is answered; of the replies, too, the SuperLink
 never holds more than these."""
+
+TOLD_REASONS = 20
+"""Clients whose reasons are told when the quorum is missed; ``summary.json`` has all."""
+
+Patience = Callable[[Seat], float]
 
 FollowUp = Callable[[Letter], Message | None]
 """What to ask a client next, after its first reply, or after a request that was made by this; None when there is no more."""
@@ -48,7 +61,11 @@ class _Pending:
     seat: Seat
     message_id: str | None
     """None while the message waits for its site's node to come back."""
+    seconds: float
+    """How long one attempt may take."""
     deadline: float
+    node_id: int
+    """The node that it was sent to."""
 
 
 @dataclass
@@ -64,15 +81,20 @@ class Rounds:
     clock: Clock = field(default_factory=Clock)
     roster: Roster = field(default_factory=Roster)
     shared_workers: bool = False
-    """Simulated clients queue for this machine's workers: their deadlines count from anybody's last reply."""
+    """Simulated clients queue for this machine's workers: their deadlines count from anybody's last reply or work."""
+    work: AtWork | None = None
+    """Of clients on this machine: who is at work, and what they say of it."""
     finished: int = 0
     """Rounds that are finished."""
+    lost: dict[int, str] | None = None
+    """Clients that said in this round that they lost their state, and why; None where the method cannot bring it back."""
     evaluating: bool = False
     """Rounds are over: a client that fails now keeps its contribution."""
     look_for_nodes: Callable[[], None] = lambda: None
     """Asks nodes that are new who they are (see ``enrolment``)."""
-    seat_returned_nodes: Callable[[], None] = lambda: None
-    """Seats sites that came back under another node id; for a while Flower lists their old nodes too."""
+    reseat: Callable[[Seat], None] = lambda _: None
+    """Gives a seat whose own message was lost to another node of its site, if there is one; for a while Flower lists a node
+    that is gone beside the one that came for it."""
 
     def request(
         self, kind: Kind, seat: Seat, server_round: int, scalars: Scalars, blobs: dict[str, bytes] | None = None, part: int = 0
@@ -91,9 +113,12 @@ class Rounds:
         )
         return self._envelope(Letter(header, scalars.model_dump(), blobs or {}), seat)
 
-    def push(self, letter: Letter, seat: Seat) -> str | None:
-        """Send a letter to where its client is now, and return Flower's message id; None if Flower did not take it."""
-        message = self._envelope(letter, seat)
+    def push(self, letter: Letter, seat: Seat, seconds: float = 0.0) -> str | None:
+        """Send a letter to where its client is now, and return Flower's message id; None if Flower did not take it.
+
+        ``seconds`` is how long its answer may take, if longer than other messages'.
+        """
+        message = self._envelope(letter, seat, seconds)
         self.folder.ledger.record("down", seat.rank, letter, message.content)
         return next(iter(self.grid.push_messages([message])), None)
 
@@ -101,11 +126,13 @@ class Rounds:
         """The reply to one message, if it has arrived."""
         return next(iter(self.grid.pull_messages([message_id])), None)
 
-    def _envelope(self, letter: Letter, seat: Seat) -> Message:
-        ttl = DEFAULT_TTL if self.shared_workers else REQUESTS_AHEAD * self.settings.deadline_seconds + TTL_MARGIN
-        return address(letter, seat.node_id, ttl)
+    def _envelope(self, letter: Letter, seat: Seat, seconds: float = 0.0) -> Message:
+        needed = REQUESTS_AHEAD * max(seconds, self.settings.deadline_seconds) + TTL_MARGIN
+        return address(letter, seat.node_id, SIMULATED_TTL if self.shared_workers else needed)
 
-    def exchange(self, requests: Iterable[Message], follow_up: FollowUp = lambda _: None) -> Iterator[Message]:
+    def exchange(
+        self, requests: Iterable[Message], follow_up: FollowUp = lambda _: None, patience: Patience = lambda _: 0.0
+    ) -> Iterator[Message]:
         """Send requests and yield each reply that its contract allows, as it arrives; clients that fail are dropped.
 
         Parameters
@@ -113,13 +140,14 @@ class Rounds:
         requests : one per client, made by ``request``
         follow_up : called with each client's first good reply, then with the requests that it made; what it returns is sent
             to the same client, at most ``REQUESTS_AHEAD`` at a time
+        patience : how many seconds an answer of a client may take, where that is more than ``deadline-seconds``
 
         Yields
         ------
         Message
             One reply part at a time; the next is not pulled before this one is done with, but it is asked for.
         """
-        pending = [self._send(read(message.content)) for message in requests]
+        pending = [self._send(read(message.content), patience) for message in requests]
         last: dict[int, Letter] = {}
         next_look = self.clock.now() + LOOK_SECONDS
         while pending:
@@ -129,7 +157,8 @@ class Rounds:
                     continue
                 reply = self.pull(entry.message_id) if entry.message_id is not None else None
                 if reply is None:
-                    if entry.message_id is None or self.clock.now() >= entry.deadline:
+                    late = self.clock.now() >= entry.deadline and not self._work_goes_on(pending)
+                    if entry.message_id is None or late:
                         self._send_again(entry, pending, "no reply before the deadline")
                     continue
                 idle = False
@@ -143,14 +172,30 @@ class Rounds:
                     yield reply
                 del reply
             if pending and idle:
+                if not self._work_goes_on(pending):
+                    self.progress.waiting(_names(pending))
                 if self.clock.now() >= next_look:
                     self.look_for_nodes()
                     next_look = self.clock.now() + LOOK_SECONDS
                 self.clock.sleep(POLL_SECONDS)
 
+    def somebody_works(self) -> bool:
+        """Whether a client is at work on this machine, for whose worker others may queue; shows what clients say of it."""
+        if not self.shared_workers or self.work is None:
+            return False
+        for line in self.work.new_lines():
+            self.progress.note("at_work", line)
+        return self.work.anybody()
+
+    def _work_goes_on(self, pending: list[_Pending]) -> bool:
+        """Where clients queue for workers, nobody is late while one of them works."""
+        if goes_on := self.somebody_works():
+            self._restart_deadlines(pending)
+        return goes_on
+
     def _restart_deadlines(self, pending: list[_Pending]) -> None:
         for entry in pending:
-            entry.deadline = self.clock.now() + self.settings.deadline_seconds
+            entry.deadline = self.clock.now() + entry.seconds
 
     def _ask_ahead(self, letter: Letter, pending: list[_Pending], last: dict[int, Letter], follow_up: FollowUp) -> None:
         """Send a client what comes next; it answers one request after the other, so a deadline counts from the one before.
@@ -165,16 +210,19 @@ class Rounds:
             pending.append(own[-1])
         for place, entry in enumerate(own, start=1):
             if entry.request.header.part > letter.header.part:  # one that was overtaken may be lost, and waits no longer
-                entry.deadline = self.clock.now() + place * self.settings.deadline_seconds
+                entry.deadline = self.clock.now() + place * entry.seconds
 
-    def _send(self, letter: Letter) -> _Pending:
+    def _send(self, letter: Letter, patience: Patience = lambda _: 0.0) -> _Pending:
         seat = self.roster.seats[letter.header.rank]
-        return _Pending(letter, seat, self.push(letter, seat), self.clock.now() + self.settings.deadline_seconds)
+        seconds = max(patience(seat), self.settings.deadline_seconds)
+        message_id = self.push(letter, seat, seconds)
+        return _Pending(letter, seat, message_id, seconds, self.clock.now() + seconds, seat.node_id)
 
     def _send_again(self, entry: _Pending, pending: list[_Pending], reason: str) -> None:
         """Send a request again to wherever its site now is; after the last attempt the client is dropped."""
         seat, header = entry.seat, entry.request.header
-        self.seat_returned_nodes()
+        if entry.node_id == seat.node_id:  # else the seat has gone to another node since, which was not asked yet
+            self.reseat(seat)
         if seat.node_id not in self.grid.get_node_ids():
             if self.clock.now() < entry.deadline:
                 entry.message_id = None
@@ -186,22 +234,20 @@ class Rounds:
         text = f"sending again to {seat.site}: {reason}"
         self.progress.note("sent_again", text, rank=seat.rank, kind=header.kind, attempt=header.attempt + 1, reason=reason)
         again = Letter(header.model_copy(update={"attempt": header.attempt + 1}), entry.request.scalars, entry.request.blobs)
-        pending[pending.index(entry)] = self._send(again)
+        pending[pending.index(entry)] = self._send(again, lambda _: entry.seconds)
 
     def _accept(self, entry: _Pending, reply: Message, pending: list[_Pending]) -> Letter | None:
-        """Check a reply; None means that the client was dropped or is asked again."""
+        """Check a reply; None means that the client was dropped, is asked again, or is to catch up."""
         if not reply.has_content():
             self._send_again(entry, pending, f"Flower reports error {reply.error.code}")
             return None
         try:
-            letter = read(reply.content)
-            self.folder.ledger.record("up", entry.seat.rank, letter, reply.content)
-            check_reply(letter, entry.request, contract_for(entry.request, self.plan, self.settings))
-        except OSError:  # no reply is to blame for this server's disk
-            raise
-        except Exception as error:  # whatever a reply does to its reader, it costs its sender alone
-            reason = str(error) if isinstance(error, Mistake) else f"unexpected {type(error).__name__}"
-            self._give_up(entry, pending, f"reply refused: {reason}")
+            letter = self.checked(reply, entry.request, entry.seat)
+        except Mistake as mistake:
+            self._give_up(entry, pending, f"reply refused: {mistake}")
+            return None
+        if letter.header.status == "failed" and self._is_to_catch_up(entry, letter):
+            pending[:] = [other for other in pending if other.seat is not entry.seat]
             return None
         if letter.header.status == "failed":
             self._give_up(entry, pending, str(letter.scalars["reason"]))
@@ -215,12 +261,46 @@ class Rounds:
 
     def drop(self, kind: Kind, seat: Seat, why: str) -> None:
         """A client is asked nothing more; its contribution is lost, unless it was made before."""
-        reason = f"{kind}: {why}"
+        reason = printable(f"{kind}: {why}")
         if self.evaluating:
             seat.leave_out(reason)
         else:
             seat.drop(reason)
         self.progress.note("dropped", f"dropped      {seat.site}: {reason}", rank=seat.rank, site=seat.site, reason=reason)
+
+    def checked(self, reply: Message, request: Letter, seat: Seat) -> Letter:
+        """The letter in a reply, in the ledger with its tensors; of one that is refused the ledger gets the bytes alone.
+
+        Raises
+        ------
+        Mistake
+            It is not what its contract allows; whatever a reply does to its reader, it costs its sender alone.
+        OSError
+            The ledger cannot be written; no reply is to blame for this server's disk.
+        """
+        try:
+            letter = read(reply.content)
+            check_reply(letter, request, contract_for(request, self.plan, self.settings))
+        except OSError:
+            raise
+        except Exception as error:
+            self.folder.ledger.record_refused(seat.rank, request.header, reply.content)
+            reason = str(error) if isinstance(error, Mistake) else f"unexpected {type(error).__name__}"
+            raise Mistake(reason) from None
+        self.folder.ledger.record("up", seat.rank, letter, reply.content)
+        return letter
+
+    def _is_to_catch_up(self, entry: _Pending, letter: Letter) -> bool:
+        """Whether a client lost the state of earlier rounds and can be brought what it needs; once in a round."""
+        seat, header, reason = entry.seat, entry.request.header, str(letter.scalars["reason"])
+        if self.lost is None or seat.rank in self.lost or header.kind != "train" or header.server_round == 1:
+            return False
+        if not letter.scalars.get("lost"):
+            return False
+        rank = seat.rank
+        self.lost[rank] = reason
+        self.progress.note("lost", f"lost state   {seat.site}: {reason}", rank=rank, site=seat.site, reason=reason)
+        return True
 
     def require_quorum(self, number: int, what: str, of: int | None = None) -> None:
         """End the run if too few clients did something, of all or of ``of`` that were asked.
@@ -231,12 +311,20 @@ class Rounds:
             With the reason of every client that did not.
         """
         asked = self.settings.num_clients if of is None else of
-        needed = math.ceil(round(asked * self.settings.quorum, 6))
+        needed = math.ceil(round(asked * (self.settings.quorum or 1.0), 6))
         if number >= needed:
             return
         reasons = [f"{seat.site}: {seat.reason}" for seat in self.roster.seats.values() if seat.reason]
         reasons += [f"{who}: {why}" for who, why in self.roster.refused.items()]
+        if (more := len(reasons) - TOLD_REASONS) > 0:
+            reasons = [*reasons[:TOLD_REASONS], f"and {more} more; see summary.json"]
         lines = "".join(f"\n  {reason}" for reason in reasons)
         raise RunFailed(
             f"{number} clients {what}, the quorum is {needed} of {'num-clients =' if of is None else 'the'} {asked}{lines}"
         )
+
+
+def _names(pending: list[_Pending]) -> str:
+    """Who is waited for, a few of them by name."""
+    names = sorted({entry.seat.site for entry in pending})
+    return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")

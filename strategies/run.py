@@ -5,7 +5,9 @@ from dataclasses import dataclass, field
 import torch
 
 from espalier.modeling.opened import OpenedModel
+from espalier.settings.node import NodeSettings
 from espalier.settings.run import RunSettings
+from espalier.storage.at_work import AtWork
 from espalier.wire.ledger import dense_bytes_of
 from strategies.checkpoint import CheckpointFolder
 from strategies.clock import Clock
@@ -33,6 +35,10 @@ class Run:
         self.progress = Progress(self.folder, self.clock)
         self.checkpoint = CheckpointFolder(self.folder.checkpoint)
         self.folder.ledger.dense_bytes = dense_bytes_of(self.model.plan)
+
+    def work(self) -> AtWork | None:
+        """Where simulated clients, which are on this machine, say that they are at work; None if there are none."""
+        return AtWork(NodeSettings().state_root(), self.lineage) if self.simulation else None
 
     def identity(self) -> dict[str, str]:
         """What a resumed run must share with the run that it continues."""

@@ -1,15 +1,20 @@
 """The files of one run that a strategy writes while it works."""
 
+import json
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from espalier.settings.mistakes import Mistake
+from espalier.storage.atomic import write_json
 from espalier.storage.json_lines import JsonLines
 from espalier.wire.ledger import Ledger
 
 
 @dataclass
 class RunFolder:
-    """A run directory: ``metrics.jsonl``, ``ledger.jsonl``, ``checkpoint/`` and ``inbox/`` (replies of the open round)."""
+    """A run directory: ``metrics.jsonl``, ``ledger.jsonl``, ``seconds.json``, ``checkpoint/`` and ``inbox/`` (replies of the
+    open round)."""
 
     path: Path
     metrics: JsonLines = field(init=False)
@@ -29,3 +34,27 @@ class RunFolder:
     def inbox(self) -> Path:
         """Directory of the open round's replies."""
         return self.path / "inbox"
+
+    def save_times(self, times: dict[str, list[float]]) -> None:
+        """Write how long the clients have worked so far; beside the checkpoint, which is the same in equal runs."""
+        write_json(self.path / "seconds.json", times)
+
+    def load_times(self) -> dict[str, list[float]]:
+        """What was written last; empty if nothing was.
+
+        Raises
+        ------
+        Mistake
+            The file is damaged.
+        """
+        path = self.path / "seconds.json"
+        if not path.exists():
+            return {}
+        try:
+            saved = json.loads(path.read_text())
+            times = {rank: [float(seconds), float(rounds)] for rank, (seconds, rounds) in saved.items()}
+            if not all(0 <= number < math.inf for pair in times.values() for number in pair):
+                raise ValueError
+            return times
+        except (ValueError, TypeError, AttributeError):
+            raise Mistake(f"{path}: is damaged; remove it, nothing but how long the clients have worked is in it") from None

@@ -61,6 +61,10 @@ class VoteResult:
         for name in STATE:
             setattr(self, name, state[name])
 
+    def stored(self) -> list[str]:
+        """Hashes of all blobs that the state names."""
+        return [*self.mask_blobs, *self.count_blobs]
+
     def decide(self, block: BlockPlan, counters: Mapping[str, VoteCounter]) -> None:
         """Decide the prune masks of the next block by its votes, and keep them and what else the result needs."""
         (voters,) = {counter.num_voters for counter in counters.values()}

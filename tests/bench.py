@@ -88,15 +88,16 @@ def private_text(client: int) -> str:
 
 
 def model_files(folder: Path) -> dict[str, bytes]:
-    """The pruned model and its masks, or the adapters, by file name."""
-    files = [*folder.glob("masks.safetensors"), *sorted(folder.glob("adapter/*")), *sorted(folder.glob("model/*"))]
+    """The pruned model and its masks, or the adapters, by file name; without the cards, which tell the settings."""
+    found = [*folder.glob("masks.safetensors"), *sorted(folder.glob("adapter/*")), *sorted(folder.glob("model/*"))]
+    files = [file for file in found if file.name != "README.md"]
     assert files
     return {str(file.relative_to(folder)): file.read_bytes() for file in files}
 
 
 def results(folder: Path) -> dict[str, bytes]:
     """Every file of a run that must repeat, by name."""
-    files = [file for file in sorted(folder.glob("checkpoint/**/*")) if file.is_file()]
+    files = [file for file in sorted(folder.glob("checkpoint/**/*")) if file.is_file()] + sorted(folder.glob("*/README.md"))
     return model_files(folder) | {str(file.relative_to(folder)): file.read_bytes() for file in files}
 
 

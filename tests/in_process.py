@@ -1,12 +1,14 @@
 """A grid without Ray or gRPC: messages go to the real ClientApp, in this process."""
 
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
+from client_app.simulated import playing_a_node
 from strategies.clock import Clock
 
 Tamper = Callable[[Message, Message], Message | None]
@@ -28,7 +30,7 @@ class FakeTime:
 
 
 class InProcessGrid(Grid):
-    """Answers each pushed message at once.
+    """Answers each pushed message at once, with ``simulated`` as a node of a simulation does.
 
     ``tamper`` changes or swallows the replies of a partition; ``held`` hands a partition's replies out only at the
     n-th pull, so that others overtake them; ``before_push`` sees every message first and may raise.
@@ -41,6 +43,7 @@ class InProcessGrid(Grid):
             self.connect(config, run_config)
         self.tamper: dict[int, Tamper] = {}
         self.held: dict[int, int] = {}
+        self.simulated = True
         self.before_push: Callable[[Message], None] = lambda _: None
         self.received: list[tuple[int, Message]] = []
         self._replies: dict[str, tuple[int, Message]] = {}
@@ -80,16 +83,21 @@ class InProcessGrid(Grid):
         if context is None:
             return message_id
         try:
-            reply: Message | None = self.app(message, context)
+            reply: Message | None = self.answer(message, context)
         except Exception as error:
             reply = Message(Error(2, str(error)), reply_to=message)
-        partition = int(context.node_config["partition-id"])
+        partition = int(context.node_config.get("partition-id", -1))
         if partition in self.tamper and reply is not None:
             reply = self.tamper[partition](message, reply)
         if reply is not None:
             self.received.append((partition, reply))
             self._replies[message_id] = (self.held.get(partition, 0), reply)
         return message_id
+
+    def answer(self, message: Message, context: Context) -> Message:
+        """What a node replies."""
+        with playing_a_node() if self.simulated else nullcontext():
+            return self.app(message, context)
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         pulled = []

@@ -14,7 +14,7 @@ LINES = [
     ["espalier.training", "espalier.evaluation"],
     ["espalier.corpora", "espalier.modeling"],
     ["espalier.wire", "espalier.secure", "espalier.storage"],
-    ["espalier.settings", "pruning_kernels"],
+    ["espalier.settings", "espalier.pace", "pruning_kernels"],
 ]
 LEVEL = {room: level for level, rooms in enumerate(LINES) for room in rooms}
 EXCEPTIONS = {
@@ -26,6 +26,7 @@ FORBIDDEN_LIBRARIES = {
     "espalier.launch": {"torch", "transformers"},
     "espalier.corpora": {"transformers", "flwr"},
     "espalier.settings": {"torch", "flwr", "transformers"},
+    "espalier.pace": {"torch", "flwr", "transformers"},
 }
 JUNK_DRAWERS = {"utils", "helpers", "common", "misc"}
 

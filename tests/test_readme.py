@@ -1,6 +1,8 @@
 """What the README says is what the code says."""
 
+import itertools
 import re
+import shlex
 import tomllib
 from pathlib import Path
 
@@ -12,7 +14,7 @@ README = (ROOT / "README.md").read_text()
 
 
 def test_the_privacy_table_is_the_one_made_from_the_contracts() -> None:
-    assert privacy_table() in README
+    assert privacy_table() in (ROOT / "docs" / "privacy.md").read_text()
 
 
 def test_settings_it_names_exist() -> None:
@@ -31,3 +33,16 @@ def test_node_settings_it_names_exist() -> None:
     known = {field.alias for field in NodeSettings.model_fields.values()}
     section = README.split("A site describes itself")[1].split("What failures cost")[0]
     assert set(re.findall(r"^\| `([a-z-]+)`", section, re.MULTILINE)) <= known
+
+
+def test_the_superlink_it_starts_opens_its_control_api_to_nobody_and_keeps_a_database() -> None:
+    """And the other commands reach it where it listens."""
+    (line,) = [line for line in README.splitlines() if line.startswith("flower-superlink")]
+    words = shlex.split(line)
+    given = dict(itertools.pairwise(words))
+    for name in ("control", "serverappio", "fleet"):
+        assert given[f"--{name}-api-address"].startswith("127.0.0.1:")
+    assert given["--database"].endswith(".db")
+    nodes = [shlex.split(line) for line in README.splitlines() if line.startswith("flower-supernode")]
+    assert {words[words.index("--superlink") + 1] for words in nodes} == {given["--fleet-api-address"]}
+    assert f"espalier run two-sites --superlink {given['--control-api-address']}\n" in README

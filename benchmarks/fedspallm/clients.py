@@ -16,7 +16,7 @@ from espalier.corpora.client_text import client_windows
 from espalier.modeling.block_stream import BlockStream
 from espalier.modeling.calibration import prune_layers
 from espalier.modeling.edits import Edits, replaced
-from espalier.settings.node import NodeSettings
+from espalier.settings.node import simulated_node
 from espalier.settings.run import RunSettings
 from espalier.storage.blobs import BlobStore
 from espalier.wire.kept import kept_name
@@ -50,7 +50,7 @@ class Clients:
     def windows(self) -> list[Tensor]:
         """Calibration windows of each client, (data.windows, data.window-tokens), int64."""
         encode = self.stream.model.encode
-        return [client_windows(self.settings, NodeSettings(), encode, rank) for rank in range(self.settings.num_clients)]
+        return [client_windows(self.settings, simulated_node(), encode, rank) for rank in range(self.settings.num_clients)]
 
     def layers(self, rank: int) -> list[str]:
         """Hash of each layer as a client prunes it."""
@@ -85,7 +85,7 @@ class Clients:
 
     def _prune(self, windows: Tensor) -> list[str]:
         job = self.settings.fedspallm
-        pruning = LocalPruning(job.local_method, job.sparsity, job.local_group, job.damping)
+        pruning = LocalPruning(job.local_method, job.sparsity, job.local_group, job.damping, job.damping_mean)
         layers = prune_layers(self.stream, windows, pruning, range(len(self.plan.blocks)))
         return [self.store.put(pack_kept(layer.matrices)) for layer in layers]
 

@@ -1,4 +1,4 @@
-"""A study's rows as Markdown tables and a plot: mean over seeds, and the spread (sample standard deviation)."""
+"""A study's rows as Markdown tables and a plot: mean over seeds with the spread, and arms compared in pairs."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,6 +7,7 @@ from typing import Any
 
 from benchmarks.fedspallm.rows import Row, Rows
 from benchmarks.fedspallm.studies import Study
+from benchmarks.paired import paired_table
 
 DENSE = "dense"
 Figures = dict[tuple[str, str], list[Row]]
@@ -26,6 +27,7 @@ def write_report(study: Study, rows: Rows, conditions: Any, path: Path) -> None:
     texts = list(dict.fromkeys(row["text"] for row in rows.rows))
     for text in texts:
         lines += _table(study, rows, text, "perplexity", f"{text} ({conditions['texts'][text]['windows']} windows): perplexity")
+        lines += _paired(study, rows, text)
     for figure in study.figures[1:]:
         lines += _table(study, rows, texts[0], figure, figure.replace("_", " "))
     path.with_suffix(".md").write_text("\n".join([*lines, f"![{study.title}](./{path.name}.png)", ""]))
@@ -57,6 +59,15 @@ def _table(study: Study, rows: Rows, text: str, figure: str, title: str) -> list
         cells = [_cell(grouped.get((model, sparsity), grouped.get((model, "0.0"), [])), figure) for sparsity in sparsities]
         lines.append(f"| {model} | " + " | ".join(cells) + " |")
     return [*lines, ""]
+
+
+def _paired(study: Study, rows: Rows, text: str) -> list[str]:
+    grouped, _, sparsities = _grouped(study, rows, text)
+    arms = {
+        (model, f"{float(sparsity):.0%}"): {row["seed"]: float(row["perplexity"]) for row in found}
+        for (model, sparsity), found in grouped.items()
+    }
+    return paired_table(arms, study.pairs, [f"{float(sparsity):.0%}" for sparsity in sparsities], text)
 
 
 def _values(rows: Sequence[Row], figure: str) -> list[float]:

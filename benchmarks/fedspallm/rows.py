@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.conditions import together
 from espalier.settings.mistakes import Mistake
 from espalier.storage.atomic import write_json
 
@@ -19,7 +20,8 @@ class Rows:
     ----------
     path : the CSV file; ``conditions`` lie beside it as JSON
     keys, figures : columns that name a row, and columns that were measured
-    conditions : what the rows were measured with; rows of other conditions are refused
+    conditions : what the rows were measured with; rows of other conditions are refused, but texts may be added, or left out,
+        from one time to the next
 
     Raises
     ------
@@ -29,10 +31,15 @@ class Rows:
 
     def __init__(self, path: Path, keys: tuple[str, ...], figures: tuple[str, ...], conditions: Mapping[str, Any]) -> None:
         self.path, self.keys, self.figures = path, keys, figures
+        self.conditions = dict(conditions)
         beside = path.with_suffix(".json")
         if path.exists():
-            if not beside.exists() or json.loads(beside.read_text()) != conditions:
-                raise Mistake(f"{path}: was measured with other settings, model or texts; move it away or give another --out")
+            found = json.loads(beside.read_text()) if beside.exists() else {}
+            self.conditions, differ = together(found, conditions)
+            if differ:
+                raise Mistake(f"{path}: was measured with other {', '.join(differ)}; move it away or give another --out")
+            if found != self.conditions:
+                write_json(beside, self.conditions)
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_json(beside, dict(conditions))

@@ -1,8 +1,9 @@
 """What each study varies and measures; every study adds rows of perplexity per text."""
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor
 from benchmarks.fedspallm import app
 from benchmarks.fedspallm.clients import Clients
 from benchmarks.fedspallm.rows import Rows
+from benchmarks.paired import Pair
 from espalier.corpora.passages import passages
 from espalier.evaluation.perplexity import mean_losses, perplexity
 from espalier.modeling.block_stream import BlockStream
@@ -23,15 +25,11 @@ Cell = dict[str, Any]
 
 FEDERATIONS, SPARSITIES, WINDOWS = (4, 8, 16), (0.5, 0.6, 0.7, 0.8), 32
 """The paper's tables 1 to 3: number of clients, sparsities, calibration windows of each client."""
-CENTRAL = 8
-"""Of how many clients the text is pooled for ``centralized``."""
 CLIENTS = 8
 """Of the studies that the paper does not have."""
 SHARES = (0.25, 0.5, 0.75, 1.0)
 PLANS = ((1, "constant"), (2, "constant"), (2, "linear"), (2, "cubic"), (4, "linear"))
 """Rounds, and the schedule of the sparsity."""
-STANDALONE = 4
-"""Of how many clients the own models are evaluated; their mean is ``standalone``."""
 FOLDS: dict[str, dict[str, Any]] = {
     "FedSpaLLM": {},
     "l0 mean, no expansion": {"fedspallm.mask-expansion": False},
@@ -52,11 +50,12 @@ class Bench:
     """The clients' text, a file or one per domain."""
     seeds: Sequence[int]
 
-    def perplexities(self, models: Sequence[Edits]) -> dict[str, float]:
+    def perplexities(self, models: Iterable[Edits], texts: Iterable[str]) -> dict[str, float]:
         """Mean perplexity of several models, per text."""
-        found: dict[str, list[float]] = {text: [] for text in self.texts}
+        windows = {text: self.texts[text] for text in texts}
+        found: dict[str, list[float]] = {text: [] for text in windows}
         for edits in models:
-            for text, loss in mean_losses(self.stream, self.texts, edits).items():
+            for text, loss in mean_losses(self.stream, windows, edits).items():
                 found[text].append(perplexity(loss))
         return {text: float(np.mean(values)) for text, values in found.items()}
 
@@ -69,6 +68,8 @@ class Study:
     keys: tuple[str, ...]
     figures: tuple[str, ...]
     work: Callable[[Bench, Rows], None]
+    pairs: tuple[Pair, ...] = ()
+    """Rows of its table that are compared in pairs."""
 
 
 def tables(bench: Bench, rows: Rows) -> None:
@@ -77,24 +78,25 @@ def tables(bench: Bench, rows: Rows) -> None:
         most = max(FEDERATIONS)
         flat = {**bench.common, "seed": seed, "fedspallm.sparsity": sparsity, "num-clients": most, "data.windows": WINDOWS}
         wanted = [{"seed": seed, "sparsity": sparsity, "clients": n, "model": fold} for n, fold in product(FEDERATIONS, FOLDS)]
-        wanted += [{"seed": seed, "sparsity": sparsity, "clients": 1, "model": "standalone"}]
-        wanted += [{"seed": seed, "sparsity": sparsity, "clients": CENTRAL, "model": "centralized"}]
+        names = ("standalone", "centralized")
+        wanted += [{"seed": seed, "sparsity": sparsity, "clients": n, "model": name} for n, name in product(FEDERATIONS, names)]
         wanted += [{"seed": seed, "sparsity": 0.0, "clients": 0, "model": "dense"}]
         with tempfile.TemporaryDirectory() as scratch:
             clients = Clients(parse(flat), bench.stream, Path(scratch))
-            for cell in _missing(bench, rows, wanted):
-                ranks, models = range(cell["clients"]), list[Edits]()
-                reached = 0.0 if cell["model"] == "dense" else sparsity
-                if cell["model"] == "dense":
-                    models = [dense]
-                elif cell["model"] == "standalone":
-                    models = [clients.standalone(rank) for rank in np.linspace(0, most - 1, STANDALONE).astype(int)]
+            alone = cache(lambda rank, texts, clients=clients: bench.perplexities([clients.standalone(rank)], texts))
+            for cell, texts in _missing(bench, rows, wanted):
+                ranks = range(cell["clients"])
+                if cell["model"] == "standalone":
+                    found = [alone(rank, texts) for rank in ranks]
+                    _write(rows, cell, {t: float(np.mean([one[t] for one in found])) for t in texts}, sparsity_reached=sparsity)
+                elif cell["model"] == "dense":
+                    _add(bench, rows, cell, texts, [dense], sparsity_reached=0.0)
                 elif cell["model"] == "centralized":
-                    models = [clients.centralized(ranks)]
+                    _add(bench, rows, cell, texts, [clients.centralized(ranks)], sparsity_reached=sparsity)
                 else:
                     result = clients.fold(ranks, parse({**flat, **FOLDS[cell["model"]]}))
-                    models, reached = [result.edits], 1 - sum(map(sum, result.num_kept)) / clients.plan.num_weights
-                _add(bench, rows, cell, models, sparsity_reached=reached)
+                    reached = 1 - sum(map(sum, result.num_kept)) / clients.plan.num_weights
+                    _add(bench, rows, cell, texts, [result.edits], sparsity_reached=reached)
 
 
 def domains(bench: Bench, rows: Rows) -> None:
@@ -109,7 +111,8 @@ def domains(bench: Bench, rows: Rows) -> None:
             owners = {file.stem: [rank for rank in range(number) if rank % len(bench.private) == place]
                       for place, file in enumerate(bench.private)}  # fmt: skip
             names = ["dense", *(f"standalone, {name}" for name in owners), "FedSpaLLM", "FedAvg, expansion", "centralized"]
-            for cell in _missing(bench, rows, [{"seed": seed, "sparsity": sparsity, "model": name} for name in names]):
+            wanted = [{"seed": seed, "sparsity": sparsity, "model": name} for name in names]
+            for cell, texts in _missing(bench, rows, wanted):
                 name, models = cell["model"], list[Edits]()
                 if name in FOLDS:
                     varied_fold = parse({**bench.common, **varied, **FOLDS[name]})
@@ -120,14 +123,14 @@ def domains(bench: Bench, rows: Rows) -> None:
                     models = [dense]
                 else:
                     models = [clients.standalone(rank) for rank in owners[name.removeprefix("standalone, ")]]
-                _add(bench, rows, cell, models)
+                _add(bench, rows, cell, texts, models)
 
 
 def sampling(bench: Bench, rows: Rows) -> None:
     """Perplexity, bytes and work at 25 to 100% of the layers sampled, clients of equal capability."""
     for seed, sparsity, share in product(bench.seeds, (0.5, 0.7), SHARES):
         cells = [{"seed": seed, "sparsity": sparsity, "layers": f"{share:.0%}"}]
-        for cell in _missing(bench, rows, cells):
+        for cell, _ in _missing(bench, rows, cells):
             _add_run(bench, rows, cell, {"fedspallm.sampled-layers": share})
 
 
@@ -135,19 +138,24 @@ def rounds(bench: Bench, rows: Rows) -> None:
     """Several rounds with a constant or a rising sparsity, all layers."""
     for seed, sparsity, (number, schedule) in product(bench.seeds, (0.7,), PLANS):
         cells = [{"seed": seed, "sparsity": sparsity, "plan": f"{number} rounds, {schedule}" if number > 1 else "1 round"}]
-        for cell in _missing(bench, rows, cells):
+        for cell, _ in _missing(bench, rows, cells):
             _add_run(bench, rows, cell, {"fedspallm.rounds": number, "fedspallm.schedule": schedule})
 
 
-def _missing(bench: Bench, rows: Rows, cells: Sequence[Cell]) -> Iterator[Cell]:
-    """Cells of which not every text was measured."""
+def _missing(bench: Bench, rows: Rows, cells: Sequence[Cell]) -> Iterator[tuple[Cell, tuple[str, ...]]]:
+    """Cells, with those texts on which they were not measured yet."""
     for cell in cells:
-        if rows.missing({**cell, "text": text} for text in bench.texts):
-            yield cell
+        missing = rows.missing({**cell, "text": text} for text in bench.texts)
+        if missing:
+            yield cell, tuple(found["text"] for found in missing)
 
 
-def _add(bench: Bench, rows: Rows, cell: Cell, models: Sequence[Edits], **figures: float) -> None:
-    for text, value in bench.perplexities(models).items():
+def _add(bench: Bench, rows: Rows, cell: Cell, texts: Iterable[str], models: Iterable[Edits], **figures: float) -> None:
+    _write(rows, cell, bench.perplexities(models, texts), **figures)
+
+
+def _write(rows: Rows, cell: Cell, perplexities: Mapping[str, float], **figures: float) -> None:
+    for text, value in perplexities.items():
         rows.add({**cell, "text": text}, perplexity=value, **figures)
 
 
@@ -156,12 +164,14 @@ def _add_run(bench: Bench, rows: Rows, cell: Cell, varied: Mapping[str, Any]) ->
         **bench.common, **varied, "num-clients": CLIENTS, "data.windows": WINDOWS, "seed": cell["seed"],
         "fedspallm.sparsity": cell["sparsity"], "evaluation.local-only": False, "evaluation.centralized": "off",
     }  # fmt: skip
+    known = {text for text in bench.texts if not rows.missing(iter([{**cell, "text": text}]))}
     summary = app.run(flat)
     traffic = {name: summary[name] / CLIENTS / 1e6 for name in ("bytes_up", "bytes_down")}
     work = float(np.mean([client["seconds"] for client in summary["clients"]]))
     for metric in summary["metrics"]:
         figures = {"megabytes_up": traffic["bytes_up"], "megabytes_down": traffic["bytes_down"], "work_seconds": work}
-        rows.add({**cell, "text": metric["dataset"]}, perplexity=metric["values"]["federated"], **figures)
+        if metric["dataset"] not in known:
+            rows.add({**cell, "text": metric["dataset"]}, perplexity=metric["values"]["federated"], **figures)
 
 
 def _dealt(files: Sequence[Path], number: int, scratch: Path) -> str:
@@ -173,13 +183,29 @@ def _dealt(files: Sequence[Path], number: int, scratch: Path) -> str:
     return str(scratch / "{rank}.txt")
 
 
+OTHERS = ("standalone", "centralized", "FedAvg, expansion", "l0 mean, no expansion")
+TABLE_PAIRS = tuple(Pair(f"FedSpaLLM, {n} clients", f"{other}, {n} clients") for other in OTHERS for n in FEDERATIONS)
+TABLE_PAIRS += tuple(Pair(f"FedSpaLLM, {n} clients", "standalone") for n in FEDERATIONS)
+"""Rows of an earlier version have one standalone for all sizes."""
+SIZES = tuple(Pair("FedSpaLLM, 4 clients", f"FedSpaLLM, {n} clients") for n in FEDERATIONS[1:])
+DOMAINS = ("standalone, wiki", "standalone, c4", "standalone, stories", "FedAvg, expansion", "centralized")
 RUN_FIGURES = ("perplexity", "megabytes_up", "megabytes_down", "work_seconds")
 STUDIES = {
     "tables": Study(
         "FedSpaLLM with 4, 8 and 16 clients (the paper's tables 1 to 3)",
         ("seed", "sparsity", "clients", "model", "text"), ("perplexity", "sparsity_reached"), tables,
+        (*TABLE_PAIRS, *SIZES),
     ),
-    "domains": Study("Clients of one domain each", ("seed", "sparsity", "model", "text"), ("perplexity",), domains),
-    "sampling": Study("Share of the layers that are sampled", ("seed", "sparsity", "layers", "text"), RUN_FIGURES, sampling),
-    "rounds": Study("Rounds and sparsity schedules", ("seed", "sparsity", "plan", "text"), RUN_FIGURES, rounds),
+    "domains": Study(
+        "Clients of one domain each", ("seed", "sparsity", "model", "text"), ("perplexity",), domains,
+        tuple(Pair("FedSpaLLM", other) for other in DOMAINS),
+    ),
+    "sampling": Study(
+        "Share of the layers that are sampled", ("seed", "sparsity", "layers", "text"), RUN_FIGURES, sampling,
+        tuple(Pair(f"{share:.0%}", "100%") for share in SHARES[:-1]),
+    ),
+    "rounds": Study(
+        "Rounds and sparsity schedules", ("seed", "sparsity", "plan", "text"), RUN_FIGURES, rounds,
+        tuple(Pair(f"{number} rounds, {schedule}", "1 round") for number, schedule in PLANS[1:]),
+    ),
 }  # fmt: skip

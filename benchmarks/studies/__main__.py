@@ -26,6 +26,8 @@ from espalier.settings.mistakes import Mistake
 from espalier.settings.run import parse
 from espalier.storage.blobs import sha256
 
+PUBLISHED = "published"
+
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
@@ -37,7 +39,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--text", action="append", required=True, metavar="NAME=FILE", help="public text to evaluate on")
     parser.add_argument("--window-tokens", type=int, default=256)
     parser.add_argument("--max-windows", type=int, default=64, help="windows of each public text; 0: all")
-    parser.add_argument("--ties", default="magnitude", choices=("magnitude", "index", "random"), help="see fedprllm.ties")
+    parser.add_argument(
+        "--ties", default="magnitude", choices=("magnitude", "index", "random", PUBLISHED),
+        help="see fedprllm.ties; published: the rules of the paper's code, random in layers, by index in rows and columns",
+    )  # fmt: skip
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
@@ -56,7 +61,7 @@ def main() -> int:
     given = _arguments()
     common = {
         "model": given.model,
-        "fedprllm.ties": given.ties,
+        "fedprllm.ties": "magnitude" if given.ties == PUBLISHED else given.ties,
         "threads": given.threads,
         "device": given.device,
         "data.source": "text",
@@ -74,7 +79,7 @@ def main() -> int:
             raise Mistake(f"--private {given.private}: is no file")
         model = open_model(settings.model)
         texts = public_windows(settings.evaluation, model.encode)
-        bench = Bench(BlockStream(model, computing := set_up(settings, Path())), texts, common)
+        bench = Bench(BlockStream(model, computing := set_up(settings, Path())), texts, common, given.ties == PUBLISHED)
         conditions = {
             "model": {"name": model.directory.name, "weights": model.plan.num_weights, "sha256": model.sha256},
             "private": {"sha256": sha256(Path(given.private).read_bytes()), "bytes": Path(given.private).stat().st_size},

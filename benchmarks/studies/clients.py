@@ -17,7 +17,7 @@ from espalier.modeling.block_stream import Activations, BlockStream
 from espalier.modeling.calibration import choose_in_dense_block, prune_by_block
 from espalier.modeling.edits import Edits, masked
 from espalier.modeling.input_statistics import watch_for
-from espalier.settings.node import NodeSettings
+from espalier.settings.node import simulated_node
 from espalier.settings.run import RunSettings
 from espalier.storage.blobs import BlobStore
 from espalier.wire.mask_tensors import pack_masks, unpack_masks
@@ -29,6 +29,9 @@ from pruning_kernels.local import LocalPruning
 from pruning_kernels.votes import VoteCounter
 from strategies.vote_result import VoteResult
 
+PUBLISHED_TIES = {"layer": "random", "row": "index", "column": "index"}
+"""The rules of the paper's code by comparison group; it draws without a seed, here the run's seed is used."""
+
 
 class Clients:
     """All clients of a run with these settings, and what they and the server compute.
@@ -38,10 +41,12 @@ class Clients:
     settings : of the run; how the server compares votes is given later
     stream : the dense model
     scratch : directory for masks
+    published_ties : ties are decided by the rules of the paper's code, not by those of the settings
     """
 
-    def __init__(self, settings: RunSettings, stream: BlockStream, scratch: Path) -> None:
+    def __init__(self, settings: RunSettings, stream: BlockStream, scratch: Path, published_ties: bool = False) -> None:
         self.settings = settings
+        self.published_ties = published_ties
         self.stream = stream
         self.plan = stream.model.plan
         self.store = BlobStore(scratch)
@@ -50,11 +55,15 @@ class Clients:
         self.choose, self.watch = pruning.prune_mask, watch_for(pruning)
         self._decided: dict[tuple[str, str], VoteResult] = {}
 
+    def ties_of(self, group: str) -> str:
+        """How ties among votes are decided in a comparison group."""
+        return PUBLISHED_TIES[group] if self.published_ties else self.settings.fedprllm.ties
+
     @cached_property
     def windows(self) -> list[Tensor]:
         """Calibration windows of each client, (data.windows, data.window-tokens), int64."""
         encode = self.stream.model.encode
-        return [client_windows(self.settings, NodeSettings(), encode, rank) for rank in range(self.settings.num_clients)]
+        return [client_windows(self.settings, simulated_node(), encode, rank) for rank in range(self.settings.num_clients)]
 
     @cached_property
     def masks(self) -> list[list[str]]:
@@ -73,7 +82,8 @@ class Clients:
     def decide(self, strategy: str, group: str) -> VoteResult:
         """What the server decides by the clients' votes, with counts, so that weights can be scaled or not."""
         if (strategy, group) not in self._decided:
-            job = self.settings.fedprllm.model_copy(update={"comparison_group": group, "weight_scaling": True})
+            varied = {"comparison_group": group, "weight_scaling": True, "ties": self.ties_of(group)}
+            job = self.settings.fedprllm.model_copy(update=varied)
             settings = self.settings.model_copy(update={"fedprllm": job})
             result = VoteResult(settings, self.stream.model, self.store)
             if strategy == "one-shot":

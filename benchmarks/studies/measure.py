@@ -28,6 +28,8 @@ class Bench:
     texts: Mapping[str, Tensor]
     common: Mapping[str, object]
     """Settings of the run that no study varies, flat."""
+    published_ties: bool = False
+    """Ties are decided by the rules of the paper's code."""
 
     def settings(self, setting: Setting) -> RunSettings:
         """The run's settings for the clients of a cell."""
@@ -42,21 +44,24 @@ class Bench:
 
 
 def measure(bench: Bench, cells: Iterable[Cell], rows: Rows) -> None:
-    """Measure every cell that ``rows`` does not have yet, and add it there."""
+    """Measure every cell on the texts on which ``rows`` does not have it yet, and add it there."""
     dense_losses: dict[str, float] = {}
-    missing = [cell for cell in cells if cell not in rows]
+    texts = {cell: rows.missing(cell, bench.texts) for cell in cells}
+    missing = [cell for cell, names in texts.items() if names]
     done = 0
     for setting, wanted in _by_setting(missing):
         with tempfile.TemporaryDirectory() as scratch:
-            clients = Clients(bench.settings(setting), bench.stream, Path(scratch))
+            clients = Clients(bench.settings(setting), bench.stream, Path(scratch), bench.published_ties)
             for cell in wanted:
+                wanted_texts = {name: bench.texts[name] for name in texts[cell]}
                 if cell.method == "dense":
-                    dense_losses = dense_losses or mean_losses(bench.stream, bench.texts)
-                    found = {text: [perplexity(loss)] for text, loss in dense_losses.items()}
+                    if not wanted_texts.keys() <= dense_losses.keys():
+                        dense_losses |= mean_losses(bench.stream, wanted_texts)
+                    found = {text: [perplexity(dense_losses[text])] for text in wanted_texts}
                     sparsity = 0.0
                 else:
                     models, sparsity = _models(clients, cell)
-                    found = _perplexities(bench, models)
+                    found = _perplexities(bench, models, wanted_texts)
                 rows.add(Row(cell, text, float(np.mean(values)), sparsity, len(values)) for text, values in found.items())
                 done += 1
                 print(f"{done} of {len(missing)}: {cell}", flush=True)
@@ -86,9 +91,9 @@ def _models(clients: Clients, cell: Cell) -> tuple[list[Edits], float]:
     return [edits], zeros / clients.plan.num_weights
 
 
-def _perplexities(bench: Bench, models: Iterable[Edits]) -> dict[str, list[float]]:
-    found: dict[str, list[float]] = {text: [] for text in bench.texts}
+def _perplexities(bench: Bench, models: Iterable[Edits], texts: Mapping[str, Tensor]) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = {text: [] for text in texts}
     for edits in models:
-        for text, loss in mean_losses(bench.stream, bench.texts, edits).items():
+        for text, loss in mean_losses(bench.stream, texts, edits).items():
             found[text].append(perplexity(loss))
     return found

@@ -1,11 +1,12 @@
-"""A study's rows as a Markdown table and a plot: mean over seeds, and the spread (sample standard deviation)."""
+"""A study's rows as Markdown tables and a plot: mean over seeds with the spread, and arms compared in pairs."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from benchmarks.studies.cells import Cell
+from benchmarks.paired import Pair, paired_table
+from benchmarks.studies.cells import GROUPS, STRATEGIES, Cell
 from benchmarks.studies.rows import Row, Rows
 
 Label = Callable[[Cell], str]
@@ -25,6 +26,20 @@ LABELS: dict[str, tuple[Label, Label]] = {
     "figure-3": (lambda cell: _model(cell), lambda cell: f"{cell.setting.clients * cell.setting.windows} windows"),
 }
 """Per study: what names a row of the table, and what names a column."""
+
+AGAINST_BASELINES = tuple(Pair("layer, one-shot", baseline) for baseline in ("local-only", "centralized"))
+AGAINST_LAYER = tuple(Pair(f"{group}, one-shot", "layer, one-shot") for group in ("row", "column"))
+ITERATIVE = tuple(
+    Pair(f"{group}, iterative{scaled}", f"{group}, one-shot{scaled}") for group in GROUPS for scaled in ("", ", scaled")
+)
+SCALED = tuple(Pair(f"{group}, {how}, scaled", f"{group}, {how}") for group in GROUPS for how in STRATEGIES)
+PAIRS: dict[str, tuple[Pair, ...]] = {
+    "table-1": (*AGAINST_BASELINES, *AGAINST_LAYER, *ITERATIVE, *SCALED),
+    "table-4": (*AGAINST_BASELINES, *AGAINST_LAYER),
+    "figure-2": AGAINST_BASELINES,
+    "figure-3": AGAINST_BASELINES,
+}
+"""Per study: the rows of its table that are compared in pairs."""
 
 
 def _model(cell: Cell) -> str:
@@ -56,6 +71,16 @@ def _figures(study: str, rows: Rows, text: str) -> dict[tuple[str, str], tuple[f
     }
 
 
+def _by_seed(study: str, rows: Rows, text: str) -> dict[tuple[str, str], dict[str, float]]:
+    """(row, column) -> perplexity by seed."""
+    model, column = LABELS[study]
+    arms: dict[tuple[str, str], dict[str, float]] = {}
+    for row in rows.rows:
+        if row.text == text:
+            arms.setdefault((model(row.cell), column(row.cell)), {})[str(row.cell.setting.seed)] = row.perplexity
+    return arms
+
+
 def _names(keys: Iterable[tuple[str, str]]) -> tuple[list[str], list[str]]:
     keys = list(keys)
     return list(dict.fromkeys(model for model, _ in keys)), list(dict.fromkeys(column for _, column in keys))
@@ -82,7 +107,7 @@ def _markdown(study: str, rows: Rows, name: str) -> str:
         for model in models:
             cells = [_cell(figures.get((model, column))) for column in columns]
             lines.append(f"| {model} | " + " | ".join(cells) + " |")
-        lines.append("")
+        lines += ["", *paired_table(_by_seed(study, rows, text), PAIRS[study], columns, text)]
     lines += [f"![{TITLES[study]}](./{name}.png)", ""]
     return "\n".join(lines)
 

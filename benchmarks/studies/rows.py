@@ -1,4 +1,4 @@
-"""The measured cells of a study: a CSV file that grows by a cell at a time, so that an interrupted study goes on."""
+"""The measured cells of a study: a CSV file that grows row by row, so that an interrupted study goes on."""
 
 import csv
 import json
@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.conditions import together
 from benchmarks.studies.cells import Cell, Setting
 from espalier.settings.mistakes import Mistake
 from espalier.storage.atomic import write_bytes, write_json
@@ -37,7 +38,8 @@ class Rows:
     Parameters
     ----------
     path : the CSV file; ``conditions`` lie beside it as JSON
-    conditions : what the rows were measured with, JSON values, ``texts`` by name; rows of other conditions are refused
+    conditions : what the rows were measured with, JSON values, ``texts`` by name; rows of other conditions are refused, but
+        texts may be added, or left out, from one time to the next
 
     Raises
     ------
@@ -66,12 +68,14 @@ class Rows:
             found = json.loads(beside.read_text())
         except ValueError:
             raise Mistake(f"{beside}: is damaged; move it and {self.path.name} away") from None
-        if found != self.conditions:
-            differ = sorted(name for name in {*found, *self.conditions} if found.get(name) != self.conditions.get(name))
+        self.conditions, differ = together(found, self.conditions)
+        if differ:
             raise Mistake(f"{self.path}: was measured with other {', '.join(differ)}; move it away or give another --out")
+        if found != self.conditions:
+            write_json(beside, self.conditions)
 
     def _read(self) -> None:
-        """Read the rows; what an interruption left of a last cell is dropped, from the file too."""
+        """Read the rows; what an interruption left of a last one is dropped, from the file too."""
         lines = self.path.read_text().splitlines(keepends=True)
         whole = [line for line in lines if line.endswith("\n")]
         for number, record in enumerate(csv.DictReader(whole), start=2):
@@ -79,16 +83,16 @@ class Rows:
                 self.rows.append(_read(record))
             except (KeyError, TypeError, ValueError):
                 raise Mistake(f"{self.path}: line {number} is damaged; restore or remove it") from None
-        texts = set(self.conditions["texts"])
-        while self.rows and {row.text for row in self.rows if row.cell == self.rows[-1].cell} != texts:
-            self.rows.pop()
-        write_bytes(self.path, "".join(whole[: 1 + len(self.rows)]).encode())
+        if len(whole) < len(lines):
+            write_bytes(self.path, "".join(whole).encode())
 
-    def __contains__(self, cell: Cell) -> bool:
-        return any(row.cell == cell for row in self.rows)
+    def missing(self, cell: Cell, texts: Iterable[str]) -> list[str]:
+        """Those texts on which a cell was not measured yet."""
+        known = {row.text for row in self.rows if row.cell == cell}
+        return [text for text in texts if text not in known]
 
     def add(self, rows: Iterable[Row]) -> None:
-        """Append the rows of one cell and write them down at once."""
+        """Append rows and write them down at once."""
         new = list(rows)
         with open(self.path, "a", newline="") as file:
             csv.DictWriter(file, COLUMNS, lineterminator="\n").writerows(map(_written, new))

@@ -22,7 +22,7 @@ from espalier.modeling.adapters import factors_of
 from espalier.modeling.computing import Computing
 from espalier.modeling.opened import OpenedModel
 from espalier.settings.mistakes import Mistake
-from espalier.settings.node import NodeSettings
+from espalier.settings.node import simulated_node
 from espalier.settings.run import RunSettings
 from espalier.settings.seeds import derive_seed
 from espalier.storage.blobs import BlobStore
@@ -104,7 +104,7 @@ class Federation:
         found: dict[int, Sequences] = {}
         for rank in range(self.settings.num_clients):
             try:
-                found[rank] = client_sequences(self.settings, NodeSettings(), self.model, rank)
+                found[rank] = client_sequences(self.settings, simulated_node(), self.model, rank)
             except Mistake as mistake:
                 print(f"client {rank} is left out: {mistake}", flush=True)
         return found
@@ -113,8 +113,9 @@ class Federation:
     def own_tests(self) -> dict[int, ScoredItems]:
         """Each client's held-out items, at most ``task.max-test-items`` of them; none of a client that has none."""
         classes, most = self.model.family.kind == "encoder", self.settings.task.max_test_items or None
-        held = {rank: client_items(self.settings, NodeSettings(), rank)[1][:most] for rank in self.sequences}
-        return {rank: as_tests(self.settings, items, self.model.tokenizer, classes) for rank, items in held.items() if items}
+        held = {rank: client_items(self.settings, simulated_node(), rank)[1][:most] for rank in self.sequences}
+        tokenizer, positions = self.model.tokenizer, self.model.num_positions
+        return {rank: as_tests(self.settings, items, tokenizer, classes, positions) for rank, items in held.items() if items}
 
     # ----- training ---------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""A study's rows as Markdown tables and a plot: mean over seeds, and the spread (sample standard deviation)."""
+"""A study's rows as Markdown tables and a plot: mean over seeds with the spread, and arms compared in pairs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,6 +7,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from benchmarks.fedspallm.rows import Rows
+from benchmarks.paired import Pair, paired_table
 
 Cells = dict[tuple[str, str], list[float]]
 
@@ -23,6 +24,8 @@ class Panel:
     """What the numbers are."""
     joined: bool = True
     """Whether places come one after the other, so that a line joins them."""
+    pairs: tuple[Pair, ...] = ()
+    """Series that are compared in pairs."""
 
 
 def write_report(title: str, panels: Sequence[Panel], rows: Rows, conditions: dict[str, Any], path: Path) -> None:
@@ -39,6 +42,7 @@ def write_report(title: str, panels: Sequence[Panel], rows: Rows, conditions: di
     ]
     for panel in panels:
         lines += _table(panel, rows)
+        lines += paired_table(_by_seed(panel, rows), panel.pairs, cells_of(panel, rows)[2], panel.measure, digits=3)
     path.with_suffix(".md").write_text("\n".join([*lines, f"![{title}](./{path.name}.png)", ""]))
     _plot(title, panels, rows, path.with_suffix(".png"))
 
@@ -50,6 +54,14 @@ def cells_of(panel: Panel, rows: Rows) -> tuple[Cells, list[str], list[str]]:
         if row["measure"] == panel.measure:
             cells.setdefault((row[panel.series], row[panel.places]), []).append(float(row["value"]))
     return cells, list(dict.fromkeys(one for one, _ in cells)), list(dict.fromkeys(place for _, place in cells))
+
+
+def _by_seed(panel: Panel, rows: Rows) -> dict[tuple[str, str], dict[str, float]]:
+    arms: dict[tuple[str, str], dict[str, float]] = {}
+    for row in rows.rows:
+        if row["measure"] == panel.measure:
+            arms.setdefault((row[panel.series], row[panel.places]), {})[row["seed"]] = float(row["value"])
+    return arms
 
 
 def _table(panel: Panel, rows: Rows) -> list[str]:

@@ -10,6 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.fedspallm.rows import Rows
+from benchmarks.paired import Pair
 from benchmarks.tuning.federation import Averaging, Federation
 from benchmarks.tuning.report import Panel
 from espalier.corpora.client_items import as_tests, public_items
@@ -63,7 +64,9 @@ class Bench:
         """The public test items."""
         if self._public is None:
             settings = self.settings(self.seeds[0])
-            self._public = as_tests(settings, public_items(settings), self.model.tokenizer, self.model.family.kind == "encoder")
+            classes = self.model.family.kind == "encoder"
+            items = public_items(settings)
+            self._public = as_tests(settings, items, self.model.tokenizer, classes, self.model.num_positions)
         return self._public
 
 
@@ -202,6 +205,7 @@ def first_records(clients: Sequence[Path], number: int, scratch: Path) -> str:
 LANGUAGE_MODEL: dict[str, Any] = {
     "task.name": "dolly",
     "task.max-tokens": 96,
+    "task.max-test-tokens": 96,
     "task.max-test-items": 16,
     "fedpetuning.rounds": 3,
     "training.steps": 5,
@@ -214,6 +218,7 @@ LANGUAGE_MODEL: dict[str, Any] = {
 CLASSIFIER: dict[str, Any] = {
     "task.name": "sst2",
     "task.max-tokens": 64,
+    "task.max-test-tokens": 64,
     "task.max-test-items": 0,
     "data.partition": "dirichlet",
     "fedpetuning.rounds": 5,
@@ -224,21 +229,24 @@ CLASSIFIER: dict[str, Any] = {
     "lora.alpha": 2.0 * RANK,
     "lora.targets": "all",
 }
+AGAINST_OTHERS = tuple(Pair("federated", other) for other in ("dense", "local-only", "centralized"))
+AVERAGES = (Pair("ranks 2 to 32, svd", "ranks 2 to 32, zero-pad"), Pair("rank 8, svd", "rank 8, factors"))
+CHANCE = Pair("federated", MAJORITY)
 STUDIES = {
     "dolly": Study(
         "Federated LoRA at Dolly's ten clients", LANGUAGE_MODEL, dolly,
-        (Panel("loss", "setting", "test", "loss in nats per token of the answer", joined=False),),
+        (Panel("loss", "setting", "test", "loss in nats per token of the answer", joined=False, pairs=AGAINST_OTHERS),),
     ),
     "ranks": Study(
         "Averaging adapters of different ranks", LANGUAGE_MODEL, ranks,
         (
-            Panel("loss", "setting", "test", "loss in nats per token of the answer", joined=False),
+            Panel("loss", "setting", "test", "loss in nats per token of the answer", joined=False, pairs=AVERAGES),
             Panel("error", "setting", "test", "distance from the exact mean, relative"),
             Panel("error at clients", "setting", "test", "the same, cut to the clients' ranks"),
         ),
     ),
     "encoder": Study(
         "SST-2 with an encoder, by the evenness of the clients' classes", CLASSIFIER, encoder,
-        (Panel("accuracy", "test", "setting", "share of the test items that are right"),),
+        (Panel("accuracy", "test", "setting", "share of the test items that are right", pairs=(*AGAINST_OTHERS, CHANCE)),),
     ),
 }  # fmt: skip

@@ -4,8 +4,9 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from espalier.corpora.client_text import LEAST_PREDICTIONS, no_data, own_file
+from espalier.corpora.client_text import LEAST_PREDICTIONS, own_file
 from espalier.corpora.hub import TEST_SPLIT
+from espalier.corpora.own_data import no_data, not_allowed, require_own_data, told_at_the_site
 from espalier.corpora.partition import Partition
 from espalier.corpora.tasks.catalogue import task_named
 from espalier.corpora.tasks.item import Item
@@ -17,14 +18,18 @@ from espalier.settings.mistakes import Mistake
 from espalier.settings.node import NodeSettings
 from espalier.settings.run import RunSettings
 
+UNLIMITED = 1 << 30
+"""Tokens of an item for a model without a limit."""
 LEAST_ITEMS = 100
 """Over how many of a client's own items a loss must be a mean, beside the predictions: a few long answers are few people's."""
 
 
+@told_at_the_site
 def client_items(settings: RunSettings, node: NodeSettings, rank: int) -> tuple[list[Item], list[Item]]:
     """A client's items, to train on and held out; they have no question in common.
 
-    As with text, the node's ``data-path`` is the site's own and taken whole; otherwise ``[data]`` says what the client holds.
+    As with text, the node's ``data-path`` is the site's own and taken whole; otherwise, in a simulation, ``[data]`` says what
+    the client holds.
 
     Raises
     ------
@@ -32,6 +37,7 @@ def client_items(settings: RunSettings, node: NodeSettings, rank: int) -> tuple[
         The source or file is missing, empty or malformed, or nothing is left to train on.
     """
     task, data = task_named(settings.task.name), settings.data
+    require_own_data(node, data, task.name)
     own: Iterable[Item]
     if node.data_path:
         own = read_items(task, node.data_path)
@@ -63,8 +69,11 @@ def _training_split(settings: RunSettings, task: Task) -> str:
     return settings.data.hub_split or task.hub.train
 
 
-def held_out_items(settings: RunSettings, node: NodeSettings, tokenizer: Any, rank: int, classes: bool) -> ScoredItems:
-    """A client's held-out items, at most ``task.max-test-items``.
+@told_at_the_site
+def held_out_items(
+    settings: RunSettings, node: NodeSettings, tokenizer: Any, rank: int, classes: bool, positions: int | None
+) -> ScoredItems:
+    """A client's held-out items, at most ``task.max-test-items``, for a model that has ``positions``; None: it has no limit.
 
     Raises
     ------
@@ -72,27 +81,32 @@ def held_out_items(settings: RunSettings, node: NodeSettings, tokenizer: Any, ra
         The site does not allow it, the source or file is wrong, or a mean over them would say too much about single ones.
     """
     if not node.allows_own_text():
-        raise Mistake("evaluation.own-text: this site does not allow it; its owner can, with own-text=true in --node-config")
+        raise not_allowed()
     _, held_out = client_items(settings, node, rank)
-    found = as_tests(settings, held_out[: settings.task.max_test_items or None], tokenizer, classes)
+    found = as_tests(settings, held_out[: settings.task.max_test_items or None], tokenizer, classes, positions)
     places = list(zip(found.options(), found.answers, strict=True))
     predictions = len(found) if classes else sum(options[answer].answer_tokens for options, answer in places)
     if predictions < LEAST_PREDICTIONS or len(found) < LEAST_ITEMS:
-        raise Mistake(
+        text = (
             f"evaluation.own-text: the client's held-out items are fewer than {LEAST_ITEMS}, or give fewer than "
             f"{LEAST_PREDICTIONS} predictions (tokens of answers, or classes), and a mean over them says too much about single "
             "ones; give the client more items, or raise task.max-test-items, which is "
             f"{settings.task.max_test_items} (0 takes all)"
         )
+        raise Mistake(text, text)
     return found
 
 
-def as_tests(settings: RunSettings, items: list[Item], tokenizer: Any, classes: bool) -> ScoredItems:
-    """Items as token ids, for a language model or for an encoder with classes."""
-    chosen = settings.task
+def as_tests(settings: RunSettings, items: list[Item], tokenizer: Any, classes: bool, positions: int | None) -> ScoredItems:
+    """Items as token ids, for a language model or for an encoder with classes, whole as far as the model takes them.
+
+    A language model is not asked what follows the last token, so that one more can be scored than it has ``positions``; None:
+    it has no limit.
+    """
+    chosen, limit = settings.task, UNLIMITED if positions is None else positions
     if classes:
-        return class_items(items, tokenizer, chosen.max_tokens)
-    return scored_items(task_named(chosen.name), items, tokenizer.encode, chosen.max_tokens)
+        return class_items(items, tokenizer, chosen.max_test_tokens or limit)
+    return scored_items(task_named(chosen.name), items, tokenizer.encode, chosen.max_test_tokens or limit + 1)
 
 
 def public_items(settings: RunSettings) -> list[Item]:

@@ -1,15 +1,34 @@
-"""Text and JSON Lines files; errors name the file, the line and the field, and never quote the text."""
+"""Text and JSON Lines files, read in blocks; errors name the file, the line and the field, and never quote the text."""
 
+import codecs
 import json
+import re
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from espalier.corpora.records import Record
 from espalier.settings.mistakes import Mistake
 
 CLIENT_KEYS = "data.path or the node's data-path"
 """The settings that name a client's file."""
+
+BLOCK_BYTES = 1 << 22
+"""So much of a file is read at a time; more is in memory only of a passage or a line that is longer."""
+
+_BLANK_LINES = re.compile(rb"\n(?:[ \t]*\r?\n)+")
+_BLANK = b" \t\r\n"
+
+
+@dataclass(frozen=True)
+class Located:
+    """A record, and the bytes of the file from which ``text_record`` or ``json_record`` makes it."""
+
+    start: int
+    length: int
+    record: Record
 
 
 def read_text(path: str, keys: str = CLIENT_KEYS) -> Iterator[str]:
@@ -30,7 +49,33 @@ def read_text(path: str, keys: str = CLIENT_KEYS) -> Iterator[str]:
     yield text
 
 
+def text_records(path: str) -> Iterator[Located]:
+    """Yield the passages of a UTF-8 file in their order; raises as ``read_text`` does."""
+    found = False
+    with _opened(path, CLIENT_KEYS) as file:
+        for start, data in _between_blank_lines(file):
+            try:
+                record = text_record(data)
+            except UnicodeDecodeError as error:
+                raise Mistake(f"{path}: byte {start + error.start} is not UTF-8; convert the file to UTF-8") from None
+            if record.text:
+                found = True
+                yield Located(start, len(data), record)
+    if not found:
+        raise Mistake(f"{path}: the file is empty; name a file with text in it")
+
+
+def text_record(data: bytes) -> Record:
+    """What stands between two blank lines of a text file; UnicodeDecodeError if it is not UTF-8."""
+    return Record(data.decode().replace("\r\n", "\n").strip("\n").rstrip())
+
+
 def read_records(path: str, field: str, label_field: str) -> Iterator[Record]:
+    """Yield a text field and a label field of every record of a JSON Lines file; see ``json_records``."""
+    return (located.record for located in json_records(path, field, label_field))
+
+
+def json_records(path: str, field: str, label_field: str) -> Iterator[Located]:
     """Yield a text field and a label field of every record of a JSON Lines file; blank lines are passed over.
 
     Labels may be strings, numbers or truth values; without a ``label_field`` every label is empty.
@@ -41,27 +86,30 @@ def read_records(path: str, field: str, label_field: str) -> Iterator[Record]:
         The file is missing or empty, a line is not a JSON object, or the field is missing or not a string.
     """
     found = False
-    for number, line in enumerate(_bytes(path, CLIENT_KEYS).splitlines(), start=1):
-        if not line.strip():
-            continue
-        found = True
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
-            raise Mistake(f"{path}: line {number} is not JSON; write one JSON object per line") from None
-        if not isinstance(record, dict):
-            raise Mistake(f"{path}: line {number} is not a JSON object; write one JSON object per line")
-        if field not in record:
-            raise Mistake(f"{path}: line {number} has no field '{field}'; set data.field or the node's data-field")
-        if not isinstance(record[field], str):
-            raise Mistake(f"{path}: line {number}, field '{field}' is not a string; set data.field or the node's data-field")
-        if not _is_unicode(record[field]):
-            raise Mistake(
-                f"{path}: line {number}, field '{field}' holds half of a surrogate pair; write the file again as UTF-8"
-            )
-        yield Record(record[field], _label(record, label_field, f"{path}: line {number}"))
+    with _opened(path, CLIENT_KEYS) as file:
+        for number, (start, line) in enumerate(_lines(file), start=1):
+            if line.strip():
+                found = True
+                yield Located(start, len(line), json_record(line, field, label_field, f"{path}: line {number}"))
     if not found:
         raise Mistake(f"{path}: the file is empty; name a file with records in it")
+
+
+def json_record(line: bytes, field: str, label_field: str, where: str) -> Record:
+    """The record of one line; raises as ``json_records`` does, and says ``where`` it stands."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        raise Mistake(f"{where} is not JSON; write one JSON object per line") from None
+    if not isinstance(record, dict):
+        raise Mistake(f"{where} is not a JSON object; write one JSON object per line")
+    if field not in record:
+        raise Mistake(f"{where} has no field '{field}'; set data.field or the node's data-field")
+    if not isinstance(record[field], str):
+        raise Mistake(f"{where}, field '{field}' is not a string; set data.field or the node's data-field")
+    if not _is_unicode(record[field]):
+        raise Mistake(f"{where}, field '{field}' holds half of a surrogate pair; write the file again as UTF-8")
+    return Record(record[field], _label(record, label_field, where))
 
 
 def _label(record: dict[str, Any], field: str, where: str) -> str:
@@ -80,10 +128,54 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
+def _between_blank_lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """Yield what stands between blank lines of a file, and at which byte; a mark of the byte order is left out.
+
+    A blank line has nothing but spaces and tabs. Lines end in a newline, with a carriage return before it or not.
+    """
+    start = len(codecs.BOM_UTF8) if file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8 else 0
+    file.seek(start)
+    waiting, start = bytearray(b"\n"), start - 1  # as if the first line stood behind another
+    seen = 0  # before here no blank lines begin that were not found
+    while block := file.read(BLOCK_BYTES):
+        waiting += block
+        place = 0
+        for blank in _BLANK_LINES.finditer(waiting, seen):
+            if blank.start() > place:
+                yield start + place + 1, bytes(waiting[place + 1 : blank.start()])
+            place = blank.end() - 1  # its last newline stands before what follows
+        if filled := len(block.rstrip(_BLANK)):
+            seen = len(waiting) - len(block) + filled
+        start, seen = start + place, max(0, seen - place)
+        del waiting[:place]
+    yield start + 1, bytes(waiting[1:])
+
+
+def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines of a file with what ends them, and at which byte each begins."""
+    start, waiting = 0, b""
+    while block := file.read(BLOCK_BYTES):
+        lines = (waiting + block).splitlines(keepends=True)
+        waiting = b"" if lines[-1].endswith(b"\n") else lines.pop()  # a carriage return may be half of what ends a line
+        for line in lines:
+            yield start, line
+            start += len(line)
+    for line in waiting.splitlines(keepends=True):
+        yield start, line
+        start += len(line)
+
+
 def _bytes(path: str, keys: str) -> bytes:
+    with _opened(path, keys) as file:
+        return file.read()
+
+
+@contextmanager
+def _opened(path: str, keys: str) -> Iterator[BinaryIO]:
     file = Path(path).expanduser()
     try:
-        return file.read_bytes()
+        with open(file, "rb") as opened:
+            yield opened
     except FileNotFoundError:
         raise Mistake(f"{file.absolute()}: no such file; check {keys}") from None
     except OSError as error:

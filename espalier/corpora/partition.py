@@ -5,7 +5,7 @@ of the text is a point in [0, 1), and each client owns a stretch of that line. T
 lengths (``quantity``), or of random lengths for each label (``dirichlet``); ``by-field`` gives whole labels to clients.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeVar
 
@@ -55,6 +55,39 @@ class Partition:
         ends = {label: self._ends(label) for label in {record.label for record in records}}
         return [record for record in records if _owner(record, ends[record.label]) == rank]
 
+    def chooser(
+        self, rank: int, labels: Iterable[str]
+    ) -> Callable[[NDArray[np.uint64], NDArray[np.uint32]], NDArray[np.bool_]]:
+        """``share_of`` for many records at a time, of which hashes are known.
+
+        Parameters
+        ----------
+        labels : all labels that there are
+
+        Returns
+        -------
+        callable
+            says which records are the client's, by the point of each (see ``point_of``) and the place of its label
+        """
+        names = list(labels)
+        if self.kind == "by-field":
+            order = {label: place for place, label in enumerate(sorted(names))}
+            chosen = np.array([order[label] % self.num_clients == rank for label in names])
+            return lambda points, of: chosen[of]
+        ends: dict[int, NDArray[np.float64]] = {}
+
+        def is_mine(points: NDArray[np.uint64], of: NDArray[np.uint32]) -> NDArray[np.bool_]:
+            mine = np.zeros(len(points), dtype=bool)
+            for label in np.unique(of).tolist():
+                if label not in ends:
+                    ends[label] = self._ends(names[label])
+                here = of == label
+                owners = np.searchsorted(ends[label], points[here].astype(np.float64) / 2.0**64, side="right")
+                mine[here] = np.minimum(owners, self.num_clients - 1) == rank
+            return mine
+
+        return is_mine
+
     def _ends(self, label: str) -> NDArray[np.float64]:
         """Where each client's stretch of [0, 1) ends, for records of a label: (num_clients,), ascending."""
         if self.kind == "iid":
@@ -68,6 +101,11 @@ class Partition:
         return ends
 
 
+def point_of(record_digest: bytes) -> int:
+    """The point of a record by its hash, in units of 2**-64."""
+    return int.from_bytes(record_digest[8:16], "big")
+
+
 def _owner(record: Labelled, ends: NDArray[np.float64]) -> int:
-    point = int.from_bytes(digest(record.text)[8:16], "big") / 2**64
+    point = point_of(digest(record.text)) / 2**64
     return min(int(np.searchsorted(ends, point, side="right")), len(ends) - 1)

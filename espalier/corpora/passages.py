@@ -8,6 +8,9 @@ import hashlib
 import re
 from collections.abc import Iterable, Iterator
 
+import numpy as np
+from numpy.typing import NDArray
+
 HELD_OUT_PERCENT = 10
 """Share of passages, in percent, that no calibration window and no training token is ever taken from."""
 
@@ -29,6 +32,12 @@ def digest(passage: str) -> bytes:
 def is_held_out(passage: str) -> bool:
     """Whether the passage belongs to the held-out part (see ``HELD_OUT_PERCENT``)."""
     return int.from_bytes(digest(passage)[:8], "big") % 100 < HELD_OUT_PERCENT
+
+
+def digests_are_held_out(numbers: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    """The same of many passages, by the first 64 bits of each hash."""
+    held_out: NDArray[np.bool_] = numbers % 100 < HELD_OUT_PERCENT
+    return held_out
 
 
 def split(texts: Iterable[str]) -> tuple[list[str], list[str]]:

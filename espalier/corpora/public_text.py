@@ -21,8 +21,8 @@ def public_text(name: str, path: str) -> str:
     return public_part(name)
 
 
-def public_windows(chosen: EvaluationSettings, encode: Encode) -> dict[str, Tensor]:
-    """Windows of all of ``evaluation.texts``, (windows, tokens), int64, by name.
+def public_windows(chosen: EvaluationSettings, encode: Encode, *, built_in: bool = True) -> dict[str, Tensor]:
+    """Windows of all of ``evaluation.texts``, or of the files among them, (windows, tokens), int64, by name.
 
     Raises
     ------
@@ -34,4 +34,5 @@ def public_windows(chosen: EvaluationSettings, encode: Encode) -> dict[str, Tens
             public_text(name, path), encode, chosen.window_tokens, chosen.max_windows, f"evaluation.texts: '{name}'"
         )
         for name, path in chosen.named_texts().items()
+        if path or built_in
     }

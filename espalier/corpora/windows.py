@@ -1,15 +1,17 @@
-"""Token windows: drawn at random for calibration, in order for evaluation; never overlapping, never padded."""
+"""Token windows: drawn at random for calibration, in order for evaluation; never overlapping, never padded.
+
+Of passages that are joined by blank lines, a piece at a time is in memory (``token_pieces.py``).
+"""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from espalier.corpora.token_pieces import Encode, TokenPieces
 from espalier.settings.mistakes import Mistake
-
-Encode = Callable[[str], Sequence[int]]
-"""A tokenizer: text to token ids."""
 
 
 def calibration_windows(passages: Sequence[str], encode: Encode, num_windows: int, window_tokens: int, seed: int) -> Tensor:
@@ -25,22 +27,23 @@ def calibration_windows(passages: Sequence[str], encode: Encode, num_windows: in
     Mistake
         There is too little text; the numbers are named, the text is not.
     """
-    tokens = torch.tensor(encode("\n\n".join(passages)) if passages else [], dtype=torch.int64)
+    tokens = TokenPieces(passages, encode) if passages else ()
     available = len(tokens) // window_tokens
-    if available < num_windows:
+    if not isinstance(tokens, TokenPieces) or available < num_windows:
+        remedy = "give the client more text, or lower data.windows or data.window-tokens"
         raise Mistake(
             f"data: the client's text gives {available} windows of {window_tokens} tokens, "
-            f"data.windows = {num_windows} are needed; "
-            "give the client more text, or lower data.windows or data.window-tokens"
+            f"data.windows = {num_windows} are needed; {remedy}",
+            f"data: the client's text gives too few windows of data.window-tokens = {window_tokens} tokens; {remedy}",
         )
     generator = torch.Generator().manual_seed(seed)
     offset = int(torch.randint(len(tokens) - available * window_tokens + 1, (1,), generator=generator))
-    windows = tokens[offset : offset + available * window_tokens].view(available, window_tokens)
-    return windows[torch.randperm(available, generator=generator)[:num_windows]]
+    drawn = torch.randperm(available, generator=generator)[:num_windows].tolist()
+    return tokens.spans([offset + number * window_tokens for number in drawn], window_tokens)
 
 
-def evaluation_windows(text: str, encode: Encode, window_tokens: int, max_windows: int, what: str) -> Tensor:
-    """Cut a text into consecutive windows and take at most ``max_windows`` of them at even distances (0: all).
+def evaluation_windows(text: str | Sequence[str], encode: Encode, window_tokens: int, max_windows: int, what: str) -> Tensor:
+    """Cut a text, or passages, into consecutive windows and take at most ``max_windows`` of them at even distances (0: all).
 
     Returns
     -------
@@ -52,24 +55,39 @@ def evaluation_windows(text: str, encode: Encode, window_tokens: int, max_window
     Mistake
         The text has not even one window.
     """
-    windows = all_windows(text, encode, window_tokens, what, "evaluation.window-tokens")
-    stride = len(windows) // max_windows if 0 < max_windows < len(windows) else 1
-    return windows[::stride][: max_windows or None]
+    tokens = _tokens(text, encode)
+    available = _available(tokens, window_tokens, what, "evaluation.window-tokens")
+    stride = available // max_windows if 0 < max_windows < available else 1
+    places = range(0, available, stride)[: max_windows or None]
+    return tokens.spans([place * window_tokens for place in places], window_tokens)
 
 
-def all_windows(text: str, encode: Encode, window_tokens: int, what: str, key: str) -> Tensor:
-    """Cut a text into consecutive windows; tokens beyond the last whole one are left out: (windows, tokens), int64.
+def all_windows(
+    text: str | Sequence[str], encode: Encode, window_tokens: int, what: str, key: str, folder: Path | None = None
+) -> Tensor:
+    """Cut a text, or passages, into consecutive windows, without tokens beyond the last whole one: (windows, tokens), int64.
+
+    Very many windows are in a file without a name, in ``folder``.
 
     Raises
     ------
     Mistake
         The text has not even one window; ``what`` it is and the ``key`` to lower are named.
     """
-    tokens = torch.tensor(encode(text), dtype=torch.int64)
-    available = len(tokens) // window_tokens
-    if available == 0:
-        raise Mistake(f"{what} has fewer than {key} = {window_tokens} tokens; give a longer text or lower {key}")
-    return tokens[: available * window_tokens].view(available, window_tokens)
+    tokens = _tokens(text, encode)
+    available = _available(tokens, window_tokens, what, key)
+    return tokens.all(folder)[: available * window_tokens].view(available, window_tokens)
+
+
+def _tokens(text: str | Sequence[str], encode: Encode) -> TokenPieces:
+    return TokenPieces([text] if isinstance(text, str) else text or [""], encode)
+
+
+def _available(tokens: TokenPieces, window_tokens: int, what: str, key: str) -> int:
+    if (available := len(tokens) // window_tokens) == 0:
+        text = f"{what} has fewer than {key} = {window_tokens} tokens; give a longer text or lower {key}"
+        raise Mistake(text, text)
+    return available
 
 
 def windows_sha256(windows: Tensor) -> str:

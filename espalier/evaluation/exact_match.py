@@ -11,6 +11,7 @@ from torch import Tensor
 
 from espalier.corpora.tasks.item import Item
 from espalier.corpora.tasks.task import Generation
+from espalier.pace.beats import beats
 from espalier.settings.mistakes import Mistake
 
 NOT_FOUND = "[invalid]"
@@ -66,7 +67,7 @@ def generate(
     stop = (*how.stop, tokenizer.eos_token)
     written = [""] * len(prompts)
     order = sorted(range(len(prompts)), key=lambda place: -len(encoded[place]))
-    for start in range(0, len(order), batch_size):
+    for start in beats(range(0, len(order), batch_size), "writing batch"):
         places = order[start : start + batch_size]
         input_ids, attention_mask = _padded_on_the_left([encoded[place] for place in places], tokenizer.eos_token_id)
         tokens = model.generate(

@@ -15,6 +15,7 @@ from espalier.corpora.tasks.item import Item
 from espalier.corpora.windows import Encode
 from espalier.evaluation.perplexity import TOKENS_AT_ONCE, bounded
 from espalier.modeling.logits import logits_at
+from espalier.pace.beats import beats
 
 LENGTHS: Mapping[str, Callable[[str], int]] = {
     "acc": lambda option: 1,
@@ -23,6 +24,9 @@ LENGTHS: Mapping[str, Callable[[str], int]] = {
 }
 """By what an option's log-likelihood is divided before options are compared. As in the harness's code, ``acc_norm`` counts the
 option's characters and ``acc_bytes`` its bytes; the two differ outside ASCII. The delimiter is not counted."""
+
+TOKENS_IN_A_PASS = 1 << 14
+"""So many tokens, padding included, go through a model at most, or a single text."""
 
 NO_PREDICTION = -1
 """What a model predicts that gives a log-likelihood which is not a number; it is never right."""
@@ -61,7 +65,7 @@ def log_likelihoods(
     With a ``loss_limit`` no token counts less than its negative, see ``perplexity.bounded``.
     """
     found: dict[Encoded, float] = {}
-    for rows in _batches(set(encoded), batch_size):
+    for rows in beats(list(_batches(set(encoded), batch_size)), "scoring batch"):
         batch = collate([Encoded(tokens, 1) for tokens in rows], 0, "all")
         places, asked = _asked(rows, batch.attention_mask.shape)
         logits = logits_at(model, batch.input_ids.to(device), batch.attention_mask.to(device), places.to(device))
@@ -75,14 +79,18 @@ def log_likelihoods(
 def _batches(scored: set[Encoded], batch_size: int) -> Iterator[dict[tuple[int, ...], list[Encoded]]]:
     """What goes through the model together, longest first: its tokens, and what is scored by them.
 
-    Options that differ in their last token alone, as single words do, need the model once.
+    Of long texts there are fewer, so that memory does not grow with a model's limit times ``batch_size``. Options that differ
+    in their last token alone, as single words do, need the model once.
     """
     rows: dict[tuple[int, ...], list[Encoded]] = {}
     for one in sorted(scored, key=lambda one: (-len(one.token_ids), one.token_ids, one.answer_tokens)):
         rows.setdefault(one.token_ids[:-1], []).append(one)
     inputs = list(rows)
-    for start in range(0, len(inputs), batch_size):
-        yield {tokens: rows[tokens] for tokens in inputs[start : start + batch_size]}
+    start = 0
+    while start < len(inputs):
+        number = min(batch_size, max(1, TOKENS_IN_A_PASS // max(1, len(inputs[start]))))
+        yield {tokens: rows[tokens] for tokens in inputs[start : start + number]}
+        start += number
 
 
 def _asked(rows: dict[tuple[int, ...], list[Encoded]], shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from espalier.modeling.block_stream import BlockStream, run_through
 from espalier.modeling.edits import Edits, dense
+from espalier.pace.beats import beat
 
 TOKENS_AT_ONCE = 64
 """Of which a softmax is made."""
@@ -39,6 +40,7 @@ def mean_losses(
     following = torch.cat(activations.input_ids).roll(-1, dims=1).flatten()  # what follows a window's last token is left out
     found = []
     for logits in stream.logits(activations):
+        beat(f"scoring, {len(following)} of {windows.numel()} tokens left")
         wanted, following = following.split((len(logits), len(following) - len(logits)))
         found.append(token_losses(logits, wanted))
     per_token = bounded(torch.cat(found), loss_limit).view(windows.shape)[:, :-1]

@@ -10,6 +10,7 @@ from espalier.corpora.tasks.encoding import Encoded
 from espalier.corpora.tasks.scored_items import ScoredItems
 from espalier.evaluation.options import log_likelihoods
 from espalier.evaluation.perplexity import bounded
+from espalier.pace.beats import beats
 
 HIGHER_IS_BETTER = {"acc": True, "acc_norm": True, "exact_match": True, "loss": False}
 
@@ -64,7 +65,7 @@ def _score_classes(
 ) -> dict[str, float]:
     order = sorted(range(len(items)), key=lambda place: len(items.requests[place].token_ids))
     right, losses, pad = 0, [], model.config.pad_token_id or 0
-    for start in range(0, len(order), batch_size):
+    for start in beats(range(0, len(order), batch_size), "scoring batch"):
         places = order[start : start + batch_size]
         batch = collate([Encoded(items.requests[place].token_ids, 1) for place in places], pad, "all")
         logits = model(input_ids=batch.input_ids.to(device), attention_mask=batch.attention_mask.to(device)).logits

@@ -1,4 +1,7 @@
-"""Where the Flower app is: the checkout that holds ``pyproject.toml``, the rooms and the presets."""
+"""Where the Flower app is: the folder that holds ``pyproject.toml``, the rooms and the presets.
+
+That is a checkout, or what a wheel brings: ``espalier_assets/app`` beside the package (docs/packaging.md).
+"""
 
 import tomllib
 from pathlib import Path
@@ -9,19 +12,22 @@ from espalier.settings.mistakes import Mistake
 
 
 def find_app(given: str | None) -> Path:
-    """The app's directory: the given one, the current one, or the checkout that is installed with ``pip install -e``.
+    """The app's directory: the given one, the current one, or the installed one.
+
+    Installed is a checkout with ``pip install -e``, or a wheel with a copy of the app.
 
     Raises
     ------
     Mistake
         None of them holds the app.
     """
-    candidates = [Path(given)] if given else [Path.cwd(), Path(espalier.__file__).parent.parent]
+    installed = Path(espalier.__file__).parent.parent
+    candidates = [Path(given)] if given else [Path.cwd(), installed, installed / "espalier_assets" / "app"]
     for candidate in candidates:
         if _is_app(candidate):
             return candidate.resolve()
     tried = ", ".join(str(candidate.absolute()) for candidate in candidates)
-    raise Mistake(f"no Espalier app in {tried}; run the command in the checkout, or name it with --app")
+    raise Mistake(f"no Espalier app in {tried}; install Espalier, or name a checkout of it with --app")
 
 
 def _is_app(folder: Path) -> bool:
@@ -51,5 +57,7 @@ def read_preset(app: Path, name: str) -> dict[str, Any]:
     except FileNotFoundError:
         known = ", ".join(sorted(file.stem for file in (app / "conf").glob("*.toml")))
         raise Mistake(f"preset '{name}': there is no {path}; known presets are {known}") from None
-    except tomllib.TOMLDecodeError as error:
+    except OSError as error:
+        raise Mistake(f"preset '{name[:200]}': cannot be read ({error.strerror}); name a preset or a TOML file") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise Mistake(f"preset '{name}': {path} is not TOML: {error}") from None

@@ -4,10 +4,13 @@
     espalier run fedprllm fedprllm.sparsity=0.6   a preset of conf/, and what differs from it
     espalier run num-clients=16                   any number of clients
     espalier run two-sites --superlink HOST:9093  on the sites that are connected to a SuperLink
+    espalier app                                  where the Flower app and its presets lie
+    espalier check-node 'site="a" data-path="notes.txt"' two-sites
+                                                  what a SuperNode with this --node-config would say to that run
 
-It runs what ``flwr run .`` runs, and adds what that cannot: as many nodes as there are clients, an exit code that says
-whether the run completed, another try when Ray fails to start, paths that mean what they mean where the command was
-given, and a SuperLink that never mixes up two copies of the project.
+``espalier run`` runs what ``flwr run .`` runs, and adds what that cannot: as many nodes as there are clients, an exit code that
+says whether the run completed, another try when Ray fails to start, paths that mean what they mean where the command was
+given, a look at all local files before anything is started, and a SuperLink that never mixes up two copies of the project.
 """
 
 import argparse
@@ -16,49 +19,84 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
 import tomli_w
 
+import espalier
 from espalier.launch.app_folder import find_app
+from espalier.launch.check_node import check_node
 from espalier.launch.configuration import configuration
-from espalier.launch.superlink import RAY_DID_NOT_START, SuperLink, own_superlink, running_superlink
+from espalier.launch.in_app import run_in_app
+from espalier.launch.kept import INTERRUPTS, uninterrupted
+from espalier.launch.superlink import RAY_DID_NOT_START, SuperLink, SuperLinkLost, own_superlink, running_superlink
+from espalier.launch.watched_run import COMPLETED, WatchedRun
 from espalier.settings.mistakes import FLOWER_REPORTS_IT_TOO, Mistake
 
-COMPLETED = "finished:completed"
+BEFORE_START = "server_app.before_start"
+"""The module of the app that opens what a simulation reads."""
 RAY_STARTS = 3
 """How often a simulation is started in all, if Ray fails to start."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns 0 if the run completed, 1 if it failed, 2 if it was asked for wrongly."""
+    """Run the command; returns 0 if the run completed or the node is fine, 1 if it failed, 2 if it was asked for wrongly."""
     parser = _parser()
     given, further = parser.parse_known_args(arguments)  # words may also follow options, which argparse alone refuses
-    if unknown := [word for word in further if word.startswith("-")]:
+    if unknown := [word for word in further if word.startswith("-") or given.command not in ("run", "check-node")]:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    if given.command is None:
+        parser.print_help()
+        return 0
+    if given.command == "app":
+        return _show_app()
     given.words += further
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)
+    for number in INTERRUPTS:
+        if number == signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN:  # nohup has SIGHUP ignored
+            signal.signal(number, _interrupt)
+    watched = WatchedRun(sys.argv[1:] if arguments is None else arguments)
     try:
         app = find_app(given.app)
+        if given.command == "check-node":
+            return check_node(app, given.node_config, given.words)
         config, settings = configuration(app, given.words, on_this_machine=given.superlink is None)
         if given.superlink is not None:
             with running_superlink(given.superlink, given.root_certificates) as superlink:
-                return _report(*_run(superlink, app, config))
+                return _report(watched, *_run(superlink, watched, app, config))
         nodes = given.nodes or settings.num_clients
         if nodes < settings.num_clients:
             raise Mistake(f"--nodes {nodes}: fewer than num-clients = {settings.num_clients}")
+        print("opening the model and the clients' data", flush=True)
+        if refused := run_in_app(app, BEFORE_START, config):
+            return refused
         cpus = min(settings.threads, os.cpu_count() or 1)
         federation = (
             f"num-supernodes={nodes} client-resources-num-cpus={cpus} client-resources-num-gpus={given.gpus_per_client}"
         )
-        return _simulate(app, config, federation)
+        return _simulate(watched, app, config, federation)
     except Mistake as mistake:
         print(f"espalier: {mistake}", file=sys.stderr)
         return 2
+    except SuperLinkLost as lost:
+        print(f"espalier: {lost}\nespalier: {watched.how_to_go_on()}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
+        if watched.completed:
+            return 0
+        print(f"\nespalier: interrupted; {watched.how_to_go_on()}", file=sys.stderr)
         return 130
+
+
+def _show_app() -> int:
+    """Print the app's folder: ``flwr run "$(espalier app)"``, and presets to begin with."""
+    try:
+        print(find_app(None))
+    except Mistake as mistake:
+        print(f"espalier: {mistake}", file=sys.stderr)
+        return 2
+    return 0
 
 
 def _interrupt(*_: object) -> NoReturn:
@@ -67,12 +105,20 @@ def _interrupt(*_: object) -> NoReturn:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="espalier", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="command", required=True)
+    parser.add_argument("--version", action="version", version=f"espalier {espalier.__version__}")
+    commands = parser.add_subparsers(dest="command")
+    commands.add_parser("app", help="print the folder of the Flower app: the rooms, the presets in conf/, pyproject.toml")
     run = commands.add_parser("run", help="simulate a federation on this machine, or start a run on a SuperLink")
     run.add_argument(
         "words", nargs="*", metavar="preset | key=value", help="a preset of conf/ and settings that differ from it"
     )
-    run.add_argument("--app", help="the checkout of Espalier; default: this directory, or where it is installed from")
+    check = commands.add_parser(
+        "check-node", help="check a SuperNode's --node-config on its machine, and what a run would read"
+    )
+    check.add_argument("node_config", metavar="NODE-CONFIG", help="as for flower-supernode --node-config, in quotes")
+    check.add_argument("words", nargs="*", metavar="preset | key=value", help="the run, as for espalier run; default: the demo")
+    for command in (run, check):
+        command.add_argument("--app", help="a checkout of Espalier; default: this directory if it is one, or what is installed")
     run.add_argument("--nodes", type=int, help="simulated nodes; default: num-clients")
     run.add_argument("--gpus-per-client", type=float, default=0.0, help="share of a GPU that each simulated client holds")
     run.add_argument("--superlink", metavar="HOST:PORT", help="Control API of a running SuperLink; default: a simulation")
@@ -80,48 +126,59 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _simulate(app: Path, config: dict[str, Any], federation: str) -> int:
+def _simulate(watched: WatchedRun, app: Path, config: dict[str, Any], federation: str) -> int:
     """Run, and run again if Ray did not start."""
     for start in range(1, RAY_STARTS + 1):
         with own_superlink() as superlink:
-            status, details, log = _run(superlink, app, config, "--federation-config", federation)
+            status, details, log = _run(superlink, watched, app, config, "--federation-config", federation)
         if status == COMPLETED or FLOWER_REPORTS_IT_TOO in log or not RAY_DID_NOT_START.search(log):
             break
         if start < RAY_STARTS:
             print(f"espalier: Ray did not start; trying again ({start} of {RAY_STARTS - 1})", file=sys.stderr)
-    return _report(status, details, log)
+    return _report(watched, status, details, log)
 
 
-def _report(status: str, details: str, log: str) -> int:
+def _report(watched: WatchedRun, status: str, details: str, log: str) -> int:
     """The exit code of a run that has ended, and a word about it if it failed."""
     if status == COMPLETED:
         return 0
     print(f"espalier: the run ended as {status}", file=sys.stderr)
     if FLOWER_REPORTS_IT_TOO not in log:
-        print(f"espalier: {details}", file=sys.stderr)
+        print(f"espalier: {details}\nespalier: {watched.how_to_go_on()}", file=sys.stderr)
     return 1
 
 
-def _run(superlink: SuperLink, app: Path, config: dict[str, Any], *options: str) -> tuple[str, str, str]:
+def _run(superlink: SuperLink, watched: WatchedRun, app: Path, config: dict[str, Any], *options: str) -> tuple[str, str, str]:
     """Submit the run, show its log while it works, and return its status, details and log."""
     config_file = superlink.folder / "run-config.toml"
     config_file.write_text(tomli_w.dumps(_nest(config)))
+    watched.directory, watched.status, watched.said_why = "", "", False
     run_id = superlink.start_run(app, config_file, *options)
     lines: list[str] = []
-    told = False
     try:
-        for line in superlink.stream_log(run_id):
-            lines.append(line)
-            told = told or line.startswith(FLOWER_REPORTS_IT_TOO)
-            if not told:
-                sys.stdout.write(line)
-                sys.stdout.flush()
+        with closing(superlink.stream_log(run_id)) as log:
+            for line in log:
+                lines.append(line)
+                watched.note(line)
+                if not watched.said_why:
+                    sys.stdout.write(line)
+                    sys.stdout.flush()
         while not (status := superlink.status(run_id))[0].startswith("finished"):
             time.sleep(0.2)
+        watched.status = status[0]
     except KeyboardInterrupt:
-        superlink.stop_run(run_id)
+        _break_off(superlink, watched, run_id)
         raise
     return *status, "".join(lines)
+
+
+def _break_off(superlink: SuperLink, watched: WatchedRun, run_id: str) -> None:
+    """End a run on a SuperLink that goes on; one's own ends with all that it started. A run may have ended meanwhile."""
+    if superlink.process is not None or watched.status:
+        return
+    with uninterrupted(), suppress(Mistake, SuperLinkLost):
+        superlink.stop_run(run_id)
+        watched.status = superlink.status(run_id)[0]
 
 
 def _nest(flat: dict[str, Any]) -> dict[str, Any]:

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from espalier.launch.app_folder import default_config, read_preset
+from espalier.settings.libraries import require_libraries
 from espalier.settings.mistakes import Mistake
-from espalier.settings.run import RunSettings, parse
+from espalier.settings.model_name import require_on_disk
+from espalier.settings.run import RunSettings, changed, concerns, parse
 
 Config = dict[str, Any]
 
@@ -23,21 +25,26 @@ def configuration(app: Path, words: Sequence[str], *, on_this_machine: bool) -> 
     Raises
     ------
     Mistake
-        A word is neither, or a setting is wrong; all wrong settings at once.
+        A word is neither, a setting is wrong, or one that was given does not concern the method, all of these at once; or, on
+        this machine, a library or the model's directory is missing.
     """
     presets = [word for word in words if "=" not in word]
     if len(presets) > 1:
         raise Mistake(f"more than one preset: {', '.join(presets)}; give one preset and key=value pairs")
     defaults = _flatten(default_config(app))
-    flat = dict(defaults)
-    if presets:
-        flat |= _flatten(read_preset(app, presets[0]))
-    flat |= dict(_pair(word, defaults) for word in words if "=" in word)
-    settings = parse(flat)
+    preset = _flatten(read_preset(app, presets[0])) if presets else {}
+    given = dict(_pair(word, defaults) for word in words if "=" in word)
+    flat = defaults | preset | given
+    # what a preset says of its own method is no mistake where another method was chosen by hand
+    by_hand = given.keys() | (set() if "method" in given else changed(preset))
+    settings = parse(flat, simulation=on_this_machine, by_hand=by_hand)
+    flat |= {key: value for key, value in defaults.items() if not concerns(key, settings.method)}
     if not on_this_machine:
         return flat, settings
+    require_libraries(settings)
+    require_on_disk(settings.model)
     flat = _with_absolute_paths(flat)
-    return flat, parse(flat)
+    return flat, parse(flat, simulation=True)
 
 
 def _flatten(nested: Mapping[str, Any]) -> Config:
@@ -67,10 +74,8 @@ def _with_absolute_paths(flat: Config) -> Config:
         return str(Path(path).expanduser().absolute()) if path else path
 
     texts = [part.strip().partition("=") for part in flat["evaluation.texts"].split(",")]
-    paths = ("out-dir", "resume-from") if flat["data.source"] == "hub" else ("out-dir", "resume-from", "data.path")
-    changed = {key: absolute(flat[key]) for key in paths}
-    changed["model"] = flat["model"] if flat["model"] == "demo" else absolute(flat["model"])
-    changed["evaluation.texts"] = ",".join(name + equals + absolute(path) for name, equals, path in texts)
-    if isinstance(test_path := flat["task.test-path"], str):  # of a pruning method's settings [task] is not validated
-        changed["task.test-path"] = absolute(test_path)
-    return flat | changed
+    paths = ["out-dir", "resume-from", "task.test-path", *(["data.path"] if flat["data.source"] != "hub" else [])]
+    given = {key: absolute(flat[key]) for key in paths}
+    given["model"] = flat["model"] if flat["model"] == "demo" else absolute(flat["model"])
+    given["evaluation.texts"] = ",".join(name + equals + absolute(path) for name, equals, path in texts)
+    return flat | given

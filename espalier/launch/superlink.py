@@ -12,19 +12,29 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
-
+from espalier.launch.kept import kept
 from espalier.settings.mistakes import Mistake
 
 CONNECTION = "espalier"
-START_SECONDS = 60
-STOP_SECONDS = 15
+LOG = "superlink.log"
+START_SECONDS = 600
+"""A busy machine takes its time; a SuperLink that fails to start ends, and is not waited for."""
+STOP_SECONDS = 120
+BY_SIGNAL = 128
+LOG_END = 2000
+"""Characters of a SuperLink's log that are quoted."""
+
+CERTIFICATES = (
+    " A SuperLink with certificates says the same to whoever comes without: give their authority's with --root-certificates, "
+    "and reach the SuperLink by a name that they hold."
+)
+"""What Flower does not say when a Control API cannot be reached."""
 
 RAY_DID_NOT_START = re.compile(r"raybackend\.py\W+line \d+, in init_ray")
 """What the log of a run holds when Ray, and not the run, failed to start.
@@ -34,12 +44,20 @@ starts Ray in this one function, so it is in the traceback of all of them.
 """
 
 
+class SuperLinkLost(RuntimeError):
+    """The SuperLink does not answer any more; its message says what is known of it, and what to do before the run goes on."""
+
+
 @dataclass
 class SuperLink:
     """A SuperLink that can be reached, and the environment in which ``flwr`` finds it."""
 
     environment: dict[str, str]
     folder: Path
+    address: str
+    """``host:port`` of its Control API."""
+    process: subprocess.Popen[bytes] | None = None
+    """One's own: the process that keeps it (see ``kept``)."""
 
     def start_run(self, app: Path, config_file: Path, *options: str) -> str:
         """Submit a run and return Flower's run id.
@@ -51,26 +69,59 @@ class SuperLink:
         """
         answer = self._flwr("run", str(app), CONNECTION, "--format", "json", "--run-config", str(config_file), *options)
         if not answer.get("success"):
-            raise Mistake(f"Flower did not start the run: {answer.get('error-message', answer)}")
+            said = " ".join(str(answer.get("error-message", answer)).split())
+            raise Mistake(f"Flower did not start the run: {said}{CERTIFICATES if 'unavailable' in said else ''}")
         return str(answer["run-id"])
 
-    def stream_log(self, run_id: str) -> Iterator[str]:
+    def stream_log(self, run_id: str) -> Generator[str, None, None]:
         """Yield the run's log, line by line, until the run ends."""
-        process = subprocess.Popen(
-            [_program("flwr"), "log", run_id, CONNECTION, "--stream"],
-            env=self.environment, cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, bufsize=1,
-        )  # fmt: skip
-        assert process.stdout is not None
-        try:
+        with kept(
+            [_program("flwr"), "log", run_id, CONNECTION, "--stream"], self.folder, self.environment, self.folder,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, bufsize=1,
+        ) as process:  # fmt: skip
+            assert process.stdout is not None
             yield from process.stdout
-        finally:
-            process.terminate()
-            process.wait()
 
     def status(self, run_id: str) -> tuple[str, str]:
-        """Flower's status of a run, for instance ``finished:completed``, and its details."""
-        run = self._flwr("ls", CONNECTION, "--run-id", run_id, "--format", "json")["runs"][0]
+        """Flower's status of a run, for instance ``finished:completed``, and its details.
+
+        Raises
+        ------
+        SuperLinkLost
+            It does not answer, or does not know the run.
+        """
+        answer: dict[str, Any] = {}
+        try:
+            answer = self._flwr("ls", CONNECTION, "--run-id", run_id, "--format", "json")
+            run = answer["runs"][0]
+        except (Mistake, KeyError, IndexError) as error:
+            raise SuperLinkLost(self._what_became_of_it(str(answer.get("error-message", error)))) from None
         return str(run["status"]), str(run.get("status-details", ""))
+
+    def _what_became_of_it(self, answer: str) -> str:
+        told = " ".join(answer.split())
+        if self.process is None:
+            return (
+                f"the SuperLink at {self.address} does not answer, or lost the run: {told}\n"
+                "if it was killed, start it again with the same --database; its nodes come back by themselves"
+            )
+        if (code := self._exit_code(self.process)) is None:
+            return f"the SuperLink of this run does not answer: {told}"
+        if code > BY_SIGNAL:
+            return f"the SuperLink of this run was killed (signal {code - BY_SIGNAL}) before the run had ended"
+        end = (self.folder / LOG).read_text(errors="replace")[-LOG_END:]
+        return f"the SuperLink of this run ended with exit code {code} before the run had; the end of its log:\n{end}"
+
+    def _exit_code(self, process: subprocess.Popen[bytes]) -> int | None:
+        """Of one's own SuperLink; None if it still listens, or what it left is not gone."""
+        host, _, port = self.address.rpartition(":")
+        with socket.socket() as probe:
+            if probe.connect_ex((host, int(port))) == 0:
+                return None
+        try:
+            return process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            return None
 
     def stop_run(self, run_id: str) -> None:
         """End a run."""
@@ -94,14 +145,14 @@ def running_superlink(address: str, root_certificates: str | None) -> Iterator[S
     secure = f'root-certificates = "{Path(root_certificates).absolute()}"' if root_certificates else "insecure = true"
     folder = _flower_home(f'address = "{address}"\n{secure}\n')
     try:
-        yield SuperLink(_environment(folder), folder)
+        yield SuperLink(_environment(folder), folder, address)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
 def own_superlink() -> Iterator[SuperLink]:
-    """Start a SuperLink in simulation mode on free loopback ports, and stop it and what it started at the end.
+    """Start a SuperLink in simulation mode on free loopback ports; it and what it started do not outlive the block.
 
     Raises
     ------
@@ -110,36 +161,19 @@ def own_superlink() -> Iterator[SuperLink]:
     """
     control = _free_port()
     folder = _flower_home(f'address = "127.0.0.1:{control}"\ninsecure = true\n')
-    empty, log = folder / "empty", folder / "superlink.log"
+    empty, log = folder / "empty", folder / LOG
     empty.mkdir()
     environment = _environment(folder)
-    with open(log, "wb") as output:
-        process = subprocess.Popen(
-            [
-                _program("flower-superlink"), "--insecure", "--simulation", "--isolation", "subprocess",
-                "--control-api-address", f"127.0.0.1:{control}", "--serverappio-api-address", f"127.0.0.1:{_free_port()}",
-            ],
-            env=environment, cwd=empty, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
+    command = [
+        _program("flower-superlink"), "--insecure", "--simulation", "--isolation", "subprocess",
+        "--control-api-address", f"127.0.0.1:{control}", "--serverappio-api-address", f"127.0.0.1:{_free_port()}",
+    ]  # fmt: skip
     try:
-        _wait_for_port(control, process, log)
-        yield SuperLink(environment, folder)
+        with open(log, "wb") as output, kept(command, folder, environment, empty, stdout=output, stderr=output) as process:
+            _wait_for_port(control, process, log)
+            yield SuperLink(environment, folder, f"127.0.0.1:{control}", process)
     finally:
-        _stop_with_descendants(process)
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _stop_with_descendants(process: subprocess.Popen[bytes]) -> None:
-    """Stop a process and all that it started, also what moved to a session of its own, as Ray's processes do."""
-    with suppress(psutil.NoSuchProcess):
-        everything = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-        for one in everything:
-            with suppress(psutil.NoSuchProcess):
-                one.terminate()
-        for one in psutil.wait_procs(everything, STOP_SECONDS)[1]:
-            with suppress(psutil.NoSuchProcess):
-                one.kill()
-    process.wait()
 
 
 def _flower_home(connection: str) -> Path:
@@ -167,7 +201,7 @@ def _wait_for_port(port: int, process: subprocess.Popen[bytes], log: Path) -> No
             process.wait(0.2)
         except subprocess.TimeoutExpired:
             continue
-    raise Mistake(f"flower-superlink did not start:\n{log.read_text()[-2000:]}")
+    raise Mistake(f"flower-superlink did not start:\n{log.read_text(errors='replace')[-LOG_END:]}")
 
 
 def _free_port() -> int:
@@ -182,5 +216,5 @@ def _program(name: str) -> str:
     beside = Path(sys.executable).parent / name
     found = str(beside) if beside.exists() else shutil.which(name)
     if found is None:
-        raise Mistake(f"{name} is not installed; run: pip install -e .")
+        raise Mistake(f"{name} is not installed; install Espalier again, which brings Flower along (README, 'Set up and run')")
     return found

@@ -18,6 +18,7 @@ from espalier.modeling.hidden_states import HiddenStates, hidden_states, memory_
 from espalier.modeling.logits import tokens_at_once
 from espalier.modeling.opened import OpenedModel
 from espalier.modeling.reading_ahead import ReadingAhead
+from espalier.pace.beats import beats
 from espalier.settings.mistakes import Mistake
 from espalier.wire.plan import LinearPlan
 
@@ -61,6 +62,11 @@ class Activations:
         self.input_ids = input_ids
         self.hidden = hidden
         self._calls = calls
+
+    @property
+    def num_windows(self) -> int:
+        """How many windows there are."""
+        return sum(len(batch) for batch in self.input_ids)
 
     def through(self, index: int, block: nn.Module, *, keep: bool = True) -> None:
         """Run every batch through a block; with ``keep`` its output replaces the hidden states, in their place."""
@@ -276,7 +282,7 @@ def apply_prune_masks(linears: dict[str, nn.Linear], prune_masks: dict[str, Tens
 def run_through(stream: BlockStream, windows: Tensor, edits: Edits = dense) -> Activations:
     """Pass token windows, shape (windows, tokens), through all blocks of the edited model; ``stream.logits`` finishes."""
     activations = stream.start(windows)
-    for block_plan in stream.model.plan.blocks:
+    for block_plan in beats(stream.model.plan.blocks, "passing block"):
         with stream.block(block_plan.index, edits(block_plan.index), block_plan.index + 1) as block:
             activations.through(block_plan.index, block)
     return activations

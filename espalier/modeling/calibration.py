@@ -16,6 +16,7 @@ from espalier.modeling.block_stream import Activations, BlockStream, apply_prune
 from espalier.modeling.dtypes import TORCH_DTYPES
 from espalier.modeling.edits import Edits, WeightEdit, dense
 from espalier.modeling.input_statistics import InputSquareSums, Watch, watch_for
+from espalier.pace.beats import beats
 from espalier.wire.pruned_matrices import PrunedMatrix
 from pruning_kernels.local import InputStatistics, LocalPruning
 from pruning_kernels.sparsegpt import Factor
@@ -42,7 +43,7 @@ def prune_by_block(
     (block index, prune masks by canonical linear name), bool, shaped like the weights
     """
     activations = stream.start(windows)
-    for block_plan in stream.model.plan.blocks:
+    for block_plan in beats(stream.model.plan.blocks, "pruning block"):
         with stream.block(block_plan.index, following=block_plan.index + 1) as block:
             masks = _choose_in_block(stream, activations, block_plan.index, block, choose, watch)
             apply_prune_masks(stream.linears(block_plan.index, block), masks)
@@ -76,7 +77,7 @@ def prune_layers(
     edits : what makes the dense model the one that is pruned
     """
     activations = stream.start(windows)
-    for index in range(max(layers) + 1):
+    for index in beats(range(max(layers) + 1), "pruning block"):
         with stream.block(index, edits(index), index + 1 if index < max(layers) else None) as block:
             pruned = _prune_block(stream, activations, index, block, pruning, edits(index)) if index in layers else None
             if index < max(layers):
@@ -131,6 +132,7 @@ def _watched(
 ) -> Mapping[str, InputStatistics]:
     """What one pass of all windows tells of the inputs of a block's linears."""
     watched = watch(linears)
+    watched.windows = activations.num_windows
     with watched.watching():
         activations.through(index, block, keep=False)
     return watched.found()

@@ -1,7 +1,7 @@
 """Write a pruned model as plain Hugging Face, and check what was written by loading it again."""
 
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,22 +15,25 @@ from espalier.modeling.block_stream import BlockStream, run_through, windows_per
 from espalier.modeling.checkpoint import Checkpoint, ShardWriter
 from espalier.modeling.edits import Edits, dense
 from espalier.modeling.logits import logits_at
+from espalier.modeling.model_files import copy_beside
 from espalier.modeling.opened import OpenedModel
+from espalier.pace.beats import beats
 from espalier.settings.mistakes import Mistake
-from espalier.storage.atomic import replacing
+from espalier.storage.atomic import replacing, write_bytes
 
-NOT_COPIED = (".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".onnx", ".gguf", ".md")
-"""Endings of files in a model directory that are weights or a card of the dense model."""
+CARD = "README.md"
+"""What the Hugging Face hub shows of a model."""
 
 
 class ExportError(RuntimeError):
     """The exported model is not what was to be exported."""
 
 
-def export_edited(model: OpenedModel, edits: Edits, target: Path) -> None:
-    """Write the model with edited weights; dtypes, shard names and all other files stay as they are.
+def export_edited(model: OpenedModel, edits: Edits, target: Path, card: str = "") -> None:
+    """Write the model with edited weights; dtypes, shard names, configuration and tokenizer stay as they are.
 
-    The directory appears whole or not at all; weights are read, edited and written one tensor at a time.
+    The directory appears whole or not at all; weights are read, edited and written one tensor at a time. ``card`` becomes its
+    ``README.md``; an empty one is not written.
 
     Raises
     ------
@@ -40,7 +43,14 @@ def export_edited(model: OpenedModel, edits: Edits, target: Path) -> None:
     with made_whole(target) as unfinished:
         for shard in model.checkpoint.shards:
             _write_shard(model, shard, unfinished / shard.name, edits)
-        copy_beside(model.directory, unfinished, NOT_COPIED)
+        copy_beside(model.directory, unfinished)
+        write_card(unfinished, card)
+
+
+def write_card(folder: Path, card: str) -> None:
+    """Write a model card, unless it is empty."""
+    if card:
+        write_bytes(folder / CARD, card.encode())
 
 
 @contextmanager
@@ -63,27 +73,25 @@ def made_whole(target: Path) -> Iterator[Path]:
         raise Mistake(f"cannot write {target}: {error.strerror or error}; free the disk and resume the run") from error
 
 
-def copy_beside(source: Path, target: Path, left_out: tuple[str, ...]) -> None:
-    """Copy a model's files but for hidden ones and those with these endings: tokenizer, configuration, licence."""
-    for file in sorted(source.iterdir()):
-        if file.is_file() and not file.name.startswith(".") and not file.name.endswith(left_out):
-            shutil.copyfile(file, target / file.name)
-
-
 def _write_shard(model: OpenedModel, shard: Path, target: Path, edits: Edits) -> None:
     stored = {name: tensor for name, tensor in model.checkpoint.tensors.items() if tensor.shard == shard}
     specs = {name: (tensor.dtype, tensor.shape, tensor.stop - tensor.start) for name, tensor in stored.items()}
     with replacing(target) as file:
         writer = ShardWriter(file, specs, {"format": "pt"})
-        for name, value in edited_tensors(model, specs, edits):
+        for name, value in edited_tensors(model, specs, edits, "writing"):
             writer.write(name, bits_of(value).numpy().data)
 
 
-def edited_tensors(model: OpenedModel, names: Iterable[str], edits: Edits) -> Iterator[tuple[str, Tensor]]:
-    """Tensors of the model as they are to be exported, one at a time; a block's edits are made once for its tensors."""
+def edited_tensors(
+    model: OpenedModel, names: Collection[str], edits: Edits, doing: str = "reading"
+) -> Iterator[tuple[str, Tensor]]:
+    """Tensors of the model as they are to be exported, one at a time; a block's edits are made once for its tensors.
+
+    ``doing`` is what is done with them, for those who hear the beats.
+    """
     owner = {linear.parameter: (block.index, linear.name) for block in model.plan.blocks for linear in block.linears}
     block_in_hand, block_edits = -1, edits(0)
-    for name in names:
+    for name in beats(names, f"{doing} tensor"):
         value = model.checkpoint.read(name)
         if name in owner:
             index, linear = owner[name]
@@ -158,6 +166,6 @@ def whole_logits(whole: Any, windows: Tensor) -> Iterator[Tensor]:
 def _check_tensors(model: OpenedModel, edits: Edits, target: Path) -> None:
     """Every tensor of the export is, bit for bit, the dense one or the edited one."""
     written = Checkpoint(target)
-    for name, expected in edited_tensors(model, model.checkpoint.tensors, edits):
+    for name, expected in edited_tensors(model, model.checkpoint.tensors, edits, "checking"):
         if name not in written.tensors or not torch.equal(bits_of(written.read(name)), bits_of(expected)):
             raise ExportError(f"{target}: {name} is not what was to be exported; the export is not usable")

@@ -13,7 +13,8 @@ from espalier.modeling.adapters import NAME, lora_config, module_path
 from espalier.modeling.block_stream import BlockStream
 from espalier.modeling.computing import Computing
 from espalier.modeling.edits import Edits, WeightEdit
-from espalier.modeling.export import ExportError, logits_of, made_whole, require_close, whole_logits
+from espalier.modeling.export import ExportError, logits_of, made_whole, require_close, whole_logits, write_card
+from espalier.modeling.model_files import public_name
 from espalier.modeling.opened import OpenedModel
 from espalier.modeling.quantised import hush
 from espalier.storage.atomic import write_bytes, write_json
@@ -30,12 +31,12 @@ UPDATE_TOLERANCE = 1e-4
 """Of an update, relative to its largest number: two float32 products of the same factors differ by their rounding."""
 
 
-def export_adapter(model: OpenedModel, adapters: AdapterPlan, tensors: BlobTensors, target: Path) -> None:
-    """Write ``adapter_config.json`` and ``adapter_model.safetensors``; the directory appears whole or not at all.
+def export_adapter(model: OpenedModel, adapters: AdapterPlan, tensors: BlobTensors, target: Path, card: str = "") -> None:
+    """Write ``adapter_config.json``, ``adapter_model.safetensors`` and the card; the directory appears whole or not at all.
 
-    The same adapters give the same bytes. No base model is named: it lies elsewhere on every machine, and what a model's own
-    ``config.json`` says of its name is often that of the model it was made from. So the base is loaded first, and then
-    ``PeftModel.from_pretrained(base, adapter)``.
+    The same adapters give the same bytes. The base model is named as others know it (``public_name``), not by its path, which
+    is another one on every machine. So the base is loaded first, and then ``PeftModel.from_pretrained(base, adapter)``. An
+    empty card is not written.
 
     Raises
     ------
@@ -54,8 +55,10 @@ def export_adapter(model: OpenedModel, adapters: AdapterPlan, tensors: BlobTenso
         named[f"base_model.model.{model.family.head_linears[linear]}.{kind}"] = tensors(HEAD_KEY)[name].contiguous()
     with made_whole(target) as unfinished:
         config = lora_config(model.family, adapters, len(model.plan.blocks), 0.0)
+        config.base_model_name_or_path = public_name(model.directory, model.config)
         write_json(unfinished / "adapter_config.json", _as_json(config))
         write_bytes(unfinished / "adapter_model.safetensors", save(named, metadata={"format": "pt"}))
+        write_card(unfinished, card)
 
 
 def _as_json(config: "LoraConfig") -> dict[str, Any]:

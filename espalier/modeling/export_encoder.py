@@ -8,16 +8,9 @@ from torch import Tensor
 
 from espalier.modeling.checkpoint import Checkpoint, ShardWriter
 from espalier.modeling.edits import Edits
-from espalier.modeling.export import (
-    NOT_COPIED,
-    ExportError,
-    bits_of,
-    copy_beside,
-    edited_tensors,
-    made_whole,
-    require_close,
-)
+from espalier.modeling.export import ExportError, bits_of, edited_tensors, made_whole, require_close, write_card
 from espalier.modeling.export_adapter import a_few_tokens, encoder_in_peft
+from espalier.modeling.model_files import INDEX, copy_beside
 from espalier.modeling.opened import OpenedModel
 from espalier.storage.atomic import replacing, write_json
 
@@ -25,7 +18,9 @@ WEIGHTS = "model.safetensors"
 """The one file of the weights: what is written lacks the heads of other tasks that the base model's files may hold."""
 
 
-def export_encoder(model: OpenedModel, edits: Edits, head: Mapping[str, Tensor], classes: Sequence[str], target: Path) -> None:
+def export_encoder(
+    model: OpenedModel, edits: Edits, head: Mapping[str, Tensor], classes: Sequence[str], target: Path, card: str = ""
+) -> None:
     """Write the encoder for sequence classification: edited weights in the dtype of the base model's files, a float32 head.
 
     The directory appears whole or not at all; weights are read, edited and written one tensor at a time.
@@ -34,6 +29,7 @@ def export_encoder(model: OpenedModel, edits: Edits, head: Mapping[str, Tensor],
     ----------
     head : its tensors by canonical name, float32: ``head.dense.weight`` ...
     classes : names of the classes in the head's order, for ``config.json``
+    card : its ``README.md``; an empty one is not written
 
     Raises
     ------
@@ -54,12 +50,13 @@ def export_encoder(model: OpenedModel, edits: Edits, head: Mapping[str, Tensor],
             writer = ShardWriter(file, specs, {"format": "pt"})
             for name, value in _tensors(model, specs, edits, named):
                 writer.write(name, bits_of(value).numpy().data)
-        copy_beside(model.directory, unfinished, (*NOT_COPIED, ".index.json"))
+        copy_beside(model.directory, unfinished, (INDEX,))
         config = {key: value for key, value in model.config.items() if key not in ("num_labels", "problem_type")}
         config["architectures"] = [type(skeleton).__name__]
         config["id2label"] = {str(place): name for place, name in enumerate(classes)}
         config["label2id"] = {name: place for place, name in enumerate(classes)}
         write_json(unfinished / "config.json", config)
+        write_card(unfinished, card)
 
 
 def _head_names(model: OpenedModel, head: Mapping[str, Tensor]) -> dict[str, Tensor]:

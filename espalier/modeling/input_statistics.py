@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from pruning_kernels.local import InputStatistics, LocalPruning
+from pruning_kernels.local import DampingMean, InputStatistics, LocalPruning
 from pruning_kernels.sparsegpt import Factor, factorise
 
 CHANNELS_AT_ONCE = 512
@@ -16,6 +16,9 @@ CHANNELS_AT_ONCE = 512
 
 class Watched(ABC):
     """Watches the inputs of a block's linears while windows pass through it."""
+
+    windows = 0
+    """How many pass through the block; told before ``found`` is asked."""
 
     def __init__(self, linears: dict[str, nn.Linear]) -> None:
         self._linears = linears
@@ -83,11 +86,12 @@ class InputGrams(Watched):
     Linears that are given the same input have one gram and one factor together: query, key and value, or gate and up.
     """
 
-    def __init__(self, linears: dict[str, nn.Linear], damping: float) -> None:
+    def __init__(self, linears: dict[str, nn.Linear], damping: float, damping_mean: DampingMean = "live") -> None:
         super().__init__(linears)
         self.grams: dict[str, Tensor] = {}
         """By the name of the first linear that is given an input."""
         self._damping = damping
+        self._damping_mean = damping_mean
         self._leader: dict[str, str] = {}
         self._last: tuple[Tensor, str] | None = None
 
@@ -107,7 +111,8 @@ class InputGrams(Watched):
 
     def found(self) -> dict[str, Factor]:
         """The factor of each linear's gram, by canonical name; the grams are used up."""
-        factors = {leader: factorise(self.grams.pop(leader), self._damping) for leader in list(self.grams)}
+        dead = self.windows / 2 if self._damping_mean == "all" else None
+        factors = {leader: factorise(self.grams.pop(leader), self._damping, dead) for leader in list(self.grams)}
         return {name: factors[self._leader[name]] for name in self._linears}
 
 
@@ -126,4 +131,6 @@ Watch = Callable[[dict[str, nn.Linear]], Watched]
 
 def watch_for(pruning: LocalPruning) -> Watch:
     """What has to be watched for a way of pruning."""
-    return partial(InputGrams, damping=pruning.damping) if pruning.needs_grams else InputSquareSums
+    if not pruning.needs_grams:
+        return InputSquareSums
+    return partial(InputGrams, damping=pruning.damping, damping_mean=pruning.damping_mean)

@@ -47,4 +47,6 @@ def sequence_lengths(settings: RunSettings, encoder: bool) -> dict[str, int]:
             lengths["data.window-tokens"] = data.window_tokens
     if on_items:
         lengths["task.max-tokens"] = task.max_tokens
+        if task.max_test_tokens:
+            lengths["task.max-test-tokens"] = task.max_test_tokens
     return lengths

@@ -15,13 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 from espalier.modeling.checkpoint import Checkpoint
 from espalier.modeling.families import Family, family_of
+from espalier.pace.beats import beats
 from espalier.settings.mistakes import Mistake
+from espalier.settings.model_name import require_on_disk
 from espalier.wire.plan import BlockPlan, LinearPlan, ModelPlan
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "vocab.txt", "sentencepiece.bpe.model")
+TOKENIZER_SETTINGS = ("config.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 
 
 class OpenedModel:
@@ -155,10 +158,22 @@ class OpenedModel:
         return self.tokenizer(text, verbose=False)["input_ids"]
 
     @cached_property
+    def tokenizer_sha256(self) -> str:
+        """Hash of all that token ids depend on: the tokenizer's files, and the versions of the libraries that read them."""
+        import tokenizers
+        import transformers
+
+        digest = hashlib.sha256(f"{transformers.__version__} {tokenizers.__version__}".encode())
+        for path in sorted(self.directory / file for file in (*TOKENIZER_FILES, *TOKENIZER_SETTINGS)):
+            if path.exists():
+                digest.update(path.name.encode() + hashlib.sha256(path.read_bytes()).digest())
+        return digest.hexdigest()
+
+    @cached_property
     def sha256(self) -> str:
         """Hash of the weights and the tokenizer: names, dtypes, shapes and bytes, however they are sharded."""
         digest = hashlib.sha256()
-        for name in sorted(self.checkpoint.tensors):
+        for name in beats(sorted(self.checkpoint.tensors), "hashing tensor"):
             stored = self.checkpoint.tensors[name]
             digest.update(json.dumps([name, stored.dtype, list(stored.shape)]).encode())
             for chunk in self.checkpoint.chunks(name):
@@ -222,12 +237,15 @@ def open_model(name: str) -> OpenedModel:
     Raises
     ------
     Mistake
-        See ``OpenedModel``.
+        See ``OpenedModel`` and ``require_on_disk``.
     """
     if name != "demo":
+        require_on_disk(name)
         return OpenedModel(Path(name).expanduser().absolute())
     try:
         from espalier_assets import DEMO_MODEL
     except ModuleNotFoundError:
-        raise Mistake("model = 'demo': espalier_assets is not installed on this machine; run: pip install -e .") from None
+        raise Mistake(
+            "model = 'demo': espalier_assets is not installed on this machine; install Espalier here (README, 'Set up and run')"
+        ) from None
     return OpenedModel(DEMO_MODEL)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from espalier.settings.libraries import WITHOUT_BITSANDBYTES
 from espalier.settings.mistakes import Mistake
 from espalier.wire.plan import ModelPlan
 
@@ -75,9 +76,7 @@ def bitsandbytes() -> Any:
     try:
         import bitsandbytes as library
     except ModuleNotFoundError:
-        raise Mistake(
-            "training.base = 'nf4': bitsandbytes is not installed on this machine; run: pip install bitsandbytes"
-        ) from None
+        raise Mistake(WITHOUT_BITSANDBYTES) from None
     return library
 
 

@@ -22,9 +22,10 @@ from espalier.modeling.checkpoint import Checkpoint, ShardWriter
 from espalier.modeling.opened import OpenedModel
 from espalier.modeling.quantised import BLOCK, Nf4Matrix, bitsandbytes, quantise, require_quantisable, tables, tensor_sizes
 from espalier.modeling.tensor_pieces import pieces
+from espalier.pace.beats import beats
 from espalier.settings.mistakes import Mistake
 from espalier.storage.atomic import replacing
-from espalier.storage.private import OWNER_ONLY_FILE, private_folder
+from espalier.storage.private import OWNER_ONLY_FILE, VERSION_FILE, mark_as_ours, private_folder
 from espalier.wire.plan import LinearPlan
 
 VERSION = 1
@@ -64,6 +65,8 @@ def quantised_linears(
         yield from _quantised(model, device, double_quantisation)
         return
     folder = private_folder(cache_folder, cache_key(model, device, double_quantisation))
+    if not (folder / VERSION_FILE).exists():
+        mark_as_ours(folder)
     with suppress(FileNotFoundError):
         os.utime(folder / LOCK)  # the node removes what was not used for its days
     try:
@@ -83,7 +86,7 @@ def cache_key(model: OpenedModel, device: torch.device, double_quantisation: boo
 
 
 def _quantised(model: OpenedModel, device: torch.device, double_quantisation: bool) -> Iterator[tuple[LinearPlan, Nf4Matrix]]:
-    for block in model.plan.blocks:
+    for block in beats(model.plan.blocks, "quantising block"):
         for linear in block.linears:
             yield linear, quantise(pieces(model.checkpoint, linear.parameter), linear.shape, device, double_quantisation)
 

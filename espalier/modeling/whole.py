@@ -17,6 +17,7 @@ from espalier.modeling.opened import OpenedModel
 from espalier.modeling.quantised import linear_of, tables
 from espalier.modeling.quantised_cache import quantised_linears
 from espalier.modeling.tensor_pieces import converted
+from espalier.pace.beats import beats
 from espalier.settings.mistakes import Mistake
 
 Base = Literal["float32", "bfloat16", "nf4"]
@@ -115,7 +116,7 @@ def _quantise_linears(
 def _fill(model: OpenedModel, whole: nn.Module, sources: dict[str, str], dtype: torch.dtype, device: torch.device) -> None:
     """Give parameters that have no memory their values, frozen, and bring buffers to the device."""
     filled: dict[int, nn.Parameter] = {}
-    for path, module in whole.named_modules():
+    for path, module in beats(list(whole.named_modules()), "loading module"):
         for name, parameter in module.named_parameters(recurse=False):
             full = f"{path}.{name}" if path else name
             if id(parameter) not in filled and parameter.is_meta and full in sources:

@@ -19,7 +19,12 @@ class AdapterAveraging(Table):
     error_feedback: bool = Field(
         True, description="what rounding to the payload's dtype loses is added the next time, unless the aggregation is svd"
     )
-
+    rounding: Literal["differences", "values"] = Field(
+        "differences", description="what a payload of bfloat16 or nf4 rounds: what a round's training changed, or all values"
+    )
+    max_weight_ratio: float = Field(
+        10.0, ge=1, description="a client weighs at most so many times as much as the median client"
+    )
     keep_optimizer: bool = Field(False, description="a client's AdamW goes on from round to round, instead of beginning anew")
 
     @property
@@ -29,6 +34,19 @@ class AdapterAveraging(Table):
         The SVD gives A and B other directions in every round, in which a loss of the round before means nothing.
         """
         return self.error_feedback and getattr(self, "aggregation", "") != "svd"
+
+    @property
+    def sends_differences(self) -> bool:
+        """Whether a client sends what its training changed, and the server adds it to its own global adapters."""
+        return self.payload != "float32" and self.rounding == "differences"
+
+    @property
+    def delivers_differences(self) -> bool:
+        """Whether the server sends what leads to the global adapters from the first ones, which every client makes itself.
+
+        Of those the SVD leaves nothing: its factors are smaller than the difference.
+        """
+        return self.sends_differences and getattr(self, "aggregation", "") != "svd"
 
     @property
     def lowers_ranks(self) -> bool:

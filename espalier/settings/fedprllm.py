@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from espalier.settings.pattern import Pattern
 from espalier.settings.table import Table
@@ -25,6 +25,15 @@ class FedPrLLMSettings(Table):
     comparison_group: Group = Field("layer", description="weights that compete for the summed votes")
     ties: Literal["magnitude", "index", "random"] = Field("magnitude", description="which of equally voted weights goes first")
     weight_scaling: bool = Field(False, description="shrink kept weights by the share of clients that would prune them")
+    continue_behind: Literal["masked", "scaled"] = Field(
+        "masked", description="iterative: which form of a decided block clients go on behind; scaled needs weight-scaling"
+    )
+
+    @model_validator(mode="after")
+    def _scaled_blocks_are_there(self) -> "FedPrLLMSettings":
+        if self.continue_behind == "scaled" and not (self.weight_scaling and self.strategy == "iterative"):
+            raise ValueError("continue-behind = 'scaled': needs strategy = 'iterative' and weight-scaling = true")
+        return self
 
     @property
     def local_group(self) -> str:

@@ -21,10 +21,16 @@ class FedSpaLLMSettings(Table):
     )
     comparison_group: Literal["layer", "row"] = Field("layer", description="weights that compete in the mask expansion")
     damping: float = Field(0.01, gt=0, le=1, description="sparsegpt: share of the Hessian's mean diagonal that is added to it")
+    damping_mean: Literal["live", "all"] = Field(
+        "live", description="sparsegpt: channels of that mean; all: dead ones count as 1, as in its published code"
+    )
     aggregation: Literal["l0", "mean"] = Field(
         "l0", description="mean over the clients that kept a weight, or over all of them (FedAvg of pruned weights)"
     )
     client_weights: Literal["equal", "samples"] = Field("equal", description="weight of a client in the mean")
+    max_weight_ratio: float = Field(
+        10.0, ge=1, description="a client weighs at most so many times as much as the median client"
+    )
     mask_expansion: bool = Field(True, description="prune the most pruned weights until the sparsity is reached")
     ties: Literal["magnitude", "index", "random"] = Field(
         "magnitude", description="which of the weights that equally many clients pruned goes first"
@@ -36,6 +42,9 @@ class FedSpaLLMSettings(Table):
     )
     capabilities: str = Field(
         "", description="comma-separated capability of each rank, in place of what the nodes state; the last one repeats"
+    )
+    max_capability_ratio: float = Field(
+        4.0, ge=1, description="a capability that a node states counts at most so many times the median's"
     )
     coverage: Literal["every-round", "over-rounds"] = Field(
         "every-round", description="if the samples cannot cover all layers: refuse, or add rounds until they have"

@@ -15,6 +15,9 @@ class HetLoRASettings(AdapterAveraging):
     ranks: str = Field(
         "", description="comma-separated rank of each client's adapters, in place of its capability's; the last one repeats"
     )
+    max_capability_ratio: float = Field(
+        4.0, ge=1, description="a capability that a node states counts at most so many times the median's"
+    )
     client_weights: Literal["norms", "samples", "equal"] = Field(
         "norms", description="weight of a client in the average; norms: the Frobenius norm of the update that it sent"
     )

@@ -1,17 +1,44 @@
-"""What belongs to a site: the configuration that its owner gives to the SuperNode, validated on the node."""
+"""What belongs to a site: the configuration that its owner gives to the SuperNode, validated on the node.
+
+Covers: what a run may have of a site (files, fields, methods, sizes, how little data an answer may rest on) is said here, by
+the owner, and a run's settings cannot change it. Whether a node is simulated is no key: the program finds it out
+(``client_app.simulated``), and a node of which it is not known counts as real.
+Does not cover: a program that does not ask. These settings are read by the program that the run's submitter sends.
+"""
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, PrivateAttr, ValidationError, field_validator
 
 from espalier.settings.mistakes import Mistake
+from espalier.settings.run import METHODS
 from espalier.settings.table import Table, mistake_lines
 
-LEAST_SAMPLES = 8
-"""Sequences of a round's training at a site whose owner names no number."""
+LEAST_TOKENS = 2048
+"""Tokens on which an answer of a site rests at least whose owner names no number: the windows of a default run."""
+
+LEAST_THREADS = 8
+"""Threads that a run may ask for at a site whose owner names no number, where the machine has fewer processors."""
+
+MOST = {"most_steps": 10_000, "most_sequences": 1_000_000, "most_windows": 4096, "most_rounds": 1000, "most_runs": 100}
+"""The limits of a site whose owner names no others."""
+
+REPLACED = {
+    "least-samples": "least-samples: is no key any more; least-tokens counts tokens in place of training sequences, for "
+    "instance 2048 where it was 8 with sequences of 256 tokens"
+}
+"""Keys of earlier versions, and what to say of them."""
+
+SHOWN_PATH = 200
+"""Characters of a path that cannot be used which are told."""
+
+
+SITE_NAME, MOST_NAME = r"^[A-Za-z0-9._-]*$", 64
+"""What a site may be called, and characters at most."""
 
 
 class NodeSettings(Table):
@@ -19,22 +46,43 @@ class NodeSettings(Table):
 
     partition_id: int = Field(-1, ge=-1, description="Flower's partition id")
     num_partitions: int = Field(0, ge=0, description="Flower's number of partitions")
-    site: str = Field("", max_length=64, pattern=r"^[A-Za-z0-9._-]*$", description="name under which the site takes part")
+    site: str = Field("", max_length=MOST_NAME, pattern=SITE_NAME, description="name under which the site takes part")
     data_path: str = Field("", description="the site's own text or JSON Lines file")
     data_format: Literal["", "text", "jsonl"] = Field("", description="format of data-path; empty: by its ending")
-    data_field: str = Field("", description="field of a JSON Lines record; empty: the run's data.field")
-    model_path: str = Field("", description="directory of the base model at this site; empty: the run's model")
+    data_field: str = Field("", description="field of a JSON Lines record that holds the text; empty: text")
+    data_task: str = Field("", description="task whose records data-path holds; empty: it holds text")
+    model_path: str = Field("", description="directory of the base model at this site; empty: the demo model")
     state_dir: str = Field("", description="where private state is kept; empty: ESPALIER_STATE_DIR or ~/.espalier")
     windows: int = Field(0, ge=0, le=1_000_000, description="calibration windows of this site; 0: the run's data.windows")
     own_text: bool = Field(False, description="whether the run may evaluate on this site's held-out text or items")
-    least_samples: int = Field(
-        0, ge=0, description="fewest training sequences on which a round's update may rest; 0: 8, and 1 of a simulated site"
-    )
+    least_tokens: int = Field(0, ge=0, description="fewest tokens on which an answer may rest; 0: 2048")
+    allow_methods: str = Field("", description="comma-separated methods that runs may use; empty: all")
+    most_steps: int = Field(0, ge=0, description="most training steps of a round, times accumulation; 0: 10000")
+    most_sequences: int = Field(0, ge=0, description="most sequences of a round's steps together; 0: 1000000")
+    most_windows: int = Field(0, ge=0, description="most calibration windows that a run may ask for; 0: 4096")
+    most_rounds: int = Field(0, ge=0, description="most rounds of a run; 0: 1000")
+    most_threads: int = Field(0, ge=0, description="most threads that a run may ask for; 0: one per processor, or 8")
+    most_runs: int = Field(0, ge=0, description="most runs within keep-days that are answered; 0: 100")
     capability: float = Field(1.0, ge=0, le=1e9, description="how much this site can compute, beside others; 0: measure it")
     keep_days: int = Field(30, ge=1, description="private state that was not touched for so long is removed")
     device: Literal["", "auto", "cpu", "cuda"] = Field("", description="empty: the run's device")
-    threads: int = Field(0, ge=0, description="CPU threads; 0: the run's threads")
+    threads: int = Field(0, ge=0, le=1024, description="CPU threads; 0: the run's threads")
     activations: Literal["", "memory", "disk"] = Field("", description="where hidden states are kept; empty: as the run says")
+
+    _simulated: bool = PrivateAttr(False)
+
+    @field_validator("allow_methods")
+    @classmethod
+    def _are_methods(cls, value: str) -> str:
+        if unknown := sorted({part.strip() for part in value.split(",") if part.strip()} - METHODS.keys()):
+            shown = ", ".join(name.encode("ascii", "replace").decode() for name in unknown)
+            raise ValueError(f"{shown} is no method; choose of {', '.join(METHODS)}")
+        return value
+
+    @property
+    def simulated(self) -> bool:
+        """Whether this is a node of a simulation, which has nothing of its own: the run's settings say what it holds."""
+        return self._simulated
 
     def state_root(self) -> Path:
         """Directory of the site's private state."""
@@ -42,11 +90,23 @@ class NodeSettings(Table):
 
     def allows_own_text(self) -> bool:
         """Whether a run may evaluate on the site's held-out text: if its owner says so, or the site is simulated."""
-        return self.own_text or self.partition_id >= 0
+        return self.own_text or self.simulated
 
-    def fewest_samples(self) -> int:
-        """Fewest training sequences of a round's update: as the owner says, else 8; a simulated site has nothing to hide."""
-        return self.least_samples or (1 if self.partition_id >= 0 else LEAST_SAMPLES)
+    def allows_method(self, method: str) -> bool:
+        """Whether a run may use a method here."""
+        return not self.allow_methods.strip() or method in {part.strip() for part in self.allow_methods.split(",")}
+
+    def fewest_tokens(self) -> int:
+        """Fewest tokens of an answer: as the owner says, else 2048; a simulated site has nothing to hide."""
+        return self.least_tokens or (1 if self.simulated else LEAST_TOKENS)
+
+    def most(self, limit: str) -> int | None:
+        """A limit by its name (``most_steps`` ...): as the owner says, else the default; a simulated site has none."""
+        if given := int(getattr(self, limit)):
+            return given
+        if self.simulated:
+            return None
+        return max(LEAST_THREADS, os.cpu_count() or 1) if limit == "most_threads" else MOST[limit]
 
     def file_format(self) -> Literal["text", "jsonl"]:
         """Format of ``data_path``."""
@@ -55,23 +115,36 @@ class NodeSettings(Table):
         return "jsonl" if self.data_path.endswith((".jsonl", ".json")) else "text"
 
 
-def parse_node(config: Mapping[str, Any]) -> NodeSettings:
+def simulated_node(**values: Any) -> NodeSettings:
+    """Settings of a node of a simulation, which has nothing of its own: the run's settings say what it holds."""
+    settings = NodeSettings(**values)
+    settings._simulated = True
+    return settings
+
+
+def parse_node(config: Mapping[str, Any], *, simulated: bool = False) -> NodeSettings:
     """Read a node configuration.
+
+    Whether the node is ``simulated`` is for the caller to know; nothing in the configuration says it.
 
     Raises
     ------
     Mistake
         With one line per wrong key or value, all of them at once.
     """
-    mistakes = []
+    mistakes = [line for key, line in REPLACED.items() if key in config]
     try:
-        settings = NodeSettings.model_validate(dict(config))
+        settings = NodeSettings.model_validate({key: value for key, value in config.items() if key not in REPLACED})
+        settings._simulated = simulated
     except ValidationError as error:
-        mistakes = mistake_lines(error, NodeSettings)
-    for key in ("data-path", "model-path"):
+        mistakes += mistake_lines(error, NodeSettings)
+    for key in ("data-path", "model-path", "state-dir"):
         path = config.get(key)
-        if isinstance(path, str) and path and not Path(path).expanduser().exists():
-            mistakes.append(f"{key} = {path!r}: does not exist on this node; name a file or directory that it can read")
+        if isinstance(path, str) and path and (why := _unusable(path, missing=key == "state-dir")):
+            shown = path if len(path) <= SHOWN_PATH else path[:SHOWN_PATH] + "..."
+            mistakes.append(f"{key} = {shown!r}: {why} on this node; name a file or directory that it can read")
+    if config.get("site") in (".", ".."):
+        mistakes.append(f"site = {config['site']!r}: is no file name; name the site otherwise")
     if not config.get("site") and config.get("partition-id", -1) == -1:
         mistakes.append("site: give the node a name, for instance --node-config 'site=\"hospital-a\"'")
     if mistakes:
@@ -79,6 +152,22 @@ def parse_node(config: Mapping[str, Any]) -> NodeSettings:
     return settings
 
 
+def is_site_name(name: object) -> bool:
+    """Whether a site may be called so."""
+    return isinstance(name, str) and len(name) <= MOST_NAME and re.fullmatch(SITE_NAME, name) is not None
+
+
 def site_id(settings: NodeSettings) -> str:
     """Name under which a node takes part: its ``site``, else one made of its partition id."""
     return settings.site or f"node-{settings.partition_id:05d}"
+
+
+def _unusable(path: str, *, missing: bool) -> str:
+    """Why no file can be read under a path here, whatever the path; empty if one can, or may be ``missing`` as yet."""
+    try:
+        os.stat(Path(path).expanduser())
+    except (FileNotFoundError, NotADirectoryError):
+        return "" if missing else "does not exist"
+    except (OSError, RuntimeError, ValueError) as error:  # too long, forbidden, another user's home, a byte that no name has
+        return f"is no path ({getattr(error, 'strerror', None) or error})"
+    return ""

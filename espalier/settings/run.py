@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
 from pydantic import Field, ValidationError, field_validator
@@ -33,8 +33,10 @@ BUILT_IN_TEXTS = ("documentation", "code")
 OWN_TEXT = "own-text"
 """Name of the clients' own held-out texts among the texts that models are evaluated on."""
 
-NOT_PART_OF_THE_RESULT = ("out-dir", "resume-from", "deadline-seconds", "enrol-seconds", "attempts", "activations")
-"""Settings that may differ between a run and its resumption."""
+SIMULATED_QUORUM = 0.5
+
+NOT_PART_OF_THE_RESULT = ("out-dir", "resume-from", "deadline-seconds", "enrol-seconds", "attempts", "activations", "quorum")
+"""Settings that may differ between a run and its resumption; a run's ``settings.toml`` has the quorum that 0 stands for."""
 
 
 class DataSettings(Table):
@@ -92,8 +94,10 @@ class RunSettings(Table):
     model: str = Field("demo", min_length=1, description="'demo' or the directory of a Hugging Face model")
     seed: int = Field(0, ge=0, description="every random choice is derived from it")
     num_clients: int = Field(8, ge=1, description="clients that take part")
-    quorum: float = Field(0.5, gt=0, le=1, description="share of the clients that must finish a round")
-    threads: int = Field(2, ge=1, description="CPU threads of every process; part of the result's bits")
+    quorum: float = Field(
+        0.0, ge=0, le=1, description="share of the clients that must finish a round; 0: half of them in simulation, else all"
+    )
+    threads: int = Field(2, ge=1, le=1024, description="CPU threads of every process; part of the result's bits")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where tensors are computed")
     dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="dtype of the forward pass")
     activations: Literal["memory", "disk"] = Field("memory", description="where hidden states are kept between two blocks")
@@ -121,9 +125,13 @@ class RunSettings(Table):
         """The chosen method's table."""
         return getattr(self, self.method)
 
+    def with_quorum(self, *, simulation: bool) -> "RunSettings":
+        """These settings with a quorum: where they name none, half of the clients in simulation, else all of them."""
+        return self if self.quorum else self.model_copy(update={"quorum": SIMULATED_QUORUM if simulation else 1.0})
+
     def nested(self) -> dict[str, Any]:
         """Plain values under hyphenated keys, without the tables that the chosen method does not have."""
-        return {key: value for key, value in self.model_dump(by_alias=True).items() if _concerns(key, self.method)}
+        return {key: value for key, value in self.model_dump(by_alias=True).items() if concerns(key, self.method)}
 
     def digest(self) -> str:
         """SHA-256 of all settings that the result depends on."""
@@ -131,10 +139,11 @@ class RunSettings(Table):
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
-def parse(flat: Mapping[str, Any], *, simulation: bool = False) -> RunSettings:
+def parse(flat: Mapping[str, Any], *, simulation: bool = False, by_hand: Collection[str] = ()) -> RunSettings:
     """Read the run configuration that Flower hands out (flat, dotted keys).
 
-    In ``simulation`` nodes have no data of their own, so that ``[data]`` must say where all of it comes from.
+    In ``simulation`` nodes have no data of their own, so that ``[data]`` must say where all of it comes from. Keys that were
+    given ``by_hand`` must concern the method; without them tables of other methods are passed over.
 
     Raises
     ------
@@ -153,7 +162,9 @@ def parse(flat: Mapping[str, Any], *, simulation: bool = False) -> RunSettings:
     mistakes = [f"{key} = {flat[key]!r}: is a table, set its keys" for key in sorted(tables & flat.keys())]
     if isinstance(method, str) and method not in METHODS:
         mistakes.append(f"method = {method!r}: choose one of {', '.join(sorted(METHODS))}")
-    chosen = {key: value for key, value in nested.items() if _concerns(key, method)}
+    elif isinstance(method, str):
+        mistakes += [_unread(key, flat[key], method) for key in sorted(by_hand) if not concerns(key, method)]
+    chosen = {key: value for key, value in nested.items() if concerns(key, method)}
     try:
         settings = RunSettings.model_validate(chosen)
     except ValidationError as error:
@@ -183,10 +194,34 @@ def _contradictions(nested: Mapping[str, Any]) -> list[str]:
         return []
 
 
-def _concerns(key: str, method: Any) -> bool:
-    """Whether a method has a table; what is no method's table concerns all of them."""
-    own = METHODS.get(method, ()) if isinstance(method, str) else ()
-    return key in own or not any(key in tables for tables in METHODS.values())
+def concerns(key: str, method: Any) -> bool:
+    """Whether a method reads a table, or a key of one; what is in no method's table concerns all of them."""
+    own, table = METHODS.get(method, ()) if isinstance(method, str) else (), key.partition(".")[0]
+    return table in own or not any(table in tables for tables in METHODS.values())
+
+
+def changed(flat: Mapping[str, Any]) -> set[str]:
+    """Keys whose values are not the defaults, unknown keys among them."""
+    known: dict[str, Any] = {}
+    for key, value in RunSettings().model_dump(by_alias=True).items():
+        known |= {f"{key}.{name}": inner for name, inner in value.items()} if isinstance(value, dict) else {key: value}
+    return {key for key, value in flat.items() if key not in known or known[key] != value}
+
+
+def _unread(key: str, value: Any, method: str) -> str:
+    """The line on a key that somebody gave by hand to a method that does not read it."""
+    table, _, name = key.partition(".")
+    readers = [other for other in sorted(METHODS) if table in METHODS[other]]
+    namesakes = [f"{own}.{name}" for own in METHODS[method] if _has(own, name)]
+    remedies = [f"set {' or '.join(namesakes)}"] if namesakes else ["leave it out"]
+    remedies.append(f"choose method = {' or '.join(map(repr, readers))}")
+    return f"{key} = {value!r}: method = {method!r} does not read it; {', or '.join(remedies)}"
+
+
+def _has(table: str, name: str) -> bool:
+    kind = RunSettings.model_fields[table].annotation if table in RunSettings.model_fields else None
+    fields = kind.model_fields.values() if isinstance(kind, type) and issubclass(kind, Table) else ()
+    return any(field.alias == name for field in fields)
 
 
 def _wrong_combinations(nested: Mapping[str, Any], simulation: bool) -> list[str]:

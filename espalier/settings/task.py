@@ -37,7 +37,10 @@ class TaskSettings(Table):
     )
     test_path: str = Field("", description="JSON Lines of public test items; empty: the hub's test split, or no test")
     max_test_items: int = Field(200, ge=0, description="test items that are scored; 0 takes all")
-    max_tokens: int = Field(256, ge=8, description="longest sequence; prompts lose their beginning, written answers their end")
+    max_tokens: int = Field(
+        256, ge=8, description="longest training sequence; prompts lose their beginning, written answers their end"
+    )
+    max_test_tokens: int = Field(0, ge=0, description="the same of test items; 0: as many as the model takes")
     answer_tokens: int = Field(256, ge=1, description="tokens that a model may write in answer to a test item (gsm8k)")
     loss_on: Literal["answer", "all"] = Field("answer", description="tokens over which the training loss is taken")
 

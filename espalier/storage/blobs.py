@@ -19,18 +19,34 @@ def sha256(data: bytes) -> str:
 
 
 class BlobStore:
-    """A directory of blobs, each in a file named by its hash."""
+    """A directory of blobs, each in a file named by its hash.
 
-    def __init__(self, root: Path, mode: int = 0o644) -> None:
+    Parameters
+    ----------
+    root : the directory
+    mode : permissions of the files
+    remedy : what to do about a blob that is damaged or missing
+    """
+
+    def __init__(self, root: Path, mode: int = 0o644, remedy: str = "send the round's first message again") -> None:
         self.root = root
         self._mode = mode
+        self._remedy = remedy
 
     def put(self, data: bytes) -> str:
-        """Store a blob and return its hash; a blob that is already there is not written again."""
+        """Store a blob and return its hash; a blob that is already there, and whole, is not written again."""
         key = sha256(data)
-        if not self._path(key).exists():
-            write_bytes(self._path(key), data, self._mode)
+        if not self.is_whole(key):
+            write_bytes(self.path(key), data, self._mode)
         return key
+
+    def is_whole(self, key: str) -> bool:
+        """Whether a blob is there, with the bytes that it was stored with."""
+        try:
+            with open(self.path(key), "rb") as file:
+                return hashlib.file_digest(file, "sha256").hexdigest() == key
+        except OSError:
+            return False
 
     def put_pieces(self, pieces: Iterable[bytes | memoryview]) -> str:
         """Store a blob that is larger than memory, piece by piece, and return its hash."""
@@ -39,19 +55,23 @@ class BlobStore:
             for piece in pieces:
                 digest.update(piece)
                 file.write(piece)
-        unfinished.replace(self._path(digest.hexdigest()))
+        unfinished.replace(self.path(digest.hexdigest()))
         return digest.hexdigest()
 
     @contextmanager
     def opened(self, key: str) -> Iterator[BinaryIO]:
         """A blob as a file, after its bytes were checked; raises as ``get`` does."""
-        if not self._path(key).exists():
+        if not self.path(key).exists():
             raise self._missing(key)
-        with open(self._path(key), "rb") as file:
+        with open(self.path(key), "rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != key:
                 raise self._damaged(key)
             file.seek(0)
             yield file
+
+    def has(self, key: str) -> bool:
+        """Whether there is such a blob; whether its bytes still have its hash, reading it tells."""
+        return self.path(key).exists()
 
     def keep_only(self, keys: Collection[str]) -> None:
         """Remove all other blobs."""
@@ -68,7 +88,7 @@ class BlobStore:
             There is no such blob, or its bytes no longer have its hash.
         """
         try:
-            data = self._path(key).read_bytes() if _SHA256.fullmatch(key) else None
+            data = self.path(key).read_bytes() if _SHA256.fullmatch(key) else None
         except FileNotFoundError:
             data = None
         if data is None:
@@ -78,10 +98,11 @@ class BlobStore:
         return data
 
     def _missing(self, key: str) -> Mistake:
-        return Mistake(f"{self.root}: there is no blob {key[:12]}; send the round's first message again")
+        return Mistake(f"{self.root}: there is no blob {key[:12]}; {self._remedy}")
 
     def _damaged(self, key: str) -> Mistake:
-        return Mistake(f"{self._path(key)}: the bytes are damaged; remove the file and send the message again")
+        return Mistake(f"{self.path(key)}: the bytes are damaged; {self._remedy}")
 
-    def _path(self, key: str) -> Path:
+    def path(self, key: str) -> Path:
+        """The file of a blob, whether it is there or not."""
         return self.root / f"{key}.blob"

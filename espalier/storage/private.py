@@ -1,25 +1,30 @@
-"""A node's private state: ``<state-dir>/<lineage>/<rank>/r<NNN>``.
+"""A node's private state: ``<state-dir>/<lineage>/<site>/r<NNN>``.
 
-Covers: other users of the machine cannot read it (owner-only permissions); two processes of one client do not write at
-once (a lock per client); state of an older layout is refused; of rounds only the last two are kept, what outlasts rounds
-(``lasting``) is let go by whoever put it there, and runs that nobody touched for long are removed.
-Does not cover: encryption at rest, or an attacker who has the owner's account.
+Covers: other users of the machine cannot read it (owner-only permissions); two sites that share a state directory have each
+their own; a site has one rank and one set of settings in a run; two processes of one client do not write at once (a lock per
+client); state of an older layout is refused; of rounds only the last two are kept, what outlasts rounds (``lasting``) is let
+go by whoever put it there, and runs that nobody touched for long are removed, where a directory carries our version file.
+Does not cover: encryption at rest, an attacker who has the owner's account, or two nodes under one site name on two machines.
+What a site answered before is forgotten with its state, by ``keep-days`` or by its owner's hand.
 """
 
 import fcntl
 import json
 import os
+import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from espalier.settings.mistakes import Mistake
 from espalier.storage.atomic import write_json
-from espalier.storage.blobs import BlobStore
+from espalier.storage.blobs import BlobStore, sha256
 
-VERSION = 2
+VERSION = 3
+VERSION_FILE = "espalier-version.json"
+"""It makes a directory ours."""
 OWNER_ONLY_DIRECTORY = 0o700
 OWNER_ONLY_FILE = 0o600
 ROUNDS_KEPT = 2
@@ -43,21 +48,53 @@ def private_folder(root: Path, *parts: str) -> Path:
     return folder
 
 
+def mark_as_ours(folder: Path, **more: Any) -> None:
+    """Write the version file that lets ``collect_old_runs`` remove a directory."""
+    write_json(folder / VERSION_FILE, {"version": VERSION, **more}, OWNER_ONLY_FILE)
+
+
 def collect_old_runs(root: Path, older_than: float) -> None:
-    """Remove the private state of runs, and quantised models, not used since ``older_than`` (seconds since the epoch)."""
+    """Remove the private state of runs, and quantised models, not used since ``older_than`` (seconds since the epoch).
+
+    Whatever else lies below a wrongly chosen ``root`` stays: only directories that carry our version file are removed.
+    """
     for lock in root.glob("*/*/lock"):
-        if lock.stat().st_mtime < older_than:
-            shutil.rmtree(lock.parent)
+        folder = lock.parent
+        if lock.is_file() and lock.stat().st_mtime < older_than and not folder.is_symlink() and is_ours(folder):
+            shutil.rmtree(folder)
             with suppress(OSError):
-                lock.parent.parent.rmdir()  # only when no other client's state is in it
+                folder.parent.rmdir()  # only when no other client's state is in it
+
+
+def is_ours(folder: Path) -> bool:
+    """Whether a directory carries our version file, or is private state of version 2, which had a plainer one."""
+    try:
+        if (folder / VERSION_FILE).is_file():
+            return isinstance(json.loads((folder / VERSION_FILE).read_text()).get("version"), int)
+        older = re.fullmatch("[0-9]{5}", folder.name) is not None
+        return older and json.loads((folder / "version.json").read_text()) == {"version": 2}
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def lineages_of(root: Path, site: str) -> set[str]:
+    """The runs of which a site keeps state."""
+    return {file.parent.parent.name for file in root.glob(f"*/{site}/{VERSION_FILE}")}
 
 
 class PrivateState:
-    """Private state of one client (``rank``) in one run (``lineage``)."""
+    """Private state of one site in one run (``lineage``).
 
-    def __init__(self, root: Path, lineage: str, rank: int) -> None:
+    Parameters
+    ----------
+    root : the node's ``state-dir``
+    client : what the site is asked as, and must stay in this run, by the word that an error has for it: its rank, the settings
+    """
+
+    def __init__(self, root: Path, lineage: str, site: str, client: Mapping[str, str | int]) -> None:
         self.root = root
-        self.folder = root / lineage / f"{rank:05d}"
+        self.folder = root / lineage / site
+        self.client = dict(client)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -68,6 +105,18 @@ class PrivateState:
             fcntl.flock(file, fcntl.LOCK_EX)
             self._check_version()
             yield
+
+    def require_same_client(self) -> None:
+        """Raise Mistake if this site is known in the run under another rank, or with other settings."""
+        if not (path := self.folder / VERSION_FILE).exists():
+            return
+        document = _read_json(path)
+        if (found := document.get("version")) != VERSION:
+            raise Mistake(
+                f"{self.folder}: private state of version {found}, this program writes {VERSION}; remove the directory"
+            )
+        if other := [name for name, value in self.client.items() if document.get("client", {}).get(name) != value]:
+            raise Mistake(f"message: this site takes part in this run with another {' and '.join(other)}; begin a new run")
 
     def blobs(self, server_round: int) -> BlobStore:
         """Blobs that the client keeps for one round."""
@@ -86,9 +135,17 @@ class PrivateState:
         path = self._round(server_round) / f"{name}.json"
         return _read_json(path) if path.exists() else None
 
+    def documents(self, server_round: int) -> dict[str, str]:
+        """SHA-256 of each JSON document of a round by name: whether two moments found the same state."""
+        return {file.stem: sha256(file.read_bytes()) for file in sorted(self._round(server_round).glob("*.json"))}
+
     def save_lasting(self, name: str, value: dict[str, Any]) -> None:
         """Save a JSON document that the client keeps whatever the round, atomically."""
         write_json(self._open(self.folder / "lasting") / f"{name}.json", value, OWNER_ONLY_FILE)
+
+    def forget_lasting(self, name: str) -> None:
+        """Remove a document of ``save_lasting``."""
+        (self.folder / "lasting" / f"{name}.json").unlink(missing_ok=True)
 
     def load_lasting(self, name: str) -> dict[str, Any] | None:
         """Load a document of ``save_lasting``; None if it was never saved."""
@@ -108,13 +165,9 @@ class PrivateState:
         return private_folder(self.root, *folder.relative_to(self.root).parts)
 
     def _check_version(self) -> None:
-        path = self.folder / "version.json"
-        if not path.exists():
-            write_json(path, {"version": VERSION}, OWNER_ONLY_FILE)
-        elif (found := _read_json(path).get("version")) != VERSION:
-            raise Mistake(
-                f"{self.folder}: private state of version {found}, this program writes {VERSION}; remove the directory"
-            )
+        self.require_same_client()
+        if not (self.folder / VERSION_FILE).exists():
+            mark_as_ours(self.folder, client=self.client)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

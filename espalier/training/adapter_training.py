@@ -12,6 +12,7 @@ from espalier.modeling.opened import OpenedModel
 from espalier.settings.run import RunSettings
 from espalier.training.adapted import AdaptedModel
 from espalier.training.loop import Loop, Moments, Trained
+from espalier.training.order import sequences_of_step
 from espalier.training.sequences import Sequences
 from espalier.wire.adapters import AdapterPlan, Tensors
 
@@ -38,6 +39,19 @@ class AdapterTraining:
     def num_sequences(self) -> int:
         """How many sequences the party has."""
         return len(self.sequences)
+
+    def rests_on(self, first_step: int, steps: int, enough: int) -> int:
+        """Tokens of the sequences to which some steps come, each sequence once; what is beyond ``enough`` is not counted."""
+        batch = self.settings.training.batch_size * self.settings.training.accumulation
+        seen, tokens = set[int](), 0
+        for step in range(first_step, first_step + steps):
+            for number in sequences_of_step(len(self.sequences), batch, step, self.seed):
+                if number not in seen:
+                    seen.add(number)
+                    tokens += int(self.sequences.batch([number]).attention_mask.sum())
+                if tokens >= enough or len(seen) == len(self.sequences):
+                    return tokens
+        return tokens
 
     @property
     def total_steps(self) -> int:

@@ -9,7 +9,7 @@ from torch import Tensor
 from espalier.modeling.opened import OpenedModel
 from espalier.modeling.whole import first_head
 from espalier.settings.seeds import derive_seed
-from espalier.wire.adapters import AdapterPlan
+from espalier.wire.adapters import HEAD_KEY, AdapterPlan
 from espalier.wire.payload import block_key
 
 HEAD_SEED = "head"
@@ -40,3 +40,9 @@ def initial_head(model: OpenedModel, adapters: AdapterPlan, seed: int) -> dict[s
         return {}
     skeleton = model.new_skeleton(adapters.head["head.out.bias"][0])
     return first_head(model, skeleton, derive_seed(seed, HEAD_SEED), torch.device("cpu"))
+
+
+def initial_values(model: OpenedModel, adapters: AdapterPlan, seed: int) -> dict[str, dict[str, Tensor]]:
+    """First values of all that a run trains: adapters, and of an encoder the classification head."""
+    head = initial_head(model, adapters, seed)
+    return initial_adapters(adapters, seed) | ({HEAD_KEY: head} if head else {})

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from espalier.corpora.tasks.batches import NOT_COUNTED, Batch
+from espalier.pace.beats import beats
 from espalier.settings.mistakes import Mistake
 from espalier.settings.seeds import derive_seed
 from espalier.settings.training import TrainingSettings
@@ -77,7 +78,7 @@ class Loop:
         anchor = {name: value.detach().clone() for name, value in self.parameters.items()} if self.settings.proximal else {}
         trained = Trained()
         with _training(self.model, self.settings.gradient_checkpointing):
-            for step in range(first_step, first_step + steps):
+            for step in beats(range(first_step, first_step + steps), "training step"):
                 trained.losses.append(self._backward(step))
                 if self._finish(optimizer, anchor, step, trained.losses[-1]):
                     trained.skipped_steps += 1

@@ -4,8 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from torch import Tensor
+
 from espalier.corpora.client_items import client_items
 from espalier.corpora.client_text import training_windows
+from espalier.corpora.own_data import told_at_the_site
 from espalier.corpora.tasks.batches import Batch, Counted, class_batches, collate
 from espalier.corpora.tasks.catalogue import task_named
 from espalier.corpora.tasks.encoding import Encoded, encode_pair
@@ -49,6 +52,32 @@ class TokenSequences:
 
 
 @dataclass(frozen=True)
+class WindowSequences:
+    """Windows of text, of a language model; every token counts."""
+
+    windows: tuple[Tensor, ...]
+    """Of each party (windows, tokens), int64."""
+
+    def __len__(self) -> int:
+        return sum(map(len, self.windows))
+
+    def batch(self, numbers: Sequence[int]) -> Batch:
+        """Some of them; all are of one length."""
+        return collate([self._encoded(number) for number in numbers], 0, "all")
+
+    def _encoded(self, number: int) -> Encoded:
+        for windows in self.windows:
+            if number < len(windows):
+                return Encoded(tuple(windows[number].tolist()), windows.shape[1])
+            number -= len(windows)
+        raise IndexError("there is no such window")
+
+    def joined(self, other: "WindowSequences") -> "WindowSequences":
+        """With another party's behind them."""
+        return WindowSequences(self.windows + other.windows)
+
+
+@dataclass(frozen=True)
 class ClassSequences:
     """Of an encoder: texts or pairs of texts, and their classes."""
 
@@ -69,6 +98,7 @@ class ClassSequences:
         return ClassSequences(self.items + other.items, self.tokenizer, self.max_tokens)
 
 
+@told_at_the_site
 def client_sequences(settings: RunSettings, node: NodeSettings, model: OpenedModel, rank: int) -> Sequences:
     """What a client trains on: all windows of its text, of which every token counts, or its items of the task.
 
@@ -79,8 +109,7 @@ def client_sequences(settings: RunSettings, node: NodeSettings, model: OpenedMod
     """
     chosen = settings.task
     if chosen.name == TEXT:
-        windows = training_windows(settings, node, model.encode, rank)
-        return TokenSequences(tuple(Encoded(tuple(window.tolist()), len(window)) for window in windows), "all")
+        return WindowSequences((training_windows(settings, node, model.encode, rank),))
     train, _ = client_items(settings, node, rank)
     if model.family.kind == "encoder":
         return ClassSequences(tuple(train), model.tokenizer, chosen.max_tokens)

@@ -1,7 +1,9 @@
 """Adapter tensors as they travel: in float32, in bfloat16, or in NF4 (half a byte and a sixteenth per number).
 
-``float32`` travels as it is. The others lose something; with error feedback the sender adds what was lost to what it sends
-the next time (see ``pruning_kernels.error_feedback``). An NF4 tensor is two on the wire: ``<name>.codes``, ``<name>.absmax``.
+``float32`` travels as it is. The others lose something, in proportion to what they round; so they hold differences from
+adapters that both sides have (``rounding = "differences"``): up from those that the round began with, down from the first ones.
+With error feedback the sender adds what was lost to what it sends the next time (see ``pruning_kernels.error_feedback``).
+An NF4 tensor is two on the wire: ``<name>.codes``, ``<name>.absmax``.
 """
 
 from collections.abc import Callable, Mapping
@@ -41,7 +43,7 @@ def pack_adapters(
 
     Parameters
     ----------
-    tensors : float32, by canonical name
+    tensors : what the blob holds, values or differences: float32, by canonical name
     residuals : what earlier payloads lost, float32; missing ones are zero, None: nothing is added. Where a tensor has another
         rank by now, what was lost in rows and columns that it no longer has is forgotten, and that of new ones is zero
 
@@ -102,6 +104,16 @@ def read_adapter(read: Callable[[str], Tensor], name: str, shape: Shape, payload
         raise Mistake(f"{name}: a number is not finite") from None
     except ValueError as error:
         raise Mistake(f"{name}: {error}") from None
+
+
+def differences(tensors: Mapping[str, Tensor], start: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What leads from ``start`` to the tensors of one blob: float32, by canonical name."""
+    return {name: tensor.detach().to("cpu", torch.float32) - start[name] for name, tensor in tensors.items()}
+
+
+def sums(start: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """``start`` and the differences from it that arrived: float32, by canonical name."""
+    return {name: start[name] + difference for name, difference in found.items()}
 
 
 def _fitted(residual: Tensor | None, value: Tensor) -> Tensor:

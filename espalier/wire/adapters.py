@@ -87,6 +87,17 @@ class AdapterPlan:
         return per_adapter + sum(math.prod(shape) for shape in self.head.values())
 
 
+def cut_to_rank(tensors: Mapping[str, "Tensor"], rank: int) -> dict[str, "Tensor"]:
+    """Tensors of one blob with zeros in place of further rows of A and columns of B, in memory of their own."""
+    cut = {name: tensor.clone() for name, tensor in tensors.items()}
+    for name, tensor in cut.items():
+        if name.endswith(".lora_a"):
+            tensor[rank:] = 0
+        elif name.endswith(".lora_b"):
+            tensor[:, rank:] = 0
+    return cut
+
+
 def adapter_plan(plan: ModelPlan, lora: LoraSettings, num_classes: int = 0) -> AdapterPlan:
     """The adapters that the settings describe, and an encoder's classification head, which is trained whole.
 

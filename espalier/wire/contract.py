@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 
 from espalier.settings.mistakes import Mistake
-from espalier.wire.messages import Failure, Header, Letter, Scalars, validate
+from espalier.wire.messages import UNREAD, Failure, Header, Letter, Scalars, validate
 from espalier.wire.payload import TensorSpec, tensor_specs
 
 BlockSpecs = Mapping[str, Mapping[str, TensorSpec]]
@@ -83,20 +83,22 @@ def check(letter: Letter, side: Side) -> Scalars:
 def check_reply(reply: Letter, request: Letter, contract: Contract) -> Scalars:
     """Hold a reply against its request and contract: it repeats the request's header, and matches the contract's ``up``.
 
-    A failed reply needs no more than a reason.
+    A failed reply needs no more than a reason; it has the request's header too, unless the client could not read the request.
 
     Raises
     ------
     Mistake
         It answers something else (another round, rank, attempt, part), or holds something else.
     """
-    if reply.header.status == "failed":
+    failed = reply.header.status == "failed"
+    if failed and reply.header.model_copy(update={"status": "ok"}) == UNREAD:
         return check(reply, FAILED)
-    expected = request.header.model_copy(update={"num_parts": contract.num_parts})
+    parts = {} if failed else {"num_parts": contract.num_parts}
+    expected = request.header.model_copy(update={"status": reply.header.status, **parts})
     if reply.header != expected:
         wrong = [name for name in Header.model_fields if getattr(reply.header, name) != getattr(expected, name)]
         raise Mistake(f"header: {', '.join(wrong)} not as the request demands")
-    return check(reply, contract.up)
+    return check(reply, FAILED if failed else contract.up)
 
 
 def _check_hashes(blobs: Mapping[str, bytes], expected: Mapping[str, str]) -> None:

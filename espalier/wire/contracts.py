@@ -5,7 +5,7 @@ from types import ModuleType
 
 from espalier.settings.mistakes import Mistake
 from espalier.settings.run import RunSettings
-from espalier.wire import enrolment, evaluation
+from espalier.wire import alone, enrolment, evaluation
 from espalier.wire.contract import Contract
 from espalier.wire.messages import Letter, validate
 from espalier.wire.plan import ModelPlan
@@ -32,6 +32,8 @@ def contract_for(request: Letter, plan: ModelPlan, settings: RunSettings) -> Con
         raise Mistake(f"message: is of method {header.method!r}, the run's is {settings.method!r}")
     if header.kind == "enrol":
         return enrolment.contract(settings.method)
+    if header.kind == "alone":
+        return alone.contract(request, plan, settings)
     if header.kind == "evaluate":
         return evaluation.contract(settings.method, validate(evaluation.Texts, request.scalars), settings.evaluation.own_text)
     if header.kind == "deliver":

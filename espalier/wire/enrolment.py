@@ -8,6 +8,7 @@ from espalier.wire.contract import Contract, Side
 from espalier.wire.messages import NoScalars, Scalars
 
 MOST_CAPABILITY = 1e9
+VERSION = r"^[A-Za-z0-9.+_-]*$"
 
 
 class Enrolment(Scalars):
@@ -22,8 +23,8 @@ class Enrolment(Scalars):
     """How much the site can compute, as it states or measured it."""
     measured: bool
     """Whether the capability was measured; stated and measured ones cannot be compared."""
-    python: str = Field(max_length=32)
-    torch: str = Field(max_length=64)
+    python: str = Field(max_length=32, pattern=VERSION)
+    torch: str = Field(max_length=64, pattern=VERSION)
 
 
 def contract(method: str) -> Contract:

@@ -26,8 +26,6 @@ class Texts(Scalars):
     test_requests: int = Field(0, ge=0)
     test_tokens: int = Field(0, ge=0)
     """How many items there are, and requests and tokens in them."""
-    rank_limit: int = Field(0, ge=0)
-    """Rank of the adapters that a client trains alone which no round has asked; 0: as the settings say."""
 
 
 class Losses(Scalars):
@@ -37,8 +35,6 @@ class Losses(Scalars):
     """Of the client's local result, per public text."""
     own_losses: list[float]
     """Of ``OWN_TEXT_MODELS`` on the client's own held-out text; empty if it was not asked for."""
-    own_windows: int = Field(ge=0)
-    """Windows, or items, of the own held-out data that were evaluated."""
     test_scores: list[float] = Field(default_factory=list)
     """Of the client's local result, per metric that was asked for."""
     seconds: float = Field(ge=0, le=MOST_SECONDS)
@@ -48,8 +44,11 @@ WINDOWS_BLOB = "public-windows"
 TEST_BLOB = "public-test"
 
 
-OWN_LOSS_DIGITS = 3
-"""Decimals to which a loss on a client's own text is rounded."""
+MOST_LOSS = 700.0
+"""Nats of a client's mean loss; its perplexity is still a number."""
+
+LOSS_DIGITS = 3
+"""Decimals to which losses and scores are rounded: a perplexity of 40 is told to 0.02."""
 
 OWN_LOSS_LIMIT = 20.0
 """Nats that one prediction, or one item of a class, counts at most in a loss on a client's own text, whatever the model: a
@@ -62,6 +61,11 @@ def test_specs(texts: Texts) -> dict[str, TensorSpec]:
     sizes = {"tokens": texts.test_tokens, "num-options": texts.test_items, "answers": texts.test_items}
     sizes |= dict.fromkeys(per_request, texts.test_requests)
     return {name: TensorSpec("I32", (size,)) for name, size in sizes.items()}
+
+
+def _is_score(metric: str, value: float) -> bool:
+    """Whether a metric can have a value: a loss is not negative, all others are shares of the items."""
+    return value >= 0 and (metric == "loss" or value <= 1)
 
 
 def contract(method: str, texts: Texts, own_text: bool) -> Contract:
@@ -83,12 +87,17 @@ def contract(method: str, texts: Texts, own_text: bool) -> Contract:
         if isinstance(report, Losses) and (len(report.losses), len(report.own_losses)) != (len(texts.names), own):
             found = f"{len(report.losses)} losses for {len(texts.names)} texts, {len(report.own_losses)} own for {own}"
             raise Mistake(f"Losses: {found}")
-        if isinstance(report, Losses) and any(loss != round(loss, OWN_LOSS_DIGITS) for loss in report.own_losses):
-            raise Mistake(f"Losses: own_losses have more than {OWN_LOSS_DIGITS} decimals")
+        for name in ("losses", "own_losses", "test_scores") if isinstance(report, Losses) else ():
+            if any(value != round(value, LOSS_DIGITS) for value in getattr(report, name)):
+                raise Mistake(f"Losses: {name} have more than {LOSS_DIGITS} decimals")
         if isinstance(report, Losses) and any(not 0 <= loss <= OWN_LOSS_LIMIT for loss in report.own_losses):
             raise Mistake(f"Losses: own_losses are not between 0 and {OWN_LOSS_LIMIT}")
         if isinstance(report, Losses) and len(report.test_scores) != len(texts.test_metrics):
             raise Mistake(f"Losses: {len(report.test_scores)} scores for {len(texts.test_metrics)} metrics")
+        if isinstance(report, Losses) and any(not 0 <= loss <= MOST_LOSS for loss in report.losses):
+            raise Mistake(f"Losses: losses are not between 0 and {MOST_LOSS}")
+        if isinstance(report, Losses) and not all(map(_is_score, texts.test_metrics, report.test_scores)):
+            raise Mistake("Losses: test_scores are not between 0 and 1, or a loss among them is below 0")
 
     return Contract(
         kind="evaluate",
@@ -96,11 +105,12 @@ def contract(method: str, texts: Texts, own_text: bool) -> Contract:
         down=Side(Texts, blobs),
         up=Side(Losses, check_scalars=a_loss_per_text),
         observer="how well the client's own local result predicts public text, one number per text, and does on public test "
-        "items, one number per metric; with "
+        "items, one number per metric, rounded to three decimals and told once in a run (a server that makes up the texts "
+        "learns which of them the result predicts better; `least-tokens` says on how much data that rests at least); with "
         "`evaluation.own-text`, where the site allows it, how well the dense, its own and the federated model predict its own "
         "held-out text or items: one number each, a mean over at least 1000 predicted tokens of text, 1000 classified items, "
-        "or 1000 tokens of at least 100 answers, in which no prediction counts over 20 nats, rounded to three decimals, and "
-        "how many windows or items that has (a server that chooses the model learns counts of tokens or classes, and one that "
+        "or 1000 tokens of at least 100 answers, in which no prediction counts over 20 nats, rounded to three "
+        "decimals (a server that chooses the model learns counts of tokens or classes, and one that "
         "takes the difference of two such means, one of which has an item more, learns that item's; so a site allows this only "
         "to a server that it trusts with them); and how long it took",
     )

@@ -11,7 +11,7 @@ from espalier.settings.mistakes import Mistake
 from espalier.settings.run import RunSettings
 from espalier.wire.contract import Contract, Side
 from espalier.wire.masks import mask_name, require_exact_sparsity
-from espalier.wire.messages import MOST_SECONDS, Letter, NoScalars, Scalars
+from espalier.wire.messages import MOST_SECONDS, Letter, NoScalars, Scalars, validate
 from espalier.wire.parts import PartRequest, Sha256, hashes_of_part
 from espalier.wire.payload import TensorSpec, block_key, views
 from espalier.wire.plan import BlockPlan, ModelPlan, cut_into_parts
@@ -22,8 +22,6 @@ class VoteReport(Scalars):
     """What a client reports beside its masks."""
 
     seconds: float = Field(ge=0, le=MOST_SECONDS)
-    calibration_tokens: int = Field(ge=1)
-    calibration_sha256: Sha256
     blob_sha256: list[Sha256]
     """Hash of every block's blob, in order of blocks, so that later parts can be asked for by hash."""
 
@@ -54,10 +52,12 @@ class Decision(Scalars):
 
     num_voters: list[Annotated[int, Field(ge=1)]]
     """How many clients voted on each block of the part, in order of blocks."""
+    decided: int = Field(ge=1)
+    """How many blocks are decided, and brought by all parts together."""
 
 
 def votes_key(index: int) -> str:
-    """Name of the blob with a decided block's votes per weight; it travels if weights are scaled by them."""
+    """Name of the blob with a decided block's votes per weight; it travels where weights are scaled by them."""
     return f"votes-{index:04d}"
 
 
@@ -75,18 +75,25 @@ def decided_specs(block: BlockPlan, settings: RunSettings) -> dict[str, dict[str
     return blobs
 
 
-def decided_parts(plan: ModelPlan, settings: RunSettings) -> list[range]:
-    """Which decided blocks travel to the clients in which part."""
-    specs = [[spec for blob in decided_specs(block, settings).values() for spec in blob.values()] for block in plan.blocks]
+def decided_parts(plan: ModelPlan, settings: RunSettings, decided: int) -> list[range]:
+    """Which of the first ``decided`` blocks travel to the clients in which part."""
+    blocks = plan.blocks[:decided]
+    specs = [[spec for blob in decided_specs(block, settings).values() for spec in blob.values()] for block in blocks]
     return cut_into_parts([sum(spec.num_bytes for spec in block) for block in specs], settings.part_bytes)
 
 
 def delivery(request: Letter, plan: ModelPlan, settings: RunSettings) -> Contract:
-    """The contract of a ``deliver`` message: a part of the federated result on its way to a client."""
-    header = request.header
-    if not settings.evaluation.own_text:
+    """The contract of a ``deliver`` message: a part of the federated result on its way to a client.
+
+    In iterative pruning it may be what was decided before a round, for a client that lost its hidden states.
+    """
+    header, decided = request.header, validate(Decision, request.scalars).decided
+    whole = decided == len(plan.blocks)
+    if whole and not settings.evaluation.own_text:
         raise Mistake("message: a result is delivered, but evaluation.own-text is off")
-    parts = decided_parts(plan, settings)
+    if not whole and (settings.fedprllm.strategy != "iterative" or decided != header.server_round - 1):
+        raise Mistake(f"message: {decided} decided blocks are delivered, which is neither all nor those before the round")
+    parts = decided_parts(plan, settings, decided)
     if header.part >= len(parts):
         raise Mistake(f"message: part {header.part} of a deliver does not exist, the result has {len(parts)}")
     blocks = [plan.blocks[index] for index in parts[header.part]]
@@ -101,7 +108,8 @@ def delivery(request: Letter, plan: ModelPlan, settings: RunSettings) -> Contrac
         method="fedprllm",
         down=Side(Decision, blobs, check_scalars=a_number_per_block),
         up=Side(NoScalars),
-        observer="that the federated result arrived, nothing else; it is sent with `evaluation.own-text` only",
+        observer="that the federated result arrived, nothing else; it is sent with `evaluation.own-text`, and in iterative "
+        "pruning to a client that lost its hidden states",
     )
 
 
@@ -125,7 +133,7 @@ def contract(request: Letter, plan: ModelPlan, run: RunSettings) -> Contract:
     """The contract of a ``train`` message (part 0) or of a ``fetch`` of a later part.
 
     In iterative pruning ``train`` brings the decided masks of the block before, so that the client goes on with what the
-    server pruned (step 7).
+    server pruned (step 7), and with ``continue-behind = "scaled"`` its votes and the number of voters.
     """
     header, settings, part_bytes = request.header, run.fedprllm, run.part_bytes
     fetched = header.kind == "fetch"
@@ -134,19 +142,27 @@ def contract(request: Letter, plan: ModelPlan, run: RunSettings) -> Contract:
         raise Mistake(f"message: part {header.part} of a {header.kind} does not exist, a reply has {len(parts)}")
     masks = {block_key(index): mask_specs(plan.blocks[index]) for index in parts[header.part]}
     blocks = blocks_of_round(plan, settings, header.server_round)
-    decided = {}
+    decided: dict[str, dict[str, TensorSpec]] = {}
+    told: type[Scalars] = PartRequest if fetched else NoScalars
     if settings.strategy == "iterative" and header.server_round > 1 and not fetched:
-        decided = {block_key(header.server_round - 2): mask_specs(plan.blocks[header.server_round - 2])}
+        before = plan.blocks[header.server_round - 2]
+        decided = {block_key(before.index): mask_specs(before)}
+        if settings.continue_behind == "scaled":
+            decided, told = decided_specs(before, run), Decision
 
     def a_hash_per_block(report: Scalars) -> None:
         if isinstance(report, VoteReport) and len(report.blob_sha256) != len(blocks):
             raise Mistake(f"VoteReport: {len(report.blob_sha256)} hashes for {len(blocks)} blocks")
 
+    def a_number_of_voters(decision: Scalars) -> None:
+        if isinstance(decision, Decision) and len(decision.num_voters) != 1:
+            raise Mistake(f"Decision: {len(decision.num_voters)} numbers of voters for 1 block")
+
     return Contract(
         kind=header.kind,
         method="fedprllm",
         num_parts=len(parts),
-        down=Side(PartRequest if fetched else NoScalars, decided),
+        down=Side(told, decided, check_scalars=a_number_of_voters),
         up=Side(
             NoScalars if fetched else VoteReport,
             masks,
@@ -159,6 +175,6 @@ def contract(request: Letter, plan: ModelPlan, run: RunSettings) -> Contract:
 
 
 OBSERVER = (
-    "for every weight one bit: whether this client would prune it, given its text; the number and a hash of its calibration "
-    "tokens (who guesses all of them can confirm the guess); and how long it took"
+    "for every weight one bit: whether this client would prune it, given its text (who guesses the text of all its windows can "
+    "confirm the guess; the site's `least-tokens` says how much that is at least); and how long it took"
 )

@@ -48,9 +48,8 @@ class PruneReport(Scalars):
     """What a client reports beside its pruned layers."""
 
     seconds: float = Field(ge=0, le=MOST_SECONDS)
-    calibration_tokens: int = Field(ge=1)
-    calibration_windows: int = Field(ge=1, le=MOST_WINDOWS)
-    calibration_sha256: Sha256
+    calibration_windows: int = Field(ge=0, le=MOST_WINDOWS)
+    """How many windows it has, where they are its weight in the mean; else 0, which tells nothing."""
     damping: float = Field(ge=0)
     """The largest damping that a matrix needed (SparseGPT); 0 where none is used."""
     blob_sha256: list[Sha256]
@@ -107,8 +106,8 @@ def contract(request: Letter, plan: ModelPlan, run: RunSettings) -> Contract:
             return
         if len(report.blob_sha256) != len(blocks):
             raise Mistake(f"PruneReport: {len(report.blob_sha256)} hashes for {len(blocks)} layers")
-        if report.calibration_tokens != report.calibration_windows * run.data.window_tokens:
-            raise Mistake("PruneReport: calibration_tokens and calibration_windows do not fit each other")
+        if (report.calibration_windows > 0) != (settings.client_weights == "samples"):
+            raise Mistake("PruneReport: calibration_windows are told with fedspallm.client-weights = 'samples' alone")
 
     def pruned_exactly(key: str, blob: bytes) -> None:
         block = next(block for block in plan.blocks if block_key(block.index) == key)
@@ -171,7 +170,7 @@ def _require_blocks(plan: ModelPlan, blocks: list[int]) -> None:
 OBSERVER = (
     "of the layers that were sampled for it: which weights this client would prune, and the kept weights, whose changes (with "
     "SparseGPT) depend on the second moments of its activations (of activations that the server chooses in part, by the layers "
-    "that it delivered before); the number and a hash of its calibration tokens (who guesses "
-    "all of them can confirm the guess); the largest damping; and how long it took"
+    "that it delivered before; who guesses the text of all its windows can confirm the guess); with `client-weights` = "
+    "`samples` alone, how many windows it has; the largest damping; and how long it took"
 )
 """What the contract of ``train`` says of an observer."""

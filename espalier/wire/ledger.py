@@ -7,7 +7,7 @@ from typing import Any, Literal
 from flwr.app import RecordDict
 
 from espalier.settings.mistakes import Mistake
-from espalier.wire.messages import Letter, num_bytes
+from espalier.wire.messages import Header, Letter, num_bytes
 from espalier.wire.payload import DTYPE_BYTES, block_key, tensor_specs
 from espalier.wire.plan import ModelPlan
 
@@ -35,13 +35,31 @@ class Ledger:
         """Sums per client; enrolment, which belongs to no client yet, is only in the entries."""
 
     def record(self, direction: Literal["up", "down"], rank: int, letter: Letter, content: RecordDict) -> None:
-        """Count one message; ``content`` is the message as it travelled."""
-        header = letter.header
+        """Count one message that its contract allows; ``content`` is the message as it travelled."""
+        size, common = self._counted(direction, rank, letter.header, content)
+        blobs = sum(len(blob) for blob in letter.blobs.values())
+        self._append({**common, "block": None, "raw_bytes": size - blobs, "wire_bytes": size - blobs})
+        for key, blob in sorted(letter.blobs.items()):
+            dense = {"dense_bytes": self.dense_bytes[key]} if key in self.dense_bytes else {}
+            self._append({**common, "block": key, "raw_bytes": _raw_bytes(blob), "wire_bytes": len(blob), **dense})
+
+    def record_refused(self, rank: int, asked: Header, content: RecordDict) -> None:
+        """Count a reply that was refused, by its bytes alone: nothing that is in it is read or written down.
+
+        ``asked`` is the header of the request.
+        """
+        size, common = self._counted("up", rank, asked, content)
+        self._append({**common, "block": None, "raw_bytes": None, "wire_bytes": size, "refused": True})
+
+    def _counted(
+        self, direction: Literal["up", "down"], rank: int, header: Header, content: RecordDict
+    ) -> tuple[int, dict[str, Any]]:
+        """Add a message's bytes up, and return them with what all of its entries have."""
         size = num_bytes(content)
         if rank >= 0:
             traffic = self.by_rank.setdefault(rank, Traffic())
             setattr(traffic, direction, getattr(traffic, direction) + size)
-        common = {
+        return size, {
             "lineage": header.lineage,
             "round": header.server_round,
             "rank": rank,
@@ -50,11 +68,6 @@ class Ledger:
             "attempt": header.attempt,
             "part": header.part,
         }
-        blobs = sum(len(blob) for blob in letter.blobs.values())
-        self._append({**common, "block": None, "raw_bytes": size - blobs, "wire_bytes": size - blobs})
-        for key, blob in sorted(letter.blobs.items()):
-            dense = {"dense_bytes": self.dense_bytes[key]} if key in self.dense_bytes else {}
-            self._append({**common, "block": key, "raw_bytes": _raw_bytes(blob), "wire_bytes": len(blob), **dense})
 
     def total(self) -> Traffic:
         """Sums over all clients."""

@@ -1,29 +1,47 @@
-"""Messages: a header, the scalars of the kind, and blobs; to and from Flower's records."""
+"""Messages: a header, the scalars of the kind, and blobs; to and from Flower's records.
+
+Covers: how many records, fields, values and characters a message has is bounded before anything in it is looked at, and what
+is told of a message that is refused is short and can be printed.
+Does not cover: what Flower itself spends on unpacking a message before it hands it out.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from heapq import nsmallest
 from typing import Any, Literal, TypeVar, cast
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from espalier.settings.mistakes import Mistake
-from espalier.wire.payload import from_record, to_record
+from espalier.wire.payload import MOST_BLOBS, from_record, to_record
+from espalier.wire.printable import printable, without_control
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 S = TypeVar("S", bound="Scalars")
 
-Kind = Literal["enrol", "train", "fetch", "deliver", "evaluate"]
+Kind = Literal["enrol", "train", "fetch", "deliver", "alone", "evaluate"]
 FLOWER_TYPES: dict[Kind, str] = {
     "enrol": "query.enrol",
     "train": "train",
     "fetch": "query.fetch",
     "deliver": "query.deliver",
+    "alone": "train.alone",
     "evaluate": "evaluate",
 }
 """Flower's message type of each kind."""
 
+
+MOST_FIELDS = 32
+"""In a record of scalars; each of them has a name of at most 64 characters."""
+MOST_NAME = 64
+MOST_VALUES = 65_536
+"""In a field that is a list; the longest have one value per matrix of the model."""
+MOST_TEXT = 64 * MOST_BLOBS
+"""Characters of a field's text, all values together; the longest is a hash for each blob."""
+TOLD_NAMES = 8
+"""Of wrong fields or records, as many are named."""
 
 MOST_SECONDS = 1e9
 """A client's report of how long it worked is below 30 years."""
@@ -43,12 +61,14 @@ class Failure(Scalars):
     """What a client says when it could not do its part; it never quotes data."""
 
     reason: str = Field(max_length=4000)
+    lost: bool = False
+    """It lost what earlier rounds left it, and could go on if it were brought what was decided since."""
 
     @field_validator("reason")
     @classmethod
     def _is_printable(cls, reason: str) -> str:
         """A reason is shown on the server's terminal: no control characters but line ends."""
-        if reason != _printable(reason):
+        if reason != without_control(reason):
             raise ValueError("control characters")
         return reason
 
@@ -67,6 +87,8 @@ class Header(Scalars):
     num_parts: int = Field(ge=1)
     status: Literal["ok", "failed"] = "ok"
 
+
+RECORDS = ("header", "scalars", "blobs")
 
 UNREAD = Header(
     schema_version=SCHEMA_VERSION,
@@ -108,29 +130,29 @@ def read(content: RecordDict) -> Letter:
     Raises
     ------
     Mistake
-        Records are missing or surplus, the header is malformed, or its schema version is unknown here.
+        Records are missing or surplus, larger than any message needs, the header is malformed, or its schema version is
+        unknown here.
     """
-    if set(content) != {"header", "scalars", "blobs"}:
-        raise Mistake(f"message: records are {', '.join(sorted(map(str, content)))[:200]}, expected header, scalars and blobs")
+    if set(content) != set(RECORDS):
+        raise Mistake(f"message: records are {_named({str(name) for name in content})}, expected header, scalars and blobs")
     header, scalars, blobs = content["header"], content["scalars"], content["blobs"]
     if not (isinstance(header, ConfigRecord) and isinstance(scalars, ConfigRecord) and isinstance(blobs, ArrayRecord)):
         raise Mistake("message: header and scalars must be config records, blobs an array record")
+    _require_bounded("header", header)
+    _require_bounded("scalars", scalars)
     version = header.get("schema_version")
     if version != SCHEMA_VERSION:
         raise Mistake(
-            f"message: schema version {str(version)[:20]} is unknown here, this program speaks version {SCHEMA_VERSION}; "
-            "install the same release of espalier on server and nodes"
+            f"message: schema version {printable(str(version), 20)} is unknown here, this program speaks version "
+            f"{SCHEMA_VERSION}; install the same release of espalier on server and nodes"
         )
     return Letter(validate(Header, dict(header)), dict(scalars), from_record(blobs))
 
 
-def failure(header: Header, reason: str) -> Letter:
-    """A reply that says why the work was not done."""
-    return Letter(header.model_copy(update={"status": "failed"}), Failure(reason=_printable(reason)[:4000]).model_dump())
-
-
-def _printable(text: str) -> str:
-    return "".join(character if character.isprintable() or character == "\n" else "?" for character in text)
+def failure(header: Header, reason: str, lost: bool = False) -> Letter:
+    """A reply that says why the work was not done, and whether that is because earlier rounds' state was lost."""
+    told = Failure(reason=without_control(reason[:4000])[:4000], lost=lost)
+    return Letter(header.model_copy(update={"status": "failed"}), told.model_dump())
 
 
 def validate(model: type[S], values: Mapping[str, Any]) -> S:
@@ -144,8 +166,28 @@ def validate(model: type[S], values: Mapping[str, Any]) -> S:
     try:
         return model.model_validate(dict(values))
     except ValidationError as error:
-        names = sorted({".".join(str(part) for part in detail["loc"])[:64] for detail in error.errors()})
-        raise Mistake(f"{model.__name__}: missing, surplus or out of range: {', '.join(names)}") from None
+        names = {
+            ".".join(str(part) for part in detail["loc"]) for detail in error.errors(include_url=False, include_input=False)
+        }
+        raise Mistake(f"{model.__name__}: missing, surplus or out of range: {_named(names)}") from None
+
+
+def _require_bounded(name: str, record: ConfigRecord) -> None:
+    """Refuse a record of more fields, values or characters than any message needs; nothing in it is quoted."""
+    if len(record) > MOST_FIELDS:
+        raise Mistake(f"message: {name} has {len(record)} fields, at most {MOST_FIELDS} are allowed")
+    for key, value in record.items():
+        values = value if isinstance(value, list) else [value]
+        if len(key) > MOST_NAME or len(values) > MOST_VALUES:
+            raise Mistake(f"message: {name} has a name of {len(key)} characters, or {len(values)} values; too many")
+        if sum(len(text) for text in values if isinstance(text, str | bytes)) > MOST_TEXT:
+            raise Mistake(f"message: {name} has a field of more than {MOST_TEXT} characters")
+
+
+def _named(names: set[str]) -> str:
+    """The first few of the names that a sender chose, in order."""
+    rest = f" and {len(names) - TOLD_NAMES} more" if len(names) > TOLD_NAMES else ""
+    return ", ".join(printable(name, MOST_NAME) for name in nsmallest(TOLD_NAMES, names)) + rest
 
 
 def address(letter: Letter, node_id: int, ttl: float) -> Message:
@@ -161,8 +203,10 @@ def num_bytes(content: RecordDict) -> int:
 def _num_bytes(value: Any) -> int:
     if isinstance(value, Array):
         return len(value.data)
+    if isinstance(value, list) and value and not isinstance(value[0], str | bytes):
+        return len(value) * _num_bytes(value[0])  # Flower's lists hold values of one type
     if isinstance(value, list):
         return sum(map(_num_bytes, value))
     if isinstance(value, str):
-        return len(value.encode())
+        return len(value.encode("utf-8", "surrogatepass"))
     return len(value) if isinstance(value, bytes) else 1 if isinstance(value, bool) else 8

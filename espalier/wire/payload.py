@@ -1,11 +1,18 @@
-"""Payloads: one safetensors blob per decoder block, carried unchanged in a Flower ``Array``."""
+"""Payloads: one safetensors blob per decoder block, carried unchanged in a Flower ``Array``.
+
+Covers: what a sender can make a reader of its header do. Length, number of entries, digits, dimensions and names are bounded
+before, or as soon as, they are read, so that a header costs milliseconds whatever is in it.
+Does not cover: the bytes that Flower itself takes from the wire and unpacks, up to 2 GiB a message, before this is asked.
+"""
 
 import json
 import math
+import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord
@@ -16,7 +23,20 @@ from safetensors.numpy import load, save
 from espalier.settings.mistakes import Mistake
 
 STYPE = "safetensors"
-MAX_HEADER_BYTES = 16 * 1024 * 1024
+MAX_HEADER_BYTES = 64 * 1024
+"""Of a blob; the header of a block's tensors has a few thousand."""
+MOST_TENSORS = 1024
+"""In a blob."""
+MOST_DIMENSIONS = 8
+"""Of a tensor."""
+MOST_NAME = 256
+"""Characters of a tensor's name."""
+TOO_MANY_DIGITS = re.compile(rb"[0-9]{19}")
+"""A size has at most 18 digits; the time that Python takes to read a number grows with the square of its digits."""
+MOST_BLOBS = 4096
+"""In a message; models have a hundred blocks, and at most two blobs for each."""
+MOST_KEY = 64
+"""Characters of a blob's key."""
 NUMPY_DTYPES = {
     "BOOL": "?", "U8": "<u1", "I8": "<i1", "F16": "<f2", "BF16": "<u2", "I16": "<i2", "U16": "<u2",
     "F32": "<f4", "I32": "<i4", "U32": "<u4", "F64": "<f8", "I64": "<i8", "U64": "<u8",
@@ -72,22 +92,34 @@ def tensor_specs(blob: bytes) -> dict[str, TensorSpec]:
     Raises
     ------
     Mistake
-        The header is not that of a safetensors blob, is not in the one form that ``pack_tensors`` writes (so it cannot
-        carry metadata or text), or does not describe the bytes that follow exactly.
+        The header is not that of a safetensors blob, is beyond the limits of this module, is not in the one form that
+        ``pack_tensors`` writes (so it cannot carry metadata or text), or does not describe the bytes that follow exactly.
     """
     if len(blob) < 8 or (size := struct.unpack("<Q", blob[:8])[0]) > min(MAX_HEADER_BYTES, len(blob) - 8):
         raise Mistake("payload: not a safetensors blob (header length)")
+    text = blob[8 : 8 + size]
+    if TOO_MANY_DIGITS.search(text) or text.count(b"{") + text.count(b"[") > 3 * MOST_TENSORS + 1:
+        raise Mistake("payload: the safetensors header has too many digits or entries")
     try:
-        header = json.loads(blob[8 : 8 + size])
+        header = json.loads(text)
+        _require_small(header)
         specs = {str(name): TensorSpec(entry["dtype"], tuple(entry["shape"])) for name, entry in header.items()}
         canonical = _canonical_header(sorted(specs.items(), key=lambda item: tuple(header[item[0]]["data_offsets"])))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise Mistake("payload: not a safetensors blob (header entries)") from None
-    if blob[8 : 8 + size] != canonical:
+    if text != canonical:
         raise Mistake("payload: the safetensors header is not in its one permitted form")
     if sum(spec.num_bytes for spec in specs.values()) != len(blob) - 8 - size:
         raise Mistake("payload: the safetensors header does not describe the bytes that follow it")
     return specs
+
+
+def _require_small(header: Mapping[str, Any]) -> None:
+    """Raise ValueError if a header that was read has too many tensors, dimensions, or characters in a name."""
+    if len(header) > MOST_TENSORS:
+        raise ValueError("too many tensors")
+    if any(len(name) > MOST_NAME or len(entry["shape"]) > MOST_DIMENSIONS for name, entry in header.items()):
+        raise ValueError("too many dimensions, or too long a name")
 
 
 def locate(file: Path) -> dict[str, tuple[int, TensorSpec]]:
@@ -130,9 +162,13 @@ def from_record(record: ArrayRecord) -> dict[str, bytes]:
     Raises
     ------
     Mistake
-        An array is of another serialisation.
+        There are too many, one has too long a key, or an array is of another serialisation.
     """
+    if len(record) > MOST_BLOBS:
+        raise Mistake(f"payload: {len(record)} blobs, a message has at most {MOST_BLOBS}")
     for key, array in record.items():
+        if len(key) > MOST_KEY:
+            raise Mistake(f"payload: a key of {len(key)} characters, {MOST_KEY} are allowed")
         if array.stype != STYPE or array.dtype or tuple(array.shape):
-            raise Mistake(f"payload {str(key)[:64]!r}: serialisation is not '{STYPE}'")
+            raise Mistake(f"payload {str(key)!r}: serialisation is not '{STYPE}'")
     return {key: array.data for key, array in record.items()}

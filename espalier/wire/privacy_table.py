@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 from espalier.settings.fedpetuning import Payload
 from espalier.settings.run import METHODS, parse
+from espalier.wire.alone import makes_alone
 from espalier.wire.contract import FAILED, Contract, Side
 from espalier.wire.contracts import contract_for
 from espalier.wire.evaluation import Texts
@@ -23,6 +24,7 @@ SCALARS: dict[tuple[str, Kind], dict[str, Any]] = {
     ("fedpetuning", "train"): RANK,
     ("fedpetuning", "fetch"): {**RANK, "rank": 8, "blob_sha256": [SHA256]},
     ("fedpetuning", "deliver"): RANK,
+    ("fedprllm", "deliver"): {"num_voters": [1], "decided": 2},
     ("fedspallm", "train"): {**LAYERS, "versions": [0, 0]},
     ("fedspallm", "fetch"): {**LAYERS, "blob_sha256": [SHA256]},
     ("fedspallm", "deliver"): {**LAYERS, "versions": [1, 1], "num_kept": [1, 1]},
@@ -38,15 +40,22 @@ CLASSIFIER = replace(EXAMPLE, head_features=2), {"task.name": "sst2", "data.sour
 """The same model as an encoder, whose classification head travels too."""
 BLOCK_AND_HEAD: dict[Payload, int] = {"float32": 40_000, "bfloat16": 20_000, "nf4": 6_000}
 """Bytes of a part that holds the adapters of one block, or those of the last block and the head."""
-KINDS: tuple[Kind, ...] = ("enrol", "train", "fetch", "deliver", "evaluate")
-FAILURE = "why the client could not do its part; it may name a setting, a file path of the site or a number, never data"
+KINDS: tuple[Kind, ...] = ("enrol", "train", "fetch", "deliver", "alone", "evaluate")
+MAKES_ALONE: dict[str, dict[str, Any]] = {"fedprllm": {"fedprllm.strategy": "iterative"}, "fedspallm": {}}
+"""Settings with which clients of a method that prunes are sent an ``alone``; FedSpaLLM's never are."""
+FAILURE = (
+    "why the client could not do its part; it may name a setting with its value, a limit or a path of the site, never what was "
+    "found or counted in its data"
+)
 
 
 def privacy_table() -> str:
     """One row per method and kind of message: what the reply holds, and what somebody who reads it learns."""
     lines = ["| method | message | leaves the client | what an observer learns |", "|---|---|---|---|"]
     for method in METHODS:
-        lines += [_row([_contract(method, kind, *variant) for variant in _variants(method)]) for kind in KINDS]
+        alone = makes_alone(parse({"method": method, **MAKES_ALONE.get(method, {})}))
+        kinds = [kind for kind in KINDS if kind != "alone" or alone]
+        lines += [_row([_contract(method, kind, *variant) for variant in _variants(method)]) for kind in kinds]
     lines.append(f"| all | any, failed | {_fields([FAILED])} | {FAILURE} |")
     return "\n".join(lines)
 
@@ -66,7 +75,7 @@ def _contract(method: str, kind: Kind, plan: ModelPlan, settings: dict[str, Any]
     common = {
         "schema_version": SCHEMA_VERSION,
         "lineage": "example",
-        "server_round": 2 if kind == "deliver" else 1,
+        "server_round": _round(method, kind),
         "rank": 0,
         "attempt": 1,
         "num_parts": 1,
@@ -74,7 +83,15 @@ def _contract(method: str, kind: Kind, plan: ModelPlan, settings: dict[str, Any]
     header = Header.model_validate({**common, "kind": kind, "method": method, "part": part})
     texts = Texts(names=["text"], num_windows=[1], window_tokens=2, own_text=True)
     request = Letter(header, texts.model_dump() if kind == "evaluate" else SCALARS.get((method, kind), {}))
-    return contract_for(request, plan, parse({"method": method, **SETTINGS, **settings, **cut}))
+    more = MAKES_ALONE.get(method, {}) if kind == "alone" else {}
+    return contract_for(request, plan, parse({"method": method, **SETTINGS, **settings, **cut, **more}))
+
+
+def _round(method: str, kind: Kind) -> int:
+    """A round in which there is such a message."""
+    if kind == "alone":
+        return parse({"method": method}).job.rounds if "lora" in METHODS[method] else len(EXAMPLE.blocks)
+    return 2 if kind == "deliver" else 1
 
 
 def _row(contracts: list[Contract]) -> str:

@@ -42,8 +42,9 @@ class TuningReport(Scalars):
     """What a client reports beside its adapters."""
 
     seconds: float = Field(ge=0, le=MOST_SECONDS)
-    samples: int = Field(ge=1, le=MOST_SAMPLES)
-    """Training sequences that it has, whether or not the round came to all of them."""
+    samples: int = Field(ge=0, le=MOST_SAMPLES)
+    """Training sequences that it has, whether or not the round came to all of them, where they are its weight; else 0, which
+    tells nothing."""
     skipped_steps: int = Field(ge=0)
     """Steps that were left out, because their loss or gradient was not finite."""
     rank: int = Field(ge=1)
@@ -145,6 +146,8 @@ def _require_report(report: TuningReport, num_blobs: int, rank_limit: int, run: 
         raise Mistake(f"TuningReport: rank is above {rank_limit}, the order's rank_limit")
     if report.rank < rank_limit and not run.job.lowers_ranks:
         raise Mistake(f"TuningReport: rank is below {rank_limit}, the order's rank_limit, and no client gives up ranks here")
+    if (report.samples > 0) != (run.job.client_weights == "samples"):
+        raise Mistake(f"TuningReport: samples are told with {run.method}.client-weights = 'samples' alone")
     if report.skipped_steps >= run.training.steps:
         raise Mistake(f"TuningReport: skipped_steps must be below the {run.training.steps} steps of a round")
 
@@ -183,8 +186,8 @@ def rank_in_use(tensors: Mapping[str, Tensor]) -> int:
 OBSERVER = (
     "adapters trained on this client's data, whose difference from those that it was sent is the sum of its optimiser's steps: "
     "what one round tells, with one step little less than the gradient of its sequences, from which training text can be "
-    "recovered in part; more sequences (the site's `least-samples`) and steps make it harder, not impossible; the server "
-    "chooses the adapters to begin with, so it chooses at what it looks; how many training sequences it "
-    "has; how many steps failed; which rank it goes on with; and how long it took"
+    "recovered in part; more tokens (the site's `least-tokens`) and steps make it harder, not impossible; the server "
+    "chooses the adapters to begin with, so it chooses at what it looks; with `client-weights` = `samples` alone, how many "
+    "training sequences it has; how many steps failed; which rank it goes on with; and how long it took"
 )
 """What the contract of ``train`` says of an observer."""

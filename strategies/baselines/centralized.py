@@ -11,7 +11,7 @@ from espalier.modeling.block_stream import BlockStream
 from espalier.modeling.calibration import prune_by_block, prune_layers
 from espalier.modeling.edits import Edits, masked, replaced
 from espalier.modeling.input_statistics import watch_for
-from espalier.settings.node import NodeSettings
+from espalier.settings.node import simulated_node
 from espalier.storage.blobs import BlobStore
 from espalier.wire.mask_tensors import pack_masks, unpack_masks
 from espalier.wire.pruned_matrices import pack_kept, unpack_kept
@@ -27,7 +27,7 @@ def centralized(run: Run, stream: BlockStream, store: BlobStore) -> Edits:
     Edits
         What makes the dense model the pruned one.
     """
-    nowhere = NodeSettings()  # a simulated node has no data of its own beside the run's [data]
+    nowhere = simulated_node()  # a simulated node has no data of its own beside the run's [data]
     ranks = range(run.settings.num_clients)
     windows = torch.cat([client_windows(run.settings, nowhere, run.model.encode, rank) for rank in ranks])
     run.progress.begin("centralized", len(run.model.plan.blocks))
@@ -48,7 +48,7 @@ def _masked(run: Run, stream: BlockStream, store: BlobStore, windows: Tensor) ->
 def _reconstructed(run: Run, stream: BlockStream, store: BlobStore, windows: Tensor) -> Edits:
     """As a client of FedSpaLLM that samples every layer, at the final sparsity at once."""
     job, plan = run.settings.fedspallm, run.model.plan
-    pooled = LocalPruning(job.local_method, job.sparsity, job.local_group, job.damping)
+    pooled = LocalPruning(job.local_method, job.sparsity, job.local_group, job.damping, job.damping_mean)
     hashes = []
     for layer in prune_layers(stream, windows, pooled, range(len(plan.blocks))):
         hashes.append(store.put(pack_kept(layer.matrices)))

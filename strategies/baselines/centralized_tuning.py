@@ -8,7 +8,7 @@ from functools import reduce
 from torch import Tensor
 
 from espalier.modeling.computing import Computing
-from espalier.settings.node import NodeSettings
+from espalier.settings.node import simulated_node
 from espalier.settings.seeds import derive_seed
 from espalier.training.adapter_training import AdapterTraining
 from espalier.training.initial import initial_adapters
@@ -19,7 +19,7 @@ from strategies.run import Run
 
 def tuned(run: Run, computing: Computing) -> dict[str, dict[str, Tensor]]:
     """Train the run's adapters on everybody's sequences; the trained tensors by blob key and canonical name."""
-    settings, nowhere = run.settings, NodeSettings()  # a simulated node has no data of its own beside the run's [data]
+    settings, nowhere = run.settings, simulated_node()  # a simulated node has no data of its own beside the run's [data]
     ranks = range(settings.num_clients)
     adapters = trained(run.model.plan, settings)
     training = AdapterTraining(

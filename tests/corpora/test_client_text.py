@@ -11,10 +11,10 @@ from espalier.corpora import documentation
 from espalier.corpora.client_text import client_passages, client_windows
 from espalier.corpora.passages import split
 from espalier.settings.mistakes import Mistake
-from espalier.settings.node import NodeSettings
+from espalier.settings.node import simulated_node
 from espalier.settings.run import DataSettings, parse
 
-NODE = NodeSettings()
+NODE = simulated_node()
 PASSAGES = [f"passage number {index}" for index in range(200)]
 
 
@@ -87,14 +87,14 @@ def test_a_missing_file_of_a_rank_is_named(tmp_path: Path) -> None:
 
 
 def test_a_sites_own_file_comes_first_and_is_taken_whole(shared_file: str) -> None:
-    node = NodeSettings(data_path=shared_file)
+    node = simulated_node(data_path=shared_file)
     assert set(client_passages(DataSettings(), node, 3, 8)) == set(PASSAGES) - held_out(PASSAGES)
 
 
 def test_a_sites_own_field_comes_before_the_runs(tmp_path: Path) -> None:
     path = tmp_path / "own.jsonl"
     path.write_text("\n".join(json.dumps({"text": "not this", "note": passage}) for passage in PASSAGES))
-    node = NodeSettings(data_path=str(path), data_field="note")
+    node = simulated_node(data_path=str(path), data_field="note")
     assert set(client_passages(DataSettings(), node, 0, 1)) == set(PASSAGES) - held_out(PASSAGES)
 
 
@@ -140,7 +140,7 @@ def test_windows_have_the_settings_shape_and_only_the_clients_tokens(shared_file
 def test_windows_repeat_with_the_seed_and_differ_between_seeds_and_clients(shared_file: str) -> None:
     def drawn(seed: int, rank: int) -> list[list[int]]:
         settings = parse({"seed": seed, "data.windows": 4, "data.window-tokens": 32})
-        return client_windows(settings, NodeSettings(data_path=shared_file), letters, rank).tolist()
+        return client_windows(settings, simulated_node(data_path=shared_file), letters, rank).tolist()
 
     assert drawn(1, 0) == drawn(1, 0)
     assert drawn(1, 0) != drawn(2, 0)
@@ -150,7 +150,8 @@ def test_windows_repeat_with_the_seed_and_differ_between_seeds_and_clients(share
 def test_no_window_holds_a_held_out_passage(shared_file: str) -> None:
     settings = parse({"data.windows": 50, "data.window-tokens": 64})
     text = "".join(
-        bytes(window).decode() for window in client_windows(settings, NodeSettings(data_path=shared_file), letters, 0).tolist()
+        bytes(window).decode()
+        for window in client_windows(settings, simulated_node(data_path=shared_file), letters, 0).tolist()
     )
     assert held_out(PASSAGES)
     for passage in held_out(PASSAGES):
@@ -161,7 +162,7 @@ def test_a_record_that_is_no_valid_unicode_is_a_mistake(tmp_path: Path) -> None:
     path = tmp_path / "own.jsonl"
     path.write_text('{"text": "cut off \\ud83d"}\n')
     with pytest.raises(Mistake):
-        client_passages(DataSettings(), NodeSettings(data_path=str(path)), 0, 1)
+        client_passages(DataSettings(), simulated_node(data_path=str(path)), 0, 1)
 
 
 def test_a_site_without_data_where_the_run_names_none_is_a_mistake() -> None:

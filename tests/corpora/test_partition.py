@@ -13,7 +13,7 @@ from espalier.corpora.partition import Kind, Partition
 from espalier.corpora.passages import is_held_out
 from espalier.corpora.records import Record
 from espalier.settings.mistakes import Mistake
-from espalier.settings.node import NodeSettings
+from espalier.settings.node import simulated_node
 from espalier.settings.run import DataSettings
 
 KINDS: tuple[Kind, ...] = ("iid", "by-field", "dirichlet", "quantity")
@@ -82,7 +82,7 @@ def test_records_of_a_file_are_dealt_out_by_their_field(tmp_path: Path) -> None:
     file.write_text("\n".join(json.dumps({"note": record.text, "ward": number % 2}) for number, record in enumerate(RECORDS)))
     data = DataSettings(source="jsonl", path=str(file), field="note", partition="by-field", partition_field="ward")
     for rank in range(2):
-        own = set(client_passages(data, NodeSettings(), rank, 2))
+        own = set(client_passages(data, simulated_node(), rank, 2))
         assert own == {
             record.text for number, record in enumerate(RECORDS) if number % 2 == rank and not is_held_out(record.text)
         }
@@ -93,7 +93,7 @@ def test_a_record_without_a_label_is_a_mistake_that_quotes_nothing(tmp_path: Pat
     file.write_text('{"text": "hawthorn", "ward": 1}\n{"text": "hazel"}\n')
     data = DataSettings(source="jsonl", path=str(file), partition="dirichlet", partition_field="ward")
     with pytest.raises(Mistake, match="line 2 has no label in field 'ward'") as refused:
-        client_passages(data, NodeSettings(), 0, 2)
+        client_passages(data, simulated_node(), 0, 2)
     assert "hazel" not in str(refused.value)
 
 
@@ -101,8 +101,8 @@ def test_by_file_gives_each_client_a_file_of_the_directory(tmp_path: Path) -> No
     for name in ("b", "a", "c"):
         (tmp_path / f"{name}.txt").write_text("\n\n".join(f"{name} {number}" for number in range(30)))
     data = DataSettings(source="text", path=str(tmp_path), partition="by-file")
-    first = client_passages(data, NodeSettings(), 0, 3)
+    first = client_passages(data, simulated_node(), 0, 3)
     assert first
     assert all(passage.startswith("a ") for passage in first)
     with pytest.raises(Mistake, match="a directory with 4 files, one per client; it has 3"):
-        client_passages(data, NodeSettings(), 0, 4)
+        client_passages(data, simulated_node(), 0, 4)

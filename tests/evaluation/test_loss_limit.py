@@ -65,7 +65,7 @@ def test_without_a_limit_losses_are_what_they_are(device: torch.device) -> None:
 def test_the_contract_lets_no_other_loss_through(loss: float) -> None:
     texts = Texts(names=[], num_windows=[], window_tokens=2, own_text=True)
     header = Header.model_validate({**HEADER, "attempt": 1, "part": 0, "num_parts": 1})
-    report = {"losses": [], "own_losses": [1.0, 2.0, loss], "own_windows": 1000, "test_scores": [], "seconds": 1.0}
+    report = {"losses": [], "own_losses": [1.0, 2.0, loss], "test_scores": [], "seconds": 1.0}
     with pytest.raises(Mistake, match=r"own_losses are not between 0 and 20"):
         check(Letter(header, report), contract("m", texts, True).up)
     check(Letter(header, report | {"own_losses": [1.0, 2.0, OWN_LOSS_LIMIT]}), contract("m", texts, True).up)

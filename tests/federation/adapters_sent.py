@@ -12,11 +12,14 @@ from safetensors.torch import load, load_file, save
 
 from espalier.storage.blobs import sha256
 from espalier.wire.messages import Letter, read, write
+from pruning_kernels.nf4 import LEVELS
 
 Matrix = NDArray[np.float64]
 Sent = dict[int, dict[str, dict[str, torch.Tensor]]]
 """rank -> blob key -> tensors."""
 
+SIDES = {"attn.q": (16, 16), "attn.v": (8, 16)}
+"""(out, in) of the adapted matrices of the bench's model."""
 PATHS = {"attn.q": "self_attn.q_proj", "attn.v": "self_attn.v_proj"}
 
 
@@ -38,6 +41,28 @@ def sent_adapters(grid: InProcessGrid, server_round: int) -> Sent:
             for letter in replies:
                 found.setdefault(rank, {}).update({key: load(blob) for key, blob in letter.blobs.items()})
     return found
+
+
+def decoded_adapters(grid: InProcessGrid, server_round: int, payload: str) -> Sent:
+    """The same of a payload that rounds; NF4 by a table of its levels."""
+    if payload != "nf4":
+        return sent_adapters(grid, server_round)
+    found: Sent = {}
+    for rank, blobs in sent_adapters(grid, server_round).items():
+        for key, tensors in blobs.items():
+            names = [name.removesuffix(".codes") for name in tensors if name.endswith(".codes")]
+            found.setdefault(rank, {})[key] = {name: _nf4(name, tensors) for name in names}
+    return found
+
+
+def _nf4(name: str, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Values of one tensor in NF4, one after the other."""
+    codes = [code for byte in tensors[f"{name}.codes"].tolist() for code in (byte >> 4, byte & 15)]
+    absmax = tensors[f"{name}.absmax"].tolist()
+    values = [LEVELS[code] * absmax[place // 64] for place, code in enumerate(codes)]
+    features = SIDES[name.removesuffix(".lora_a").removesuffix(".lora_b")][name.endswith("lora_a")]
+    rank = len(values) // features
+    return torch.tensor(values, dtype=torch.float64).reshape((rank, features) if name.endswith("lora_a") else (features, rank))
 
 
 def factors(sent: Sent, rank: int, block: int, matrix: str) -> tuple[Matrix, Matrix]:
@@ -79,6 +104,11 @@ def written(folder: Path, block: int, matrix: str) -> tuple[Matrix, Matrix]:
     tensors = load_file(folder / "adapter" / "adapter_model.safetensors")
     path = f"base_model.model.model.layers.{block}.{PATHS[matrix]}"
     return tensors[f"{path}.lora_B.weight"].double().numpy(), tensors[f"{path}.lora_A.weight"].double().numpy()
+
+
+def updates(folder: Path) -> Matrix:
+    """The final updates B A of all matrices, in one vector."""
+    return np.concatenate([np.matmul(*written(folder, block, matrix)).ravel() for block in (0, 1) for matrix in PATHS])
 
 
 def num_data_bytes(blob: bytes) -> int:

@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from espalier.modeling.opened import OpenedModel
 from espalier.settings.mistakes import Mistake
 from espalier.settings.run import parse
+from espalier.wire.alone import makes_alone
 from espalier.wire.contract import check, check_reply
 from espalier.wire.contracts import contract_for
 from espalier.wire.messages import read
@@ -250,6 +251,8 @@ class Promises:
             check(asked, contract.down)
             check_reply(read(reply.content), asked, contract)
             assert contract.observer
+        kinds = {read(request.content).header.kind for request in requests}
+        assert ("alone" in kinds) == makes_alone(settings)
 
     def test_every_reply_is_in_the_egress_log(self, bench: Bench) -> None:
         grid = bench.grid()
@@ -279,7 +282,7 @@ class Promises:
             bench.run(data__window_tokens=65)
         assert not (bench.folder / "runs").exists()
 
-    def test_a_site_whose_model_takes_less_costs_its_own_contribution(self, bench: Bench) -> None:
+    def test_a_site_whose_model_takes_less_is_refused_when_it_enrols(self, bench: Bench) -> None:
         """Its weights are the server's, so that it has the same hash."""
         other = Path(shutil.copytree(bench.model, bench.folder / "other"))
         config = json.loads((other / "config.json").read_text()) | {"max_position_embeddings": 15}
@@ -287,9 +290,10 @@ class Promises:
         grid = bench.grid()
         (site,) = [context for context in grid.contexts.values() if context.node_config["partition-id"] == 2]
         site.node_config["model-path"] = str(other)
-        clients = summary(bench.run(grid))["clients"]
-        assert [client["status"] for client in clients] == ["completed", "completed", "dropped", "completed"]
-        assert "data.window-tokens = 16: the model has 15 positions" in clients[2]["reason"]
+        document = summary(bench.run(grid))
+        assert [client["site"] for client in document["clients"]] == ["node-00000", "node-00001", "node-00003"]
+        (reason,) = document["refused"].values()
+        assert "data.window-tokens = 16: the model has 15 positions" in reason
 
     def test_an_unexpected_error_tells_its_type_alone(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
         def fail(*_: object, **__: object) -> None:
@@ -420,7 +424,7 @@ class Promises:
         assert not [event for event in events(folder) if event["event"] == "dropped"]
 
     def test_a_site_s_full_disk_costs_its_own_contribution(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-        with FullDisk("/00002/", monkeypatch) as disk:
+        with FullDisk("/node-00002/", monkeypatch) as disk:
             disk.full = True
             clients = summary(bench.run())["clients"]
         assert [client["status"] for client in clients] == ["completed", "completed", "dropped", "completed"]
@@ -497,7 +501,7 @@ class Promises:
             tokens = torch.tensor(tokenizer("\n\n".join(passages))["input_ids"])
             windows = tokens[: len(tokens) // 16 * 16].view(-1, 16)
             metrics = document["clients"][client]["metrics"]
-            assert metrics["own_windows"] == len(windows) > 0
+            assert len(windows) > 0
             for name, model in loaded.items():
                 with torch.no_grad():
                     losses = [model(input_ids=window[None], labels=window[None]).loss.item() for window in windows]
@@ -513,7 +517,9 @@ class Promises:
         folder = bench.run(grid, evaluation__own_text=False)
         replies = [read(reply.content) for _, reply in grid.received]
         kinds = [reply.header.kind for reply in replies]
-        assert "deliver" not in kinds[len(kinds) - kinds[::-1].index("train") :]  # between rounds a method may need it
+        after = replies[len(kinds) - kinds[::-1].index("train") :]  # between rounds a method may need a deliver
+        brought = [reply.header.server_round for reply in after if reply.header.kind == "deliver"]
+        assert all(server_round < self.result_round for server_round in brought)  # what belongs to a client's own result
         assert all(reply.scalars["own_losses"] == [] for reply in replies if reply.header.kind == "evaluate")
         assert [metric["dataset"] for metric in summary(folder)["metrics"]] == ["public"]
 
@@ -532,10 +538,9 @@ class Promises:
     def test_a_site_decides_whether_it_is_evaluated_on_its_text(self, bench: Bench) -> None:
         grid = bench.grid()
         for client, context in enumerate(grid.contexts.values()):
-            context.node_config |= {"site": f"site-{client}", "own-text": client != 1, "least-samples": 4}
-        for context in grid.contexts.values():  # no longer simulated clients
-            context.node_config["num-partitions"] = 0
-            context.node_config["partition-id"] = -1
+            context.node_config |= {"site": f"site-{client}", "own-text": client != 1, "least-tokens": 30}
+            context.node_config["model-path"] = str(bench.model)
+        grid.simulated = False
         clients = {client["site"]: client for client in summary(bench.run(grid))["clients"]}
         assert clients["site-1"]["status"] == "dropped"
         assert "this site does not allow it" in clients["site-1"]["reason"]

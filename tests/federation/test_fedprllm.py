@@ -1,6 +1,7 @@
 """FedPrLLM keeps the promises, and votes as the paper says."""
 
 import json
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any, ClassVar
@@ -8,11 +9,13 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from bench import Bench, events, model_files, summary
+from bench import Bench, events, model_files, results, summary
+from flwr.app import Message
 from in_process import InProcessGrid
-from promises import PruningPromises
+from promises import Killed, PruningPromises
 from safetensors import safe_open
 from safetensors.numpy import load
+from tiny_model import save_tiny_llama
 from transformers import AutoModelForCausalLM
 
 from espalier.corpora.client_text import client_windows
@@ -20,7 +23,7 @@ from espalier.modeling.opened import OpenedModel
 from espalier.settings.mistakes import Mistake
 from espalier.settings.node import parse_node
 from espalier.settings.run import parse
-from espalier.wire.messages import read
+from espalier.wire.messages import failure, read, write
 from strategies.rounds import RunFailed
 
 
@@ -58,7 +61,8 @@ class TestFedPrLLM(PruningPromises):
 
     def test_magnitude_needs_no_data_so_centralized_equals_federated_and_local_only(self, bench: Bench) -> None:
         values = summary(bench.run(fedprllm__local_metric="magnitude"))["metrics"][0]["values"]
-        assert values["centralized"] == values["local_only"] == pytest.approx(values["federated"], rel=1e-12)
+        assert values["centralized"] == pytest.approx(values["federated"], rel=1e-12)
+        assert values["local_only"] == pytest.approx(values["federated"], rel=6e-4)  # clients round their losses
 
     def test_figures_on_own_text_with_weight_scaling(self, bench: Bench) -> None:
         bench.settings = {**bench.settings, "fedprllm.weight-scaling": True}
@@ -67,7 +71,8 @@ class TestFedPrLLM(PruningPromises):
     def test_a_single_client_s_own_result_is_the_federated_one(self, tmp_path: Path, bench: Bench) -> None:
         alone = Bench(tmp_path / "alone", self.method, bench.settings, num_clients=1)
         for values in (metric["values"] for metric in summary(alone.run())["metrics"]):
-            assert values["local_only"] == values["federated"] != values["dense"]
+            assert values["local_only"] == pytest.approx(values["federated"], rel=6e-4)  # clients round their losses
+            assert values["federated"] != values["dense"]
 
     def test_ledger_counts_every_byte_of_the_masks(self, bench: Bench) -> None:
         folder = bench.run()
@@ -86,14 +91,13 @@ class TestFedPrLLM(PruningPromises):
 
     def test_a_site_with_too_little_text_says_so_in_numbers(self, bench: Bench) -> None:
         (bench.folder / "text-3.txt").write_text("hawthorn hedge")
-        client = summary(bench.run(evaluation__own_text=False))["clients"][3]
-        assert client["status"] == "dropped"
-        assert "gives 0 windows of 16 tokens, data.windows = 2 are needed" in client["reason"]
-        assert "hawthorn" not in client["reason"]
+        document = summary(bench.run(evaluation__own_text=False))
+        assert [client["rank"] for client in document["clients"]] == [0, 1, 2]
+        (reason,) = document["refused"].values()
+        assert "gives 0 windows of 16 tokens, data.windows = 2 are needed" in reason
+        assert "hawthorn" not in reason
 
     def test_a_site_with_another_model_is_refused(self, bench: Bench) -> None:
-        from tiny_model import save_tiny_llama
-
         other = save_tiny_llama(bench.folder / "other", seed=1)
         grid = bench.grid()
         for context in grid.contexts.values():
@@ -199,14 +203,29 @@ class TestIterativeFedPrLLM(PruningPromises):
         shapes = [linear.shape for block in model.plan.blocks for linear in block.linears]
         return sum(int(rows * columns * 0.5) for rows, columns in shapes) / sum(rows * columns for rows, columns in shapes)
 
-    def test_masks_are_those_of_the_procedure_with_whole_models_in_memory(self, bench: Bench) -> None:
-        """All clients vote on the dense block behind the globally pruned ones; one block after the other."""
-        folder = bench.run()
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {},
+            {"fedprllm__weight_scaling": True},
+            {"fedprllm__weight_scaling": True, "fedprllm__continue_behind": "scaled"},
+        ],
+        ids=["masked", "masked-then-scaled", "scaled"],
+    )
+    def test_masks_are_those_of_the_procedure_with_whole_models_in_memory(self, bench: Bench, changes: dict[str, Any]) -> None:
+        """All clients vote on the dense block behind the globally pruned ones; one block after the other.
+
+        The published code scales a block before the clients go through it, the paper's step 7 does not say so.
+        """
+        bench.settings = bench.settings | {"evaluation.own-text": False}
+        folder = bench.run(**changes)
         run = parse(bench.config())
         opened = OpenedModel(bench.model)
         model = AutoModelForCausalLM.from_pretrained(bench.model, dtype=torch.float32)
         windows = [
-            client_windows(run, parse_node(context.node_config), opened.encode, context.node_config["partition-id"])
+            client_windows(
+                run, parse_node(context.node_config, simulated=True), opened.encode, context.node_config["partition-id"]
+            )
             for context in bench.grid().contexts.values()
         ]
         with safe_open(folder / "masks.safetensors", "np") as masks, torch.no_grad():
@@ -223,6 +242,45 @@ class TestIterativeFedPrLLM(PruningPromises):
                     words = masks.get_tensor(name)
                     assert {i for i in range(module.weight.numel()) if int(words[i // 64]) >> (i % 64) & 1} == expected
                     module.weight.view(-1)[sorted(expected)] = 0
+                    if "fedprllm__continue_behind" in changes:
+                        for row, column in np.ndindex(*module.weight.shape):
+                            scaled = float(module.weight[row, column]) * (4 - int(votes[name][row, column])) / 4
+                            module.weight[row, column] = torch.tensor(scaled).to(torch.bfloat16).float()
+
+    def test_votes_go_down_with_a_decision_where_clients_go_on_behind_the_scaled_block(self, bench: Bench) -> None:
+        """Killed in the second round and resumed, with the result delivered to the clients, it equals never killed."""
+        changes = {
+            "fedprllm__weight_scaling": True,
+            "fedprllm__continue_behind": "scaled",
+            "fedprllm__comparison_group": "column",
+        }
+        grid, requests = bench.grid(**changes), list[Any]()
+        grid.before_push = requests.append
+        uninterrupted = bench.run(grid, **changes)
+        votes = votes_of(grid)
+        letters = [read(request.content) for request in requests]
+        orders = [letter for letter in letters if letter.header.kind == "train"]
+        assert [(set(letter.blobs), letter.scalars) for letter in orders] == [(set(), {})] * 4 + [
+            ({"block-0000", "votes-0000"}, {"num_voters": [4], "decided": 1})
+        ] * 4
+        for name, counts in load(orders[-1].blobs["votes-0000"]).items():
+            for place, count in enumerate(counts.flatten().tolist()):
+                assert count == votes["block-0000", f"{name}.prune_mask", place]
+
+        def kill(message: Any) -> None:
+            header = read(message.content).header
+            if (header.kind, header.server_round, header.rank) == ("train", 2, 2):
+                raise Killed
+
+        killed = bench.grid(**changes)
+        killed.before_push = kill
+        with pytest.raises(Killed):
+            bench.run(killed, **changes)
+        (folder,) = set((bench.folder / "runs").iterdir()) - {uninterrupted}
+        resumed = bench.run(bench.grid(**changes), resume_from=str(folder), **changes)
+        assert results(resumed) == results(uninterrupted)
+        masked = bench.run(**{**changes, "fedprllm__continue_behind": "masked"})
+        assert model_files(masked) != model_files(uninterrupted)
 
     def test_one_client_iterative_is_one_shot(self, bench: Bench) -> None:
         """With one voter and equal comparison groups the decision is the vote, so both go through the same blocks."""
@@ -239,6 +297,99 @@ class TestIterativeFedPrLLM(PruningPromises):
         up = {(e["round"], e["block"]) for e in entries if e["direction"] == "up" and e["kind"] == "train" and e["block"]}
         assert down == {(2, "block-0000")}
         assert up == {(1, "block-0000"), (2, "block-0001")}
+
+    @pytest.mark.parametrize("behind", ["masked", "scaled"])
+    def test_a_client_that_lost_its_hidden_states_is_brought_what_was_decided_and_goes_on(
+        self, bench: Bench, behind: str
+    ) -> None:
+        """Its state is removed before the third round: it walks from the beginning, and the result is that of no loss."""
+        changes: dict[str, Any] = {"model": str(save_tiny_llama(bench.folder / "deep", blocks=4))}
+        changes |= {"fedprllm__weight_scaling": behind == "scaled", "fedprllm__continue_behind": behind}
+        whole = bench.run(**changes)
+        grid, lost, kinds = bench.grid(**changes), [], []
+
+        def lose(message: Message) -> None:
+            header = read(message.content).header
+            if (header.kind, header.server_round, header.rank) == ("train", 3, 2) and not lost:
+                (folder,) = (bench.folder / "state").glob(f"{header.lineage}/node-00002")
+                lost.append(shutil.rmtree(folder))
+            if header.server_round == 3:
+                kinds.append((header.kind, header.rank, header.part))
+
+        grid.before_push = lose
+        folder = bench.run(grid, **changes)
+        assert lost
+        assert model_files(folder) == model_files(whole)
+        assert {client["status"] for client in summary(folder)["clients"]} == {"completed"}
+        own = [(kind, part) for kind, rank, part in kinds if rank == 2]
+        assert own == [("train", 0), *(("deliver", part) for part in range(len(own) - 2)), ("train", 0)]
+        assert len(own) >= 3
+        assert {kind for kind, rank, _ in kinds if rank != 2} == {"train"}
+        (noted,) = [event for event in events(folder) if event["event"] == "lost"]
+        assert noted["rank"] == 2
+
+    @pytest.mark.parametrize("damaged", ["activations.json", "*.blob"])
+    def test_a_client_whose_state_is_damaged_is_brought_what_was_decided_too(self, bench: Bench, damaged: str) -> None:
+        whole, grid = bench.run(), bench.grid()
+
+        def damage(message: Message) -> None:
+            header = read(message.content).header
+            if (header.kind, header.server_round, header.rank) == ("train", 2, 2) and header.attempt == 1:
+                folder = bench.folder / "state" / header.lineage / "node-00002" / "r001"
+                for file in folder.glob(damaged):
+                    file.write_bytes(file.read_bytes()[:-3])
+
+        grid.before_push = damage
+        folder = bench.run(grid)
+        assert model_files(folder) == model_files(whole)
+        assert [event["rank"] for event in events(folder) if event["event"] == "lost"] == [2]
+
+    def test_a_forged_loss_costs_its_sender_alone(self, bench: Bench) -> None:
+        """In the first round there is nothing to lose; with another's rank it would speak for that one."""
+        grid = bench.grid()
+
+        def forge(rank: int, server_round: int) -> Any:
+            def tampered(request: Message, reply: Message) -> Message:
+                header = read(request.content).header
+                if (header.kind, header.server_round) != ("train", server_round):
+                    return reply
+                lost = failure(header.model_copy(update={"rank": rank}), "gone", lost=True)
+                return Message(write(lost), reply_to=request)
+
+            return tampered
+
+        grid.tamper = {1: forge(1, 1), 2: forge(3, 2)}
+        document = summary(bench.run(grid))
+        assert [client["status"] for client in document["clients"]] == ["completed", "dropped", "dropped", "completed"]
+
+    def test_a_client_that_loses_its_state_again_is_dropped_with_the_reason(self, bench: Bench) -> None:
+        grid = bench.grid()
+
+        def forget(message: Message) -> None:
+            header = read(message.content).header
+            if (header.kind, header.server_round) == ("train", 2):
+                shutil.rmtree(bench.folder / "state" / header.lineage / "node-00001", ignore_errors=True)
+
+        grid.before_push = forget
+        clients = summary(bench.run(grid))["clients"]
+        assert [client["status"] for client in clients] == ["completed", "dropped", "completed", "completed"]
+        assert clients[1]["reason"] == "train: this client no longer has the hidden states of round 1"
+
+    def test_a_resumed_run_heals_a_client_that_lost_its_state_meanwhile(self, bench: Bench) -> None:
+        whole, grid = bench.run(), bench.grid()
+
+        def kill(message: Message) -> None:
+            header = read(message.content).header
+            if (header.kind, header.server_round) == ("train", 2):
+                raise Killed
+
+        grid.before_push = kill
+        with pytest.raises(Killed):
+            bench.run(grid)
+        (killed,) = set((bench.folder / "runs").iterdir()) - {whole}
+        lineage = json.loads((killed / "run.json").read_text())["lineage"]
+        shutil.rmtree(bench.folder / "state" / lineage / "node-00000")
+        assert model_files(bench.run(resume_from=str(killed))) == model_files(whole)
 
 
 def input_norms(model: Any, modules: dict[str, Any], windows: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -283,7 +434,7 @@ class TestVariants:
         wanda = bench.run(**common)
         magnitude = bench.run(**common, fedprllm__local_metric="magnitude")
         values = summary(wanda)["metrics"][0]["values"]
-        assert values["centralized"] == values["local_only"] == values["federated"]
+        assert values["centralized"] == values["federated"] == pytest.approx(values["local_only"], rel=6e-4)
         assert (wanda / "masks.safetensors").read_bytes() == (magnitude / "masks.safetensors").read_bytes()
 
     def test_pattern_keeps_n_of_every_m(self, bench: Bench) -> None:
@@ -299,6 +450,12 @@ class TestVariants:
         with pytest.raises(Mistake, match=r"fedprllm.pattern = '3:5': model.layers.0.self_attn.q_proj.weight"):
             bench.run(grid, fedprllm__pattern="3:5")
         assert not grid.received
+
+    def test_settings_of_another_method_are_refused_before_anything_is_sent(self, bench: Bench) -> None:
+        """Of plain ``flwr run``, where only the merged configuration is known: what is not the default was given by hand."""
+        with pytest.raises(Mistake, match=r"fedspallm.sparsity = 0.7: method = 'fedprllm' does not read it"):
+            bench.run(fedspallm__sparsity=0.7)
+        assert not (bench.folder / "runs").exists()
 
     def test_weight_scaling_multiplies_kept_weights_by_the_share_of_clients_that_keep_them(self, bench: Bench) -> None:
         grid = bench.grid(fedprllm__weight_scaling=True, fedprllm__comparison_group="column")

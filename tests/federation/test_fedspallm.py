@@ -14,6 +14,7 @@ from in_process import InProcessGrid
 from promises import PruningPromises, spoiled
 from safetensors import safe_open
 from safetensors.torch import load, save
+from tiny_model import save_tiny_llama
 
 from client_app.app import DELIVERIES
 from espalier.modeling.opened import OpenedModel
@@ -22,6 +23,7 @@ from espalier.settings.run import parse
 from espalier.storage.blobs import sha256
 from espalier.wire.messages import read
 from espalier.wire.payload import STYPE
+from strategies.held_layers import HeldLayers
 from strategies.rounds import RunFailed
 
 
@@ -59,6 +61,10 @@ def requests_of(bench: Bench, **changes: Any) -> tuple[Path, list[Any]]:
     return bench.run(grid, **changes), sent
 
 
+STATES = ("checkpoint/state.json", "checkpoint/previous.json")
+"""They tell which version of each layer a client holds."""
+
+
 class TestFedSpaLLM(PruningPromises):
     """One round; every client prunes every layer."""
 
@@ -73,10 +79,11 @@ class TestFedSpaLLM(PruningPromises):
     @pytest.mark.parametrize("weights", ["equal", "samples"])
     def test_the_fold_is_that_of_a_slow_loop(self, bench: Bench, aggregation: str, weights: str) -> None:
         """The mean over those who kept a weight; then the most pruned go, the smaller mean first, then the lower index."""
-        grid = bench.grid()
+        changes = {"fedspallm__aggregation": aggregation, "fedspallm__client_weights": weights}
+        grid = bench.grid(**changes)
         for context in grid.contexts.values():
             context.node_config["windows"] = 1 + context.node_config["partition-id"]
-        folder = bench.run(grid, fedspallm__aggregation=aggregation, fedspallm__client_weights=weights)
+        folder = bench.run(grid, **changes)
         weight_of = np.float32([1, 2, 3, 4] if weights == "samples" else [1, 1, 1, 1])
         model, sent = OpenedModel(bench.model), pruned_layers(grid, 1)
         assert sorted(sent) == list(range(bench.num_clients))
@@ -121,7 +128,8 @@ class TestFedSpaLLM(PruningPromises):
     def test_a_single_client_s_own_result_is_the_federated_one(self, tmp_path: Path, bench: Bench) -> None:
         alone = Bench(tmp_path / "alone", self.method, bench.settings, num_clients=1)
         for values in (metric["values"] for metric in summary(alone.run())["metrics"]):
-            assert values["local_only"] == values["federated"] != values["dense"]
+            assert values["local_only"] == pytest.approx(values["federated"], rel=6e-4)  # clients round their losses
+            assert values["federated"] != values["dense"]
 
     @pytest.mark.parametrize("method", ["wanda", "ria", "magnitude"])
     def test_other_local_methods_leave_the_kept_weights_alone(self, bench: Bench, method: str) -> None:
@@ -163,15 +171,13 @@ class TestFedSpaLLM(PruningPromises):
         with pytest.raises(Mistake, match="a pattern has one sparsity"):
             bench.run(fedspallm__pattern="2:4", fedspallm__schedule="linear")
 
-    @pytest.mark.parametrize(
-        ("name", "value"), [("seconds", 1.7e308), ("calibration_windows", 2**60), ("calibration_tokens", 10**18)]
-    )
+    @pytest.mark.parametrize(("name", "value"), [("seconds", 1.7e308), ("calibration_windows", 2**60)])
     def test_numbers_out_of_all_proportion_cost_their_sender_alone(self, bench: Bench, name: str, value: Any) -> None:
         def lie(reply: Any) -> Any:
             reply.content["scalars"][name] = value
             return reply
 
-        grid = bench.grid()
+        grid = bench.grid(fedspallm__client_weights="samples")
         grid.tamper[1] = spoiled(lie)
         document = summary(bench.run(grid, fedspallm__client_weights="samples"))
         assert [client["status"] for client in document["clients"]] == ["completed", "dropped", "completed", "completed"]
@@ -232,6 +238,12 @@ def _three_wide(bench: Bench) -> Path:
     return folder
 
 
+def _six_layers(bench: Bench) -> dict[str, Any]:
+    """Settings of four rounds on a model of six layers, of which a client samples one or two."""
+    model = save_tiny_llama(bench.folder / "six", blocks=6)
+    return {"model": str(model), "fedspallm__rounds": 4, "fedspallm__sampled_layers": 0.33}
+
+
 class TestRounds(PruningPromises):
     """Two rounds of a rising sparsity; clients of capability 1, 2, 2, 2 sample one layer or both."""
 
@@ -257,12 +269,79 @@ class TestRounds(PruningPromises):
         assert [letter.header.kind for letter in first] == ["train"] * 4
         assert all(not letter.blobs and set(letter.scalars) == {"blocks", "versions"} for letter in first)
 
-    def test_later_every_stale_layer_goes_down_and_no_other(self, bench: Bench) -> None:
-        _, sent = requests_of(bench, evaluation__own_text=False)
-        down = {
-            (letter.header.server_round, letter.header.rank, key) for letter in sent for key in letter.blobs if "block" in key
+    def test_before_a_round_go_the_stale_layers_that_it_reads_and_at_the_end_the_rest(self, bench: Bench) -> None:
+        """Told from the messages alone: six layers, of which clients sample one or two in each of four rounds."""
+        _, sent = requests_of(bench, evaluation__own_text=False, **_six_layers(bench))
+        sampled = {
+            (letter.header.server_round, letter.header.rank): letter.scalars["blocks"]
+            for letter in sent
+            if letter.header.kind == "train"
         }
-        assert down == {(2, rank, f"block-{index:04d}") for rank in range(4) for index in range(2)}
+        versions = [[0] * 6]  # of the global model, by finished rounds
+        for finished in range(1, 5):
+            decided = {index for (number, _), blocks in sampled.items() if number == finished for index in blocks}
+            versions.append([finished if index in decided else versions[-1][index] for index in range(6)])
+        held = [[0] * 6 for _ in range(4)]
+        brought = set[int]()
+        spared = 0
+        for letter in sorted(sent, key=lambda letter: letter.header.rank):  # each client's letters in their order
+            before, own = versions[letter.header.server_round - 1], held[letter.header.rank]
+            if letter.header.kind == "deliver":
+                assert letter.scalars["versions"] == [before[index] for index in letter.scalars["blocks"]]
+                brought.update(letter.scalars["blocks"])
+            elif letter.header.kind in ("train", "evaluate"):
+                stale = {index for index in range(6) if own[index] != before[index]}
+                end = letter.scalars["blocks"][-1] + 1 if letter.header.kind == "train" else 6
+                assert brought == {index for index in stale if index < end}
+                spared += len(stale - brought)
+                for index in brought:
+                    own[index] = before[index]
+                brought = set()
+        assert spared > 0
+        assert held == [versions[3]] * 4
+
+    def test_results_are_those_of_clients_that_get_all_stale_layers(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        few = bench.run(**_six_layers(bench))
+        updates = HeldLayers.updates
+        monkeypatch.setattr(
+            HeldLayers, "updates", lambda held, rounds, number, model, ends=None: updates(held, rounds, number, model)
+        )
+        many = bench.run(**_six_layers(bench))
+        files = [{name: data for name, data in results(folder).items() if name not in STATES} for folder in (few, many)]
+        assert files[0] == files[1]
+        metrics = [[client["metrics"] for client in summary(folder)["clients"]] for folder in (few, many)]
+        assert metrics[0] == metrics[1]
+        down = [summary(folder)["bytes_down"] for folder in (few, many)]
+        assert down[0] < down[1]
+
+    @pytest.mark.parametrize("kind", ["deliver", "evaluate"])
+    def test_killed_while_the_rest_is_brought(self, bench: Bench, kind: str) -> None:
+        class Killed(BaseException):
+            pass
+
+        trained = list[int]()
+
+        def kill(message: Any) -> None:
+            header = read(message.content).header
+            if header.kind == "train":
+                trained.append(header.server_round)
+            if header.kind == kind and 4 in trained and header.rank == 2:
+                raise Killed
+
+        changes = _six_layers(bench)
+        whole = bench.run(**changes)
+        grid = bench.grid(**changes)
+        grid.before_push = kill
+        with pytest.raises(Killed):
+            bench.run(grid, **changes)
+        (cut,) = set((bench.folder / "runs").iterdir()) - {whole}
+        resumed = bench.run(resume_from=str(cut), **changes)
+        assert results(resumed) == results(whole)
+        assert all(client["status"] == "completed" for client in summary(resumed)["clients"])
+        losses = [[client["metrics"] for client in summary(folder)["clients"]] for folder in (whole, resumed)]
+        assert losses[0] == losses[1]
 
     def test_the_local_share_is_that_of_own_layers_in_the_global_model(self, bench: Bench) -> None:
         """Round 2 goes from 25% to 50%: three clients prune both layers, one prunes one and holds the other at 25%."""
@@ -323,7 +402,7 @@ class TestRounds(PruningPromises):
         def lose(message: Any) -> None:
             letter = read(message.content)
             if letter.header.kind == "train" and letter.header.server_round == 2 and letter.header.rank == 2:
-                for folder in (bench.folder / "state").glob("*/00002"):
+                for folder in (bench.folder / "state").glob("*/node-00002"):
                     shutil.rmtree(folder)
 
         grid.before_push = lose
@@ -381,8 +460,9 @@ class TestSampling:
     def test_layers_that_died_with_their_client_are_pruned_in_another_round(self, tmp_path: Path, bench: Bench) -> None:
         """Two clients with one layer each; one of them never answers to train."""
         two = Bench(tmp_path / "two", "fedspallm", {"fedspallm.sampled-layers": 0.5, "quorum": 0.5}, num_clients=2)
-        (two.folder / "text-1.txt").write_text("too short")
-        document = summary(two.run(evaluation__own_text=False))
+        grid = two.grid()
+        grid.tamper[1] = lambda request, reply: reply if read(request.content).header.kind == "enrol" else None
+        document = summary(two.run(grid))
         assert [client["status"] for client in document["clients"]] == ["completed", "dropped"]
         assert sorted(document["report"]["layer_versions"]) == [1, 2]
         assert document["sparsity"]["achieved"] == pytest.approx(exact(OpenedModel(two.model), 0.5))

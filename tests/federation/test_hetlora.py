@@ -8,6 +8,7 @@ import torch
 from adapters_sent import (
     PATHS,
     added_to_b,
+    decoded_adapters,
     factors,
     letters,
     norm_weights,
@@ -15,6 +16,7 @@ from adapters_sent import (
     padded_mean,
     sent_adapters,
     svd_mean,
+    updates,
     written,
 )
 from bench import Bench, events, private_text, results, summary
@@ -24,7 +26,11 @@ from promises import Killed, Promises
 from safetensors.torch import load, save
 
 import client_app.tuning
+from espalier.modeling.opened import open_model
+from espalier.settings.lora import LoraSettings
 from espalier.settings.mistakes import Mistake
+from espalier.training.initial import initial_adapters
+from espalier.wire.adapters import adapter_plan
 from espalier.wire.messages import Letter, read
 from espalier.wire.payload import STYPE
 from strategies.rounds import RunFailed
@@ -120,13 +126,13 @@ class TestHetLoRA(Promises):
     def test_a_client_that_no_round_asked_trains_alone_at_its_own_rank(
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        ranks, alone = {}, client_app.tuning._alone
+        ranks, alone = {}, client_app.tuning._train_alone
 
         def noted(site: Any, state: Any, header: Any, adapters: Any) -> Any:
             ranks[header.rank] = max(adapter.rank for _, adapter in adapters)
             return alone(site, state, header, adapters)
 
-        monkeypatch.setattr(client_app.tuning, "_alone", noted)
+        monkeypatch.setattr(client_app.tuning, "_train_alone", noted)
         changes = {"hetlora__ranks": "", "hetlora__rounds": 1, "hetlora__sampled_clients": 0.25}
         grid = bench.grid(**changes)
         for context, capability in zip(grid.contexts.values(), (4.0, 2.0, 0.1, 3.0), strict=True):
@@ -255,6 +261,61 @@ class TestHetLoRA(Promises):
         assert {client["status"] for client in summary(bench.run(grid, **changes))["clients"]} == {"completed"}
         assert limits(requests, 3) == {0: 1, 1: 2, 2: 4, 3: 4}
         assert limits(requests, 4)[0] == 1
+
+    @pytest.mark.parametrize("payload", ["bfloat16", "nf4"])
+    def test_differences_of_clients_of_all_ranks_are_added_to_the_first_ranks_of_the_global_adapters(
+        self, bench: Bench, payload: str
+    ) -> None:
+        """Of ranks that a client gave up nothing is left, though others still have them; by loops, round by round."""
+        changes = PRUNED | {"hetlora__payload": payload, "hetlora__client_weights": "equal", "evaluation__own_text": False}
+        grid = bench.grid(**changes)
+        folder = bench.run(grid, **changes)
+        opened = open_model(str(bench.model))
+        first = initial_adapters(adapter_plan(opened.plan, LoraSettings(rank=8, alpha=16.0)), 0)
+        whole = {key: {name: tensor.double().numpy() for name, tensor in block.items()} for key, block in first.items()}
+        gave_up = 0
+        for server_round in (1, 2, 3):
+            sent = decoded_adapters(grid, server_round, payload)
+            reports = {rank: replies[0].scalars["rank"] for rank, replies in letters(grid, server_round, "train").items()}
+            for key, block in whole.items():
+                for name in block:
+                    total = np.zeros_like(block[name])
+                    for rank, left in reports.items():
+                        change = sent[rank][key][name].double().numpy()
+                        along = 0 if name.endswith("lora_a") else 1
+                        gave_up += change.shape[along] > left
+                        for place in range(left):
+                            where = (place, slice(None)) if along == 0 else (slice(None), place)
+                            total[where] += block[name][where] + change[where]
+                    block[name] = total / len(reports)
+                for matrix in PATHS:  # a rank that nobody has any more begins anew
+                    for place in range(8):
+                        if not block[f"{matrix}.lora_a"][place].any() and not block[f"{matrix}.lora_b"][:, place].any():
+                            block[f"{matrix}.lora_a"][place] = first[key][f"{matrix}.lora_a"][place].double().numpy()
+        assert gave_up
+        for block_number in (0, 1):
+            for matrix in PATHS:
+                b, a = written(folder, block_number, matrix)
+                np.testing.assert_allclose(b, whole[f"block-{block_number:04d}"][f"{matrix}.lora_b"], rtol=1e-5, atol=1e-8)
+                np.testing.assert_allclose(a, whole[f"block-{block_number:04d}"][f"{matrix}.lora_a"], rtol=1e-5, atol=1e-8)
+
+    def test_rounded_differences_end_nearer_to_float32_than_rounded_values(self, bench: Bench) -> None:
+        """Share of its norm by which the final update of four rounds over NF4 differs from float32's."""
+        common: dict[str, Any] = {
+            "hetlora__rounds": 4,
+            "hetlora__self_pruning": False,
+            "training__steps": 5,
+            "training__learning_rate": 0.002,
+            "evaluation__own_text": False,
+            "evaluation__centralized": "off",
+            "evaluation__local_only": False,
+            "lora__merge": False,
+        }
+        exact, errors = updates(bench.run(**common)), {}
+        for rounding in ("differences", "values"):
+            found = updates(bench.run(**common, hetlora__payload="nf4", hetlora__rounding=rounding))
+            errors[rounding] = float(np.linalg.norm(found - exact) / np.linalg.norm(exact))
+        assert errors["differences"] < 0.6 * errors["values"], errors
 
     def test_killed_after_ranks_fell_and_resumed_equals_never_killed(self, bench: Bench) -> None:
         changes = PRUNED | {"hetlora__payload": "nf4"}

@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -248,23 +249,63 @@ def test_answers_for_which_the_model_has_no_room_are_refused_before_anything_sta
 
 
 @pytest.mark.parametrize("source", ["documentation", "jsonl"])
-def test_in_a_deployment_sites_bring_the_data_and_one_without_costs_its_own_contribution(
+def test_in_a_deployment_sites_bring_the_data_and_one_without_is_refused_when_it_enrols(
     folder: Path, monkeypatch: pytest.MonkeyPatch, source: str
 ) -> None:
     monkeypatch.setattr("server_app.app.GrpcGrid", InProcessGrid)
-    changes: dict[str, Any] = {"data__source": source, "data__path": "", "fedpetuning__rounds": 1}
+    changes: dict[str, Any] = {"data__source": source, "data__path": "", "fedpetuning__rounds": 1, "quorum": 0.5}
     bench = bench_of(folder, "sst2", reviews)
     grid = bench.grid(**changes)
+    grid.simulated = False
+    for context in grid.contexts.values():
+        context.node_config |= {"model-path": str(bench.model), "data-task": "sst2", "least-tokens": 1}
     (without,) = [context for context in grid.contexts.values() if context.node_config["partition-id"] == 1]
     without.node_config.pop("data-path")
-    clients = summary(bench.run(grid, **changes))["clients"]
-    assert [client["status"] for client in clients] == ["completed", "dropped", "completed", "completed"]
-    assert "data-path: this site names no file of its own" in clients[1]["reason"]
+    document = summary(bench.run(grid, **changes))
+    assert [client["site"] for client in document["clients"]] == ["node-00000", "node-00002", "node-00003"]
+    (reason,) = document["refused"].values()
+    assert "data-path: this site names no file of its own" in reason
 
 
-def test_a_client_without_items_costs_its_own_contribution(folder: Path) -> None:
+def test_a_client_without_items_is_refused_when_it_enrols(folder: Path) -> None:
     bench = bench_of(folder, "sst2", reviews)
     (folder / "text-2.txt").write_text("{}\n")
-    clients = summary(bench.run())["clients"]
-    assert [client["status"] for client in clients] == ["completed", "completed", "dropped", "completed"]
-    assert "line 1" in clients[2]["reason"]
+    document = summary(bench.run())
+    assert [client["site"] for client in document["clients"]] == ["node-00000", "node-00001", "node-00003"]
+    (reason,) = document["refused"].values()
+    assert "line 1" in reason
+
+
+def long_reviews(client: int, number: int = 30) -> list[dict[str, Any]]:
+    """Sentences of which one in ten is longer than the tiny model takes."""
+    records = reviews(client, number)
+    for record in records[::10]:
+        record["sentence"] = " ".join([record["sentence"], *WORDS, *WORDS])
+    return records
+
+
+def test_the_summary_tells_how_many_test_items_were_cut(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bench = bench_of(folder, "sst2", long_reviews, **{"evaluation.local-only": False, "evaluation.centralized": "off"})
+    bench.model = save_tiny_llama(folder / "short", positions=100)
+    document = summary(bench.run(fedpetuning__rounds=1))
+    assert document["test_items"] == {"number": 30, "cut": 3}
+    assert "3 of 30 test items are longer than the model takes, or" in capsys.readouterr().out
+    longer = save_tiny_llama(folder / "longer", positions=600)
+    document = summary(bench.run(fedpetuning__rounds=1, model=str(longer)))
+    assert document["test_items"] == {"number": 30, "cut": 0}
+
+
+def test_a_site_whose_model_takes_less_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server's model takes whole items that a site's would end in an error over, or compute nonsense."""
+    bench = bench_of(folder, "sst2", long_reviews, **{"evaluation.centralized": "off", "quorum": 0.5})
+    bench.model = save_tiny_llama(folder / "longer", positions=600)
+    other = folder / "shorter"
+    shutil.copytree(bench.model, other)
+    config = json.loads((other / "config.json").read_text()) | {"max_position_embeddings": 64}
+    (other / "config.json").write_text(json.dumps(config))
+    grid = bench.grid(fedpetuning__rounds=1)
+    next(iter(grid.contexts.values())).node_config["model-path"] = str(other)
+    document = summary(bench.run(grid, fedpetuning__rounds=1))
+    reasons = [client["reason"] or "" for client in document["clients"]]
+    assert "and the model at this site has 64 positions" in reasons[0]
+    assert reasons[1:] == [""] * 3

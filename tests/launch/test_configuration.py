@@ -1,17 +1,16 @@
 """What the words after ``espalier run`` mean."""
 
-import subprocess
-import sys
+import tomllib
 from contextlib import nullcontext
 from pathlib import Path
 
-import psutil
 import pytest
 
+import espalier
 from espalier.launch.app_folder import default_config, find_app, read_preset
 from espalier.launch.command import main
 from espalier.launch.configuration import configuration
-from espalier.launch.superlink import RAY_DID_NOT_START, _stop_with_descendants
+from espalier.launch.superlink import RAY_DID_NOT_START, SuperLink, running_superlink
 from espalier.settings.mistakes import FLOWER_REPORTS_IT_TOO, Mistake
 from espalier.settings.run import METHODS
 
@@ -45,6 +44,7 @@ def test_the_later_word_wins_and_values_are_typed() -> None:
 def test_paths_mean_what_they_mean_where_the_command_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     words = [
+        "fedpetuning",
         "model=m",
         "evaluation.texts=documentation,w=a/w.txt",
         "data.source=text",
@@ -61,6 +61,58 @@ def test_paths_mean_what_they_mean_where_the_command_is_given(tmp_path: Path, mo
     assert configuration(APP, [], on_this_machine=True)[0]["task.test-path"] == ""
     elsewhere, _ = configuration(APP, words, on_this_machine=False)
     assert (elsewhere["model"], elsewhere["out-dir"]) == ("m", "runs")
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (
+            ["fedprllm", "fedspallm.sparsity=0.7"],
+            "fedspallm.sparsity = 0.7: method = 'fedprllm' does not read it; set fedprllm.sparsity, or choose method",
+        ),
+        (["fedprllm", "fedspallm.sparsity=0.5"], "fedspallm.sparsity = 0.5: "),  # also the default, if it is given
+        (
+            ["fedspallm", "lora.rank=4"],
+            "lora.rank = 4: method = 'fedspallm' does not read it; leave it out, or choose method = 'fedpetuning' or 'hetlora'",
+        ),
+        (
+            ["hetlora", "fedpetuning.rounds=2"],
+            "fedpetuning.rounds = 2: method = 'hetlora' does not read it; set hetlora",
+        ),
+        (["fedprllm", "method=fedspallm", "fedprllm.ties=index"], "fedprllm.ties = 'index': method = 'fedspallm' does not"),
+    ],
+)
+def test_a_setting_of_another_method_is_refused_when_it_is_given_by_hand(words: list[str], line: str) -> None:
+    with pytest.raises(Mistake) as caught:
+        configuration(APP, [*words, "seed=-1"], on_this_machine=True)
+    _, *told = str(caught.value).splitlines()
+    assert told[0].strip().startswith(line)
+    assert told[1].strip().startswith("seed = -1")
+
+
+def test_a_preset_of_one_s_own_that_sets_another_method_is_refused(tmp_path: Path) -> None:
+    preset = tmp_path / "mine.toml"
+    preset.write_text('method = "fedprllm"\n[fedspallm]\nsparsity = 0.7\nrounds = 1\n')
+    with pytest.raises(Mistake, match=r"fedspallm.sparsity = 0.7: method = 'fedprllm' does not read it") as caught:
+        configuration(APP, [str(preset)], on_this_machine=True)
+    assert "rounds" not in str(caught.value)  # the default: complete presets may have all tables
+    _, settings = configuration(APP, [str(preset), "method=fedspallm"], on_this_machine=True)
+    assert settings.fedspallm.sparsity == 0.7
+
+
+def test_another_method_than_the_preset_s_leaves_the_preset_s_own_table_behind() -> None:
+    config, settings = configuration(APP, ["fedprllm-paper", "method=fedspallm", "num-clients=2"], on_this_machine=False)
+    assert settings.method == "fedspallm"
+    assert {key: config[key] for key in config if key.startswith("fedprllm.")} == {
+        f"fedprllm.{key}": value for key, value in default_config(APP)["fedprllm"].items()
+    }
+
+
+def test_simulated_clients_need_a_file_where_the_source_is_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "data.source=text", "--app", str(APP)]) == 2
+    assert "data.path = '': data.source = 'text' needs the path of a file" in capsys.readouterr().err
+    _, settings = configuration(APP, ["data.source=text"], on_this_machine=False)  # sites have their own
+    assert settings.data.source == "text"
 
 
 @pytest.mark.parametrize(
@@ -97,6 +149,18 @@ def test_an_unknown_preset_names_the_known_ones(capsys: pytest.CaptureFixture[st
     assert "known presets are fedpetuning, fedprllm" in capsys.readouterr().err
 
 
+def test_a_preset_that_cannot_be_read_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "directory.toml").mkdir()
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe")
+    for name, words in (
+        (str(tmp_path / "directory.toml"), "cannot be read (Is a directory)"),
+        (str(tmp_path / "binary.toml"), "is not TOML"),
+        ("x" * 300, "cannot be read (File name too long)"),
+    ):
+        assert main(["run", name, "--app", str(APP)]) == 2
+        assert words in capsys.readouterr().err
+
+
 def test_fewer_nodes_than_clients_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "--nodes", "3", "--app", str(APP)]) == 2
     assert "fewer than num-clients = 8" in capsys.readouterr().err
@@ -106,6 +170,51 @@ def test_the_app_is_the_given_folder_or_none(tmp_path: Path) -> None:
     assert find_app(str(APP)) == APP
     with pytest.raises(Mistake, match="no Espalier app in"):
         find_app(str(tmp_path))
+
+
+def test_the_command_alone_prints_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    told = capsys.readouterr()
+    assert told.out.startswith("usage: espalier")
+    assert "espalier run fedprllm" in told.out
+    assert told.err == ""
+
+
+def test_it_tells_its_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert (ended.value.code, capsys.readouterr().out) == (0, f"espalier {espalier.__version__}\n")
+    assert espalier.__version__ == tomllib.loads((APP / "pyproject.toml").read_text())["project"]["version"]
+
+
+def test_it_tells_where_the_app_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["app"]) == 0
+    assert capsys.readouterr().out == f"{APP}\n"
+    with pytest.raises(SystemExit):
+        main(["app", "further"])
+
+
+def test_the_name_of_a_model_on_the_hub_is_answered_with_how_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", "model=meta-llama/Llama-2-7b", "--app", str(APP)]) == 2
+    told = capsys.readouterr().err
+    assert f"model = 'meta-llama/Llama-2-7b': there is no directory {tmp_path}/meta-llama/Llama-2-7b." in told
+    assert "hf download meta-llama/Llama-2-7b --local-dir Llama-2-7b" in told
+
+
+def test_a_directory_that_is_called_like_a_model_on_the_hub_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models" / "llama").mkdir(parents=True)
+    config, _ = configuration(APP, ["model=models/llama"], on_this_machine=True)
+    assert config["model"] == str(tmp_path / "models" / "llama")
+
+
+def test_the_model_of_another_machine_is_not_looked_for_here() -> None:
+    config, _ = configuration(APP, ["model=models/llama"], on_this_machine=False)
+    assert config["model"] == "models/llama"
 
 
 RAY_FAILED = """Traceback (most recent call last):
@@ -133,16 +242,12 @@ def test_ray_is_started_up_to_three_times(
     assert capsys.readouterr().err.count("trying again") == starts - 1
 
 
-def test_stopping_a_process_stops_what_moved_to_a_session_of_its_own() -> None:
-    child = (
-        "import subprocess; p = subprocess.Popen(['sleep', '600'], start_new_session=True); print(p.pid, flush=True); p.wait()"
-    )
-    process = subprocess.Popen([sys.executable, "-c", child], stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    sleeping = psutil.Process(int(process.stdout.readline()))
-    _stop_with_descendants(process)
-    assert process.returncode is not None
-    assert not sleeping.is_running() or sleeping.status() == psutil.STATUS_ZOMBIE
+def test_a_superlink_that_cannot_be_reached_may_want_certificates(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """In Flower's words, as it says them when it comes to a SuperLink with TLS without a certificate."""
+    said = "\nConnection to the SuperLink is unavailable. Please check your network connection and 'address' in the ..."
+    monkeypatch.setattr(SuperLink, "_flwr", lambda *_: {"success": False, "error-message": said})
+    with running_superlink("127.0.0.1:1", None) as superlink, pytest.raises(Mistake, match="with --root-certificates"):
+        superlink.start_run(APP, tmp_path / "run.toml")
 
 
 def test_a_run_that_said_why_it_failed_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:

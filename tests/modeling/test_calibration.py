@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -260,6 +261,24 @@ def test_pruned_layers_are_those_of_hooks_in_the_whole_model(untied: Path) -> No
             agree = mask == matrix.prune_mask
             torch.testing.assert_close(matrix.weight()[agree], weight[agree], rtol=1e-2, atol=1e-3)
             module.weight.copy_(matrix.weight())
+
+
+@pytest.mark.parametrize(("damping_mean", "counted"), [("live", None), ("all", 2.5)])
+def test_what_a_dead_channel_counts_as_follows_from_the_windows(
+    untied: Path, monkeypatch: pytest.MonkeyPatch, damping_mean: Any, counted: float | None
+) -> None:
+    """Half of the five windows, however they are batched."""
+    given = []
+
+    def factorise(gram: Tensor, damping: float, dead_diagonal: float | None) -> sparsegpt.Factor:
+        given.append(dead_diagonal)
+        return sparsegpt.factorise(gram, damping, dead_diagonal)
+
+    monkeypatch.setattr("espalier.modeling.input_statistics.factorise", factorise)
+    pruning = LocalPruning("sparsegpt", 0.5, "layer", damping_mean=damping_mean)
+    list(prune_layers(BlockStream(OpenedModel(untied), CPU), token_windows(5, 4), pruning, [0]))
+    assert given
+    assert set(given) == {counted}
 
 
 def test_the_walk_ends_after_the_last_sampled_layer(untied: Path, monkeypatch: pytest.MonkeyPatch) -> None:

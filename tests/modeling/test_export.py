@@ -93,12 +93,17 @@ def test_every_reader_of_safetensors_is_told_the_format(untied: Path, tmp_path: 
 
 
 def test_other_weights_and_the_dense_models_card_are_not_copied(copied: Path, tmp_path: Path) -> None:
-    for name in ("pytorch_model.bin", "README.md", "model.gguf", ".hidden"):
+    for name in ("pytorch_model.bin", "README.md", "model.gguf", ".hidden", "wiki_heldout.txt", "train.json"):
         (copied / name).write_text("of the dense model")
     (copied / "LICENSE").write_text("keep me")
     names = {file.name for file in exported(copied, tmp_path / "model").iterdir()}
-    assert names & {"pytorch_model.bin", "README.md", "model.gguf", ".hidden"} == set()
+    assert names & {"pytorch_model.bin", "README.md", "model.gguf", ".hidden", "wiki_heldout.txt", "train.json"} == set()
     assert "LICENSE" in names
+
+
+def test_a_card_is_written_beside_it(untied: Path, tmp_path: Path) -> None:
+    export_edited(OpenedModel(untied), edits.dense, tmp_path / "model", "# a card\n")
+    assert (tmp_path / "model" / "README.md").read_text() == "# a card\n"
 
 
 def test_an_earlier_export_is_replaced_whole(untied: Path, tmp_path: Path) -> None:

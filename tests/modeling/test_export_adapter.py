@@ -124,7 +124,7 @@ def test_the_description_by_hand(models: dict[str, OpenedModel], tmp_path: Path)
     config = config_of(Result(models["llama"], **PLANS["ranks and alphas"]).export(tmp_path / "adapter"))
     wanted = {
         "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 3, "lora_alpha": 4, "lora_dropout": 0.0, "bias": "none",
-        "inference_mode": True, "base_model_name_or_path": None,
+        "inference_mode": True, "base_model_name_or_path": models["llama"].directory.name,
         "target_modules": [
             "mlp.down_proj", "mlp.gate_proj", "mlp.up_proj",
             "self_attn.k_proj", "self_attn.o_proj", "self_attn.q_proj", "self_attn.v_proj",
@@ -137,13 +137,14 @@ def test_the_description_by_hand(models: dict[str, OpenedModel], tmp_path: Path)
     }
 
 
-def test_no_base_model_and_no_path_of_this_machine_is_named(models: dict[str, OpenedModel], tmp_path: Path) -> None:
+def test_the_base_model_is_named_and_no_path_of_this_machine(models: dict[str, OpenedModel], tmp_path: Path) -> None:
     """It lies elsewhere for whoever reads the file."""
     target = Result(models["llama"], targets="all").export(tmp_path / "adapter")
     for file in target.iterdir():
         for named in (tmp_path, models["llama"].directory):
             assert str(named).encode() not in file.read_bytes()
     assert os.sep not in (target / "adapter_config.json").read_text()
+    assert config_of(target)["base_model_name_or_path"] == models["llama"].directory.name
     assert sorted(file.name for file in target.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
 
 

@@ -6,7 +6,7 @@ from torch import nn
 
 from espalier.modeling.input_statistics import InputGrams, InputSquareSums, watch_for
 from pruning_kernels.local import LocalPruning
-from pruning_kernels.sparsegpt import factorise
+from pruning_kernels.sparsegpt import Factor, factorise
 
 pytestmark = pytest.mark.usefixtures("tests_on_device")
 
@@ -22,6 +22,20 @@ def test_grams_on_paper(device: torch.device) -> None:
     factor = factorise(grams.grams["a"].clone(), 0.01)
     assert torch.equal(grams.found()["a"].upper, factor.upper)
     assert grams.grams == {}
+
+
+def test_dead_channels_count_as_half_of_the_windows_where_the_settings_say_so(device: torch.device) -> None:
+    """So H, the gram times two over the number of windows, has 1 there: see ``factorise``."""
+    linear = nn.Linear(2, 1, device=device)
+    watch = watch_for(LocalPruning("sparsegpt", 0.5, "layer", damping_mean="all"))
+    grams = watch({"a": linear})
+    grams.windows = 6
+    with grams.watching():
+        linear(torch.tensor([[[1.0, 0.0], [3.0, 0.0]]]))
+    expected = factorise(torch.tensor([[10.0, 0.0], [0.0, 0.0]], device=device), 0.01, dead_diagonal=3.0)
+    found = grams.found()["a"]
+    assert isinstance(found, Factor)
+    assert torch.equal(found.upper, expected.upper)
 
 
 def test_linears_with_one_input_share_one_gram_and_one_factor(device: torch.device) -> None:

@@ -126,6 +126,16 @@ def test_a_directory_without_a_configuration_is_named(tmp_path: Path) -> None:
         open_model(str(tmp_path / "nothing"))
 
 
+def test_the_name_of_a_model_on_the_hub_is_told_from_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    told = r"model = 'owner/name': there is no directory .*/owner/name\. .*\(hf download owner/name --local-dir name\)"
+    with pytest.raises(Mistake, match=told):
+        open_model("owner/name")
+    (tmp_path / "owner" / "name").mkdir(parents=True)
+    with pytest.raises(Mistake, match=r"has no config\.json"):
+        open_model("owner/name")
+
+
 @pytest.mark.parametrize(
     "content",
     [

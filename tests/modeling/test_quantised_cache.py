@@ -16,7 +16,7 @@ from espalier.modeling.opened import OpenedModel
 from espalier.modeling.quantised import nf4_bytes
 from espalier.modeling.quantised_cache import cache_key, quantised_linears
 from espalier.settings.mistakes import Mistake
-from espalier.storage.private import collect_old_runs
+from espalier.storage.private import VERSION_FILE, collect_old_runs
 
 CPU = torch.device("cpu")
 Bits = dict[str, dict[str, bytes]]
@@ -125,6 +125,7 @@ def test_nobody_else_can_read_it(model: OpenedModel, tmp_path: Path) -> None:
     assert {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {
         "model.safetensors": 0o600,
         "lock": 0o600,
+        VERSION_FILE: 0o600,
     }
 
 
@@ -195,14 +196,14 @@ def test_what_a_killed_process_left_is_removed(model: OpenedModel, tmp_path: Pat
     path.parent.mkdir(parents=True)
     (path.parent / ".model.safetensors.abcd").write_bytes(b"half")
     bits(model, tmp_path)
-    assert {file.name for file in path.parent.iterdir()} == {"model.safetensors", "lock"}
+    assert {file.name for file in path.parent.iterdir()} == {"model.safetensors", "lock", VERSION_FILE}
 
 
 def test_a_load_that_ends_half_way_leaves_no_file(model: OpenedModel, tmp_path: Path) -> None:
     linears = quantised_linears(model, CPU, True, tmp_path)
     next(linears)
     linears.close()  # type: ignore[attr-defined]
-    assert [file.name for file in file_of(model, tmp_path).parent.iterdir()] == ["lock"]
+    assert {file.name for file in file_of(model, tmp_path).parent.iterdir()} == {"lock", VERSION_FILE}
     assert len(bits(model, tmp_path)) == 14
 
 

@@ -71,6 +71,8 @@ class Federation:
     superlink: subprocess.Popen[bytes]
     nodes: dict[str, subprocess.Popen[bytes]]
     start_node: Callable[[str], subprocess.Popen[bytes]]
+    start_superlink: Callable[[], subprocess.Popen[bytes]]
+    """Starts it again, with the same addresses and database."""
 
     def processes(self, program: str, site: str = "") -> list[int]:
         """Process ids of a Flower program that this federation, or one site of it, started, directly or not."""
@@ -96,27 +98,37 @@ def _ancestors(pid: int) -> Iterator[int]:
 
 @contextmanager
 def federation(folder: Path, sites: Sequence[str], more: Mapping[str, str] | None = None) -> Iterator[Federation]:
-    """A SuperLink with one SuperNode per site, each with a state directory ``<folder>/<site>`` and ``more`` of node-config."""
+    """A SuperLink with one SuperNode per site, each with a state directory ``<folder>/<site>`` and ``more`` of node-config.
+
+    The sites answer however little text a run takes, which a test or a measurement keeps small.
+    """
     env = environment(folder / "flower")
     serverappio, fleet, control, *nodes = free_ports(3 + len(sites))
     ports = dict(zip(sites, nodes, strict=True))
     superlink = [
-        str(BIN / "flower-superlink"), "--insecure", "--serverappio-api-address", f"127.0.0.1:{serverappio}",
-        "--fleet-api-address", f"127.0.0.1:{fleet}", "--control-api-address", f"127.0.0.1:{control}",
+        str(BIN / "flower-superlink"), "--insecure", "--database", str(folder / "superlink.db"),
+        "--serverappio-api-address", f"127.0.0.1:{serverappio}", "--fleet-api-address", f"127.0.0.1:{fleet}",
+        "--control-api-address", f"127.0.0.1:{control}",
     ]  # fmt: skip
     with ExitStack() as stack:
-        link = stack.enter_context(process(superlink, folder, "superlink", env))
-        wait_for_port(control, link)
+
+        def start_superlink() -> subprocess.Popen[bytes]:
+            link = stack.enter_context(process(superlink, folder, "superlink", env))
+            wait_for_port(control, link)
+            return link
+
+        link = start_superlink()
 
         def start_node(site: str) -> subprocess.Popen[bytes]:
             supernode = [
                 str(BIN / "flower-supernode"), "--insecure", "--superlink", f"127.0.0.1:{fleet}",
                 "--clientappio-api-address", f"127.0.0.1:{ports[site]}",
-                "--node-config", f'site="{site}" state-dir="{folder / site}" {(more or {}).get(site, "")}',
+                "--node-config", f'site="{site}" state-dir="{folder / site}" least-tokens=1 {(more or {}).get(site, "")}',
             ]  # fmt: skip
             return stack.enter_context(process(supernode, folder, f"supernode-{site}", env))
 
-        yield Federation(folder, f"127.0.0.1:{control}", link, {site: start_node(site) for site in sites}, start_node)
+        started = {site: start_node(site) for site in sites}
+        yield Federation(folder, f"127.0.0.1:{control}", link, started, start_node, start_superlink)
 
 
 def espalier_command(folder: Path, *arguments: str) -> tuple[list[str], dict[str, str]]:

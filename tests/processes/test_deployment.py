@@ -25,7 +25,7 @@ def files(folder: Path) -> dict[str, bytes]:
 METHODS = {
     "fedpetuning": (
         ("fedpetuning.rounds=2", "training.steps=2", "lora.targets=all", "lora.merge=true", "part-bytes=400000"),
-        ["enrol", "train", "fetch", "deliver", "train", "fetch", "evaluate"],
+        ["enrol", "train", "fetch", "deliver", "train", "fetch", "alone", "evaluate"],
     ),
     "fedprllm": ((), ["enrol", "train", "fetch", "fetch", "evaluate"]),
     "fedspallm": (
@@ -34,7 +34,7 @@ METHODS = {
     ),
     "hetlora": (
         ("hetlora.rounds=2", "hetlora.ranks=2,8", "training.steps=2", "lora.merge=true"),
-        ["enrol", "train", "train", "evaluate"],
+        ["enrol", "train", "train", "alone", "evaluate"],
     ),
 }
 """Settings, and which messages leave the first site in what order."""

@@ -2,12 +2,14 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import psutil
 import pytest
 from deployment import Federation, espalier, espalier_command, eventually, federation
 
@@ -27,6 +29,11 @@ def repeated(run: Path) -> dict[str, bytes]:
     """What must be the same however often the run was interrupted."""
     files = [run / "masks.safetensors", *run.glob("model/*"), *(file for file in run.glob("checkpoint/**/*") if file.is_file())]
     return {str(file.relative_to(run)): file.read_bytes() for file in files}
+
+
+def without_traffic(run: Path) -> dict[str, bytes]:
+    """What must be the same where messages were repeated, which checkpoints count."""
+    return {name: data for name, data in repeated(run).items() if not name.endswith(("state.json", "previous.json"))}
 
 
 def summary(run: Path) -> dict[str, object]:
@@ -82,6 +89,27 @@ def test_a_serverapp_killed_between_rounds_is_resumed_to_the_same_bytes(tmp_path
         done = espalier(tmp_path / "killed", "run", *SETTINGS, f"resume-from={run}", "--superlink", killed.control)
         assert done.returncode == 0, done.stdout + done.stderr
         assert f"resumed      after round {before}" in done.stdout
+    assert repeated(run) == repeated(whole)
+    assert summary(run) == summary(whole)
+
+
+def test_a_superlink_killed_and_started_again_with_its_database_leads_to_the_same_bytes(tmp_path: Path, whole: Path) -> None:
+    with federation(tmp_path, SITES) as running:
+        with started(tmp_path, "run", *SETTINGS, "--superlink", running.control) as espalier_run:
+            eventually(lambda: finished_rounds(tmp_path) >= 1)
+            running.superlink.kill()
+            running.superlink.wait()
+            eventually(lambda: espalier_run.poll() is not None)
+        log = (tmp_path / "command.log").read_text()
+        assert espalier_run.returncode == 1
+        assert f"the SuperLink at {running.control} does not answer" in log
+        assert "start it again with the same --database" in log
+        assert "Traceback (most recent call last):\n  File" not in log.split("espalier: the SuperLink")[1]
+        running.superlink = running.start_superlink()
+        done = espalier(tmp_path, *how_to_go_on(tmp_path))
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "resumed      after round" in done.stdout
+    run = results_of(tmp_path)
     assert repeated(run) == repeated(whole)
     assert summary(run) == summary(whole)
 
@@ -147,8 +175,7 @@ def test_a_supernode_that_comes_back_goes_on_where_it_was(tmp_path: Path, whole:
             assert espalier_run.returncode == 0, (tmp_path / "command.log").read_text()
     clients = summary(results_of(tmp_path))["clients"]
     assert [client["status"] for client in clients] == ["completed", "completed"]
-    results = {name: data for name, data in repeated(results_of(tmp_path)).items() if not name.endswith("state.json")}
-    assert results.items() <= repeated(whole).items()
+    assert without_traffic(results_of(tmp_path)).items() <= repeated(whole).items()
 
 
 def test_a_clientapp_killed_in_a_round_is_started_again(tmp_path: Path, whole: Path) -> None:
@@ -164,5 +191,67 @@ def test_a_clientapp_killed_in_a_round_is_started_again(tmp_path: Path, whole: P
             assert espalier_run.returncode == 0, (tmp_path / "command.log").read_text()
     clients = summary(results_of(tmp_path))["clients"]
     assert [client["status"] for client in clients] == ["completed", "completed"]
-    results = {name: data for name, data in repeated(results_of(tmp_path)).items() if not name.endswith("state.json")}
-    assert results.items() <= repeated(whole).items()
+    assert without_traffic(results_of(tmp_path)).items() <= repeated(whole).items()
+
+
+# ----- a simulation ---------------------------------------------------------------------------------------------------------
+
+SIMULATED = (
+    "run", "fedprllm.strategy=iterative", "num-clients=2", "threads=1", "evaluation.max-windows=4", "data.windows=2",
+    "evaluation.centralized=off", "evaluation.local-only=false", "--app", str(ROOT),
+)  # fmt: skip
+
+
+def gone(process: psutil.Process) -> bool:
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
+@contextmanager
+def simulated(folder: Path) -> Iterator[tuple[subprocess.Popen[str], list[psutil.Process]]]:
+    """A simulation in the middle of its work, and all processes that it has started."""
+    with started(folder, *SIMULATED) as espalier_run:
+        eventually(lambda: finished_rounds(folder) >= 1 or espalier_run.poll() is not None)
+        processes = psutil.Process(espalier_run.pid).children(recursive=True)
+        named = " ".join(word for process in processes for word in process.cmdline())
+        assert all(program in named for program in ("flower-superlink", "flower-superexec", "flwr-simulation", "raylet"))
+        yield espalier_run, processes
+
+
+def log_of_the_last_start(folder: Path) -> str:
+    """Where Ray does not start, its tracebacks are shown, and it is started again."""
+    return (folder / "command.log").read_text().split("Starting logstream")[-1]
+
+
+def how_to_go_on(folder: Path) -> list[str]:
+    """The words behind ``espalier`` of the command that was told last."""
+    words = shlex.split((folder / "command.log").read_text().rstrip().splitlines()[-1])
+    assert (words[0], words[-1]) == ("espalier", f"resume-from={max((folder / 'runs').iterdir())}")
+    return words[1:]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_simulation_that_is_ended_leaves_no_process(tmp_path: Path, number: signal.Signals) -> None:
+    with simulated(tmp_path) as (espalier_run, processes):
+        espalier_run.send_signal(number)
+        eventually(lambda: espalier_run.poll() is not None)
+        eventually(lambda: all(map(gone, processes)))
+    assert espalier_run.returncode == (-9 if number == signal.SIGKILL else 130)
+    assert "Traceback" not in log_of_the_last_start(tmp_path)
+    if number == signal.SIGINT:
+        done = espalier(tmp_path, *how_to_go_on(tmp_path))
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "resumed      after round" in done.stdout
+
+
+def test_a_simulation_whose_superlink_is_killed_says_how_to_go_on(tmp_path: Path) -> None:
+    with simulated(tmp_path) as (espalier_run, processes):
+        for process in processes:
+            if any("flower-superlink" in word for word in process.cmdline()[1:2]):
+                process.kill()
+        eventually(lambda: espalier_run.poll() is not None)
+        assert all(map(gone, processes))
+    log = log_of_the_last_start(tmp_path)
+    assert espalier_run.returncode == 1
+    assert "the SuperLink of this run was killed (signal 9) before the run had ended" in log
+    assert "Traceback" not in log
+    assert how_to_go_on(tmp_path)[0] == "run"

@@ -1,11 +1,17 @@
 """One client's mask of one matrix, checked on paper."""
 
+import math
+
+import numpy as np
 import pytest
 import torch
 from devices import NEEDS_CUDA
 
+from pruning_kernels import selection
 from pruning_kernels.comparison_groups import ComparisonGroup
 from pruning_kernels.local import LocalPruning
+from pruning_kernels.scores import NotFiniteError
+from pruning_kernels.sparsegpt import factorise
 
 WEIGHT = torch.tensor([[1.0, -2.0, 4.0, 3.0], [-3.0, 0.5, -6.0, 1.0]])
 SQUARE_SUM = torch.tensor([9.0, 16.0, 0.25, 0.0])
@@ -28,6 +34,67 @@ def test_half_of_the_weights_on_paper(
 ) -> None:
     mask = LocalPruning(metric, 0.5, group).prune_mask(WEIGHT.to(device), SQUARE_SUM.to(device))  # type: ignore[arg-type]
     assert mask.int().tolist() == expected
+
+
+@pytest.mark.parametrize("large", [False, True], ids=["plain", "compiled"])
+@pytest.mark.parametrize("group", ["layer", "row", "column", "2:4"])
+@pytest.mark.parametrize("metric", ["wanda", "magnitude", "ria", "sparsegpt"])
+@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
+def test_a_weight_that_is_not_finite_is_refused(
+    monkeypatch: pytest.MonkeyPatch, metric: str, group: ComparisonGroup, bad: float, large: bool
+) -> None:
+    """Also in a channel that never fires, and where nothing else is wrong."""
+    if large:
+        monkeypatch.setattr(selection, "WORTH_COMPILING", 1)
+    for channel in (0, 3):
+        weight = WEIGHT.clone()
+        weight[1, channel] = bad
+        inputs = factorise(torch.diag(SQUARE_SUM)) if metric == "sparsegpt" else SQUARE_SUM
+        with pytest.raises(NotFiniteError, match="NaN or infinity"):
+            LocalPruning(metric, 0.5, group).prune_mask(weight, inputs)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("large", [False, True], ids=["plain", "compiled"])
+@pytest.mark.parametrize("group", ["layer", "row", "column", "2:4"])
+def test_ria_against_a_slow_loop(monkeypatch: pytest.MonkeyPatch, group: ComparisonGroup, large: bool) -> None:
+    """Scores in float64, one weight at a time; rows and columns of zeros, and rows that tie, are among them."""
+    if large:
+        monkeypatch.setattr(selection, "WORTH_COMPILING", 1)
+    generator = np.random.default_rng(3)
+    weight = generator.standard_normal((130, 24)).astype(np.float32)
+    weight[7] = 0
+    weight[:, 5] = 0
+    weight[90] = weight[20]
+    square_sum = generator.random(24) * 9
+    scores = np.zeros(weight.shape)
+    for i, j in np.argwhere(weight != 0):
+        size = abs(float(weight[i, j]))
+        shares = size / np.abs(weight[:, j].astype(float)).sum() + size / np.abs(weight[i].astype(float)).sum()
+        scores[i, j] = shares * square_sum[j] ** 0.25
+    found = LocalPruning("ria", 0.4, group).prune_mask(torch.from_numpy(weight), torch.from_numpy(square_sum)).numpy()
+    size = {"layer": 130 * 24, "row": 24, "column": 130, "2:4": 4}[group]
+    lines = (scores.T if group == "column" else scores).reshape(-1, size)
+    masks = (found.T if group == "column" else found).reshape(-1, size)
+    pruned = 2 if group == "2:4" else int(size * 0.4)
+    for line, mask in zip(lines, masks, strict=True):
+        assert mask.sum() == pruned
+        assert line[mask].max() <= line[~mask].min() * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("group", ["layer", "row", "column", "2:4"])
+def test_ria_has_the_same_bits_whether_its_scores_are_written_down_or_not(
+    monkeypatch: pytest.MonkeyPatch, group: ComparisonGroup, dtype: torch.dtype
+) -> None:
+    """With few distinct weights, so that scores tie, and channels that never fire."""
+    generator = torch.Generator().manual_seed(5)
+    weight = (torch.randn(200, 132, generator=generator) * 4).round().to(dtype) / 8
+    square_sum = torch.randint(0, 3, (132,), generator=generator).to(torch.float64)
+    local, found = LocalPruning("ria", 0.5, group), []
+    for worth in (1, 1 << 62):
+        monkeypatch.setattr(selection, "WORTH_COMPILING", worth)
+        found.append(local.prune_mask(weight, square_sum))
+    assert torch.equal(*found)
 
 
 def test_groups_differ_where_rows_have_different_scales(device: torch.device) -> None:

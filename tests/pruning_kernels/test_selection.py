@@ -120,6 +120,13 @@ def test_infinite_scores_are_kept_longest(way: torch.device) -> None:
     assert select_lowest(torch.tensor([[math.inf, 1.0]]).to(way), 0.5, "row").tolist() == [[False, True]]
 
 
+def test_infinite_scores_are_refused_where_they_are_made_of_factors(way: torch.device) -> None:
+    """They come of a weight that is not finite."""
+    for weight in (math.inf, -math.inf):
+        with pytest.raises(ValueError, match="infinity"):
+            select_lowest(torch.tensor([[weight, 1.0]]).to(way), 0.5, "row", torch.ones(2).to(way))
+
+
 @pytest.mark.parametrize("group", GROUPS)
 def test_nan_is_refused(way: torch.device, group: ComparisonGroup) -> None:
     with pytest.raises(ValueError, match="NaN"):

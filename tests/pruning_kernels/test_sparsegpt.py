@@ -98,6 +98,37 @@ def test_damping_on_paper() -> None:
     assert factor.upper.tolist() == [pytest.approx([math.sqrt(1 / 2), 0.0]), pytest.approx([0.0, 0.5])]
 
 
+def test_damping_on_paper_where_a_channel_is_dead() -> None:
+    """Of diagonals 1, 3 and 0 the mean is 2 without the last; it is (1 + 3 + 8) / 3 = 4 where that counts as 8."""
+    gram = torch.diag(torch.tensor([1.0, 3.0, 0.0]))
+    left_out, counted = factorise(gram, 0.5), factorise(gram, 0.5, dead_diagonal=8.0)
+    assert left_out.upper.diagonal().tolist() == pytest.approx([math.sqrt(1 / 2), math.sqrt(1 / 4), 1.0])
+    assert counted.upper.diagonal().tolist() == pytest.approx([math.sqrt(1 / 3), math.sqrt(1 / 5), 1.0])
+
+
+def test_with_dead_channels_in_the_mean_the_factor_is_that_of_the_published_procedure() -> None:
+    """H = 2 / n x x^T summed over n windows, one window and one number at a time; 1 in place of each diagonal that is 0."""
+    windows, tokens, channels = 6, 12, 10
+    inputs = (0.02 * inputs_of(windows * tokens, channels)).reshape(windows, tokens, channels)
+    inputs[:, :, [2, 7]] = 0
+    hessian = np.zeros((channels, channels))
+    for seen, window in enumerate(inputs.double().numpy()):
+        hessian *= seen / (seen + 1)
+        for token in window:
+            hessian += 2 / (seen + 1) * np.outer(token, token)
+    for channel in range(channels):
+        if hessian[channel, channel] == 0:
+            hessian[channel, channel] = 1
+    hessian += 0.01 * np.mean(np.diag(hessian)) * np.eye(channels)
+    expected = np.linalg.cholesky(np.linalg.inv(hessian)).T
+    flat = inputs.reshape(-1, channels)
+    found = factorise(flat.T @ flat, 0.01, dead_diagonal=windows / 2).upper.numpy() * math.sqrt(windows / 2)
+    live = [channel for channel in range(channels) if channel not in (2, 7)]
+    assert found[np.ix_(live, live)] == pytest.approx(expected[np.ix_(live, live)], rel=1e-4, abs=1e-5)
+    left_out = factorise(flat.T @ flat, 0.01).upper.numpy() * math.sqrt(windows / 2)
+    assert np.abs(left_out - found)[np.ix_(live, live)].max() > 0.05 * np.abs(expected).max()
+
+
 def test_pruning_on_paper() -> None:
     """H = [[2, 1], [1, 2]], one of two weights goes.
 

@@ -1,5 +1,6 @@
 """Settings of a node: what its owner may say, and what is told when it is wrong."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -35,11 +36,51 @@ def test_a_name_that_could_not_be_a_file_name_is_refused(name: str) -> None:
     assert line.startswith(f"site = {name!r}: ")
 
 
-def test_a_round_rests_on_eight_sequences_unless_the_owner_says_otherwise_or_the_site_is_simulated() -> None:
-    assert parse_node({"site": "a"}).fewest_samples() == 8
-    assert parse_node({"site": "a", "least-samples": 3}).fewest_samples() == 3
-    assert parse_node({"partition-id": 0}).fewest_samples() == 1
-    assert parse_node({"partition-id": 0, "least-samples": 50}).fewest_samples() == 50
+def test_an_answer_rests_on_2048_tokens_unless_the_owner_says_otherwise_or_the_node_is_simulated() -> None:
+    assert parse_node({"site": "a"}).fewest_tokens() == 2048
+    assert parse_node({"site": "a", "least-tokens": 300}).fewest_tokens() == 300
+    assert parse_node({"partition-id": 0}, simulated=True).fewest_tokens() == 1
+    assert parse_node({"partition-id": 0, "least-tokens": 50}, simulated=True).fewest_tokens() == 50
+
+
+def test_a_partition_id_does_not_make_a_node_simulated() -> None:
+    node = parse_node({"partition-id": 0, "num-partitions": 2})
+    assert not node.simulated
+    assert not node.allows_own_text()
+    assert node.fewest_tokens() == 2048
+    assert node.most("most_runs") == 100
+
+
+@pytest.mark.parametrize("key", ["simulated", "_simulated"])
+def test_no_key_makes_a_node_simulated(key: str) -> None:
+    (line,) = mistake_lines({"site": "a", key: True})
+    assert "unknown key" in line
+
+
+def test_limits_are_the_owner_s_or_the_defaults_and_a_simulated_node_has_none() -> None:
+    node = parse_node({"site": "a", "most-steps": 5, "allow-methods": "fedprllm, hetlora"})
+    assert (node.most("most_steps"), node.most("most_windows"), node.most("most_rounds")) == (5, 4096, 1000)
+    assert node.most("most_threads") == max(8, os.cpu_count() or 1)
+    assert [node.allows_method(name) for name in ("fedprllm", "hetlora", "fedspallm")] == [True, True, False]
+    assert parse_node({"site": "a"}).allows_method("fedspallm")
+    simulated = parse_node({"site": "a", "most-steps": 5}, simulated=True)
+    assert (simulated.most("most_steps"), simulated.most("most_runs"), simulated.most("most_threads")) == (5, None, None)
+
+
+def test_a_method_that_does_not_exist_is_named() -> None:
+    (line,) = mistake_lines({"site": "a", "allow-methods": "fedprllm,fedavg"})
+    assert line.startswith("allow-methods = 'fedprllm,fedavg': fedavg is no method")
+
+
+def test_a_key_of_an_earlier_version_is_met_with_the_one_that_took_its_place() -> None:
+    (line,) = mistake_lines({"site": "a", "least-samples": 8})
+    assert line.startswith("least-samples: is no key any more; least-tokens counts tokens")
+
+
+@pytest.mark.parametrize("name", [".", ".."])
+def test_a_name_that_leads_elsewhere_is_refused(name: str) -> None:
+    (line,) = mistake_lines({"site": name})
+    assert line == f"site = '{name}': is no file name; name the site otherwise"
 
 
 def test_all_mistakes_at_once_one_line_each() -> None:
@@ -56,6 +97,19 @@ def test_a_path_that_does_not_exist_is_named(key: str, tmp_path: Path) -> None:
     missing = str(tmp_path / "missing")
     (line,) = mistake_lines({"site": "a", key: missing})
     assert line.startswith(f"{key} = {missing!r}: does not exist")
+
+
+@pytest.mark.parametrize("key", ["data-path", "model-path", "state-dir"])
+@pytest.mark.parametrize("path", ["x" * 300, "/" + "x/" * 3000, "a\x00b", "~nobody-of-this-name/x", "\ud800"])
+def test_what_can_be_no_path_is_told_in_words(key: str, path: str, tmp_path: Path) -> None:
+    (line,) = mistake_lines({"site": "a", key: path})
+    assert line.startswith(f"{key} = ")
+    assert "on this node" in line
+    assert len(line) < 500
+
+
+def test_a_directory_of_state_need_not_exist_yet(tmp_path: Path) -> None:
+    assert parse_node({"site": "a", "state-dir": str(tmp_path / "later")}).state_dir
 
 
 def test_missing_paths_and_a_missing_name_are_told_together() -> None:

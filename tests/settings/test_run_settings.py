@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 import espalier
 from espalier.settings.mistakes import Mistake
-from espalier.settings.run import METHODS, NOT_PART_OF_THE_RESULT, RunSettings, parse
+from espalier.settings.run import METHODS, NOT_PART_OF_THE_RESULT, RunSettings, changed, parse
 from espalier.settings.table import Table
 
 PYPROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
@@ -112,7 +112,7 @@ def test_all_mistakes_are_reported_at_once_one_line_each() -> None:
         ("num-clients", "8", "valid integer"),
         ("num-clients", True, "valid integer"),
         ("num-clients", 8.0, "valid integer"),
-        ("quorum", 0.0, "greater than 0"),
+        ("quorum", -0.1, "greater than or equal to 0"),
         ("quorum", 1.5, "less than or equal to 1"),
         ("quorum", float("nan"), "finite"),
         ("deadline-seconds", float("inf"), "finite"),
@@ -154,6 +154,22 @@ def test_a_key_like_no_other_is_met_with_all_of_them() -> None:
     assert line.startswith("zzzzzz: unknown key; known are ")
     for key in DEFAULTS:
         assert key in line
+
+
+def test_what_was_given_by_hand_must_concern_the_method() -> None:
+    config = DEFAULTS | {"fedspallm.sparsity": 0.7, "hetlora.ranks": "2"}
+    assert parse(config) == RunSettings()
+    with pytest.raises(Mistake, match=r"fedspallm.sparsity = 0.7: method = 'fedprllm' does not read it") as caught:
+        parse(config, by_hand=["fedspallm.sparsity", "seed"])
+    assert "hetlora" not in str(caught.value)
+
+
+def test_what_differs_from_the_defaults() -> None:
+    assert changed(DEFAULTS) == set()
+    assert changed({"seed": 0, "lora.alpha": 16, "fedspallm.sparsity": 0.7, "fedspallm.depth": 1}) == {
+        "fedspallm.sparsity",
+        "fedspallm.depth",
+    }
 
 
 def test_an_unknown_method_is_met_with_the_known_ones() -> None:
@@ -269,6 +285,10 @@ def test_the_digest_changes_with_what_the_result_depends_on_and_only_with_that(k
     assert changed == (key not in NOT_PART_OF_THE_RESULT)
 
 
+def test_a_run_may_be_resumed_with_the_quorum_that_it_had_without_one() -> None:
+    assert parse({}).with_quorum(simulation=True).digest() == parse({}).digest() == parse({"quorum": 1.0}).digest()
+
+
 def test_the_digest_is_the_same_for_defaults_written_out() -> None:
     assert parse(DEFAULTS).digest() == parse({}).digest()
 
@@ -325,3 +345,37 @@ def test_they_are_others_in_another_file(path: str, test_path: str) -> None:
 def test_what_is_no_path_or_number_is_told_as_such(wrong: dict[str, Any]) -> None:
     (line,) = mistake_lines(ITEMS | {"data.path": "{rank}", "task.test-path": "1"} | wrong)
     assert line.startswith(next(iter(wrong)))
+
+
+@pytest.mark.parametrize(
+    ("given", "simulation", "quorum"),
+    [({}, True, 0.5), ({}, False, 1.0), ({"quorum": 0.25}, True, 0.25), ({"quorum": 0.25}, False, 0.25)],
+)
+def test_without_a_quorum_half_of_simulated_clients_and_all_sites_are_one(
+    given: dict[str, float], simulation: bool, quorum: float
+) -> None:
+    assert parse(given).with_quorum(simulation=simulation).quorum == quorum
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"fedprllm.strategy": "iterative"}, {"fedprllm.weight-scaling": True}],
+    ids=["neither", "iterative", "scaled"],
+)
+def test_going_on_behind_scaled_blocks_needs_blocks_that_are_scaled_one_by_one(changes: dict[str, Any]) -> None:
+    with pytest.raises(Mistake, match="continue-behind = 'scaled': needs strategy = 'iterative' and weight-scaling = true"):
+        parse({"fedprllm.continue-behind": "scaled", **changes})
+    both = {"fedprllm.strategy": "iterative", "fedprllm.weight-scaling": True}
+    assert parse({"fedprllm.continue-behind": "scaled", **both}).fedprllm.continue_behind == "scaled"
+
+
+@pytest.mark.parametrize("method", ["fedpetuning", "hetlora"])
+@pytest.mark.parametrize("payload", ["float32", "bfloat16", "nf4"])
+@pytest.mark.parametrize("rounding", ["differences", "values"])
+@pytest.mark.parametrize("svd", [False, True])
+def test_differences_travel_where_something_is_rounded(method: str, payload: str, rounding: str, svd: bool) -> None:
+    """Down from the first adapters, of which the SVD leaves nothing."""
+    changes = {"method": method, f"{method}.payload": payload, f"{method}.rounding": rounding}
+    job = parse(changes | ({f"{method}.aggregation": "svd"} if svd else {})).job
+    assert job.sends_differences == (payload != "float32" and rounding == "differences")
+    assert job.delivers_differences == (job.sends_differences and not svd)

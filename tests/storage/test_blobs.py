@@ -34,6 +34,25 @@ def test_a_blob_that_is_there_is_not_written_again(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == [file.name]
 
 
+def test_a_blob_that_is_damaged_is_written_again(tmp_path: Path) -> None:
+    store = BlobStore(tmp_path)
+    key = store.put(b"x")
+    (tmp_path / f"{key}.blob").write_bytes(b"y")
+    assert not store.is_whole(key)
+    assert store.put(b"x") == key
+    assert store.get(key) == b"x"
+    assert store.is_whole(key)
+
+
+def test_the_store_s_remedy_is_told(tmp_path: Path) -> None:
+    store = BlobStore(tmp_path, remedy="ask the owner")
+    with pytest.raises(Mistake, match="no blob 000000000000; ask the owner"):
+        store.get("0" * 64)
+    store.path(store.put(b"x")).write_bytes(b"y")
+    with pytest.raises(Mistake, match="the bytes are damaged; ask the owner"):
+        store.get(sha256(b"x"))
+
+
 def test_blobs_survive_the_store(tmp_path: Path) -> None:
     key = BlobStore(tmp_path).put(b"x")
     assert BlobStore(tmp_path).get(key) == b"x"

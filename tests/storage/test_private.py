@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from espalier.settings.mistakes import Mistake
-from espalier.storage.private import PrivateState
+from espalier.storage.private import VERSION_FILE, PrivateState, collect_old_runs, lineages_of, mark_as_ours
 
 LOCKING = """
 import sys
 from pathlib import Path
-from espalier.storage.private import PrivateState
+from espalier.storage.private import VERSION_FILE, PrivateState, collect_old_runs, lineages_of, mark_as_ours
 
 print("trying", flush=True)
-with PrivateState(Path(sys.argv[1]), "run-1", 3).locked():
+with PrivateState(Path(sys.argv[1]), "run-1", "ward", {"rank": 3}).locked():
     with open(sys.argv[2], "a") as events:
         events.write("child\\n")
     print("held", flush=True)
@@ -37,7 +37,7 @@ def _generous_umask() -> Iterator[None]:
 
 @pytest.fixture
 def state(tmp_path: Path) -> PrivateState:
-    return PrivateState(tmp_path / "state", "run-1", 3)
+    return PrivateState(tmp_path / "state", "run-1", "ward", {"rank": 3})
 
 
 def mode(path: Path) -> int:
@@ -60,8 +60,8 @@ def test_every_folder_is_for_the_owner_alone(state: PrivateState) -> None:
     assert {str(folder.relative_to(state.root)): oct(mode(folder)) for folder in folders} == {
         ".": "0o700",
         "run-1": "0o700",
-        "run-1/00003": "0o700",
-        "run-1/00003/r001": "0o700",
+        "run-1/ward": "0o700",
+        "run-1/ward/r001": "0o700",
     }
 
 
@@ -79,7 +79,7 @@ def test_a_directory_that_cannot_be_made_is_a_mistake_that_names_the_key(tmp_pat
     (tmp_path / "file").write_text("x")
     with (
         pytest.raises(Mistake, match=r"state-dir = .*file/state"),
-        PrivateState(tmp_path / "file" / "state", "run-1", 0).locked(),
+        PrivateState(tmp_path / "file" / "state", "run-1", "ward", {"rank": 0}).locked(),
     ):
         pass
 
@@ -89,7 +89,7 @@ def test_a_directory_that_cannot_be_made_is_a_mistake_that_names_the_key(tmp_pat
 
 def test_what_is_saved_can_be_loaded_by_a_later_process(state: PrivateState) -> None:
     state.save(2, "report", {"seconds": 1.5, "blob_sha256": ["a"]})
-    assert PrivateState(state.root, "run-1", 3).load(2, "report") == {"seconds": 1.5, "blob_sha256": ["a"]}
+    assert PrivateState(state.root, "run-1", "ward", {"rank": 3}).load(2, "report") == {"seconds": 1.5, "blob_sha256": ["a"]}
 
 
 def test_what_was_never_saved_loads_as_none(state: PrivateState) -> None:
@@ -98,10 +98,11 @@ def test_what_was_never_saved_loads_as_none(state: PrivateState) -> None:
     assert state.load(3, "report") is None
 
 
-@pytest.mark.parametrize(("lineage", "rank"), [("run-1", 4), ("run-2", 3)])
-def test_clients_and_runs_do_not_see_each_other(state: PrivateState, lineage: str, rank: int) -> None:
+@pytest.mark.parametrize(("lineage", "site"), [("run-1", "other"), ("run-2", "ward")])
+def test_sites_and_runs_do_not_see_each_other(state: PrivateState, lineage: str, site: str) -> None:
+    """Two sites may share a state directory, and both may be asked as client 3."""
     state.save(1, "report", {"mine": True})
-    assert PrivateState(state.root, lineage, rank).load(1, "report") is None
+    assert PrivateState(state.root, lineage, site, {"rank": 3}).load(1, "report") is None
 
 
 def test_a_full_disk_keeps_the_old_document(state: PrivateState, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,14 +139,14 @@ def test_collecting_garbage_before_anything_was_saved_does_nothing(state: Privat
 def test_state_of_another_version_is_refused(state: PrivateState) -> None:
     with state.locked():
         pass
-    (state.folder / "version.json").write_text('{"version": 99}')
+    (state.folder / VERSION_FILE).write_text('{"version": 99}')
     with pytest.raises(Mistake, match="version 99"), state.locked():
         pass
 
 
 def test_a_damaged_version_file_is_a_mistake(state: PrivateState) -> None:
     filled(state)
-    (state.folder / "version.json").write_text("")
+    (state.folder / VERSION_FILE).write_text("")
     with pytest.raises(Mistake), state.locked():
         pass
 
@@ -193,7 +194,7 @@ def test_a_second_process_waits_until_the_first_is_done(state: PrivateState, tmp
 
 
 def test_another_client_is_not_kept_waiting(state: PrivateState) -> None:
-    with state.locked(), PrivateState(state.root, "run-1", 4).locked():
+    with state.locked(), PrivateState(state.root, "run-1", "other", {"rank": 3}).locked():
         pass
 
 
@@ -202,3 +203,89 @@ def test_the_lock_is_free_again_after_an_error(state: PrivateState) -> None:
         raise RuntimeError
     with state.locked():
         pass
+
+
+# ----- one client per site and run ------------------------------------------------------------------------------------
+
+
+def test_a_site_is_one_client_of_a_run(state: PrivateState) -> None:
+    filled(state)
+    with PrivateState(state.root, "run-1", "ward", {"rank": 3}).locked():
+        pass
+    other = PrivateState(state.root, "run-1", "ward", {"rank": 4})
+    with pytest.raises(Mistake, match="takes part in this run with another rank; begin a new run"), other.locked():
+        pass
+    with pytest.raises(Mistake, match="another rank"):
+        other.require_same_client()
+    with PrivateState(state.root, "run-2", "ward", {"rank": 4}).locked():
+        pass
+    assert lineages_of(state.root, "ward") == {"run-1", "run-2"}
+    assert lineages_of(state.root, "other") == set()
+
+
+# ----- what is removed ------------------------------------------------------------------------------------------------
+
+LONG_AGO = 1_000_000_000
+
+
+def aged(folder: Path) -> Path:
+    os.utime(folder / "lock", (LONG_AGO, LONG_AGO))
+    return folder
+
+
+def test_old_state_is_removed_and_younger_stays(state: PrivateState) -> None:
+    old, young = aged(filled(state).folder), filled(PrivateState(state.root, "run-2", "ward", {"rank": 0})).folder
+    collect_old_runs(state.root, LONG_AGO + 1)
+    assert not old.parent.exists()
+    assert young.exists()
+
+
+def test_what_does_not_carry_our_version_file_is_never_removed(tmp_path: Path) -> None:
+    """A state directory was chosen wrongly: other programs' directories have the same depth, locks and version files."""
+    ours, others = tmp_path / "run" / "ward", []
+    for number, content in enumerate((None, '{"version": 7}', "{}", "[]", "not JSON", '{"version": 2, "name": "npm"}')):
+        folder = tmp_path / "program" / f"data-{number}"
+        folder.mkdir(parents=True)
+        (folder / "lock").write_text("")
+        (folder / "precious").write_text("x")
+        if content is not None:
+            (folder / "version.json").write_text(content)
+        others.append(aged(folder))
+    for name, content in (("00001", '{"version": 3}'), ("0001", '{"version": 2}'), ("abcde", '{"version": 2}')):
+        folder = tmp_path / "program" / name
+        folder.mkdir(parents=True)
+        (folder / "lock").write_text("")
+        (folder / "version.json").write_text(content)
+        others.append(aged(folder))
+    for name, content in (("broken", "{"), ("list", "[]"), ("nothing", "{}")):
+        folder = tmp_path / "program" / name
+        folder.mkdir(parents=True)
+        (folder / "lock").write_text("")
+        (folder / VERSION_FILE).write_text(content)
+        others.append(aged(folder))
+    ours.mkdir(parents=True)
+    mark_as_ours(ours)
+    (ours / "lock").write_text("")
+    linked = tmp_path / "links" / "ward"
+    linked.parent.mkdir()
+    linked.symlink_to(tmp_path / "kept", target_is_directory=True)
+    (tmp_path / "kept").mkdir()
+    mark_as_ours(tmp_path / "kept")
+    (tmp_path / "kept" / "lock").write_text("")
+    for folder in (ours, tmp_path / "kept"):
+        aged(folder)
+    collect_old_runs(tmp_path, LONG_AGO + 1)
+    assert not ours.exists()
+    assert all(folder.exists() for folder in [*others, tmp_path / "kept"])
+
+
+def test_state_of_version_2_is_still_removed_when_it_is_old(tmp_path: Path) -> None:
+    folder = tmp_path / "run-0" / "00003"
+    folder.mkdir(parents=True)
+    (folder / "lock").write_text("")
+    (folder / "version.json").write_text('{"version": 2}')
+    collect_old_runs(tmp_path, LONG_AGO + 1)
+    assert folder.exists()
+    aged(folder)
+    collect_old_runs(tmp_path, LONG_AGO + 1)
+    assert not folder.exists()

@@ -71,6 +71,42 @@ def test_no_gradients_lead_beyond_half_of_the_limit(
     assert abs(end) <= reach.limit("block-0000", "attn.q.lora_a") / 2 * (1 + 1e-9) + 1e-12
 
 
+@settings(max_examples=40, deadline=None)
+@given(
+    gradients=st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=12),
+    start=st.floats(-5, 5),
+    rate=st.floats(1e-6, 2.0),
+    decay=st.floats(0, 3.0),
+)
+def test_no_gradients_change_a_number_beyond_half_of_the_limit(
+    gradients: list[float], start: float, rate: float, decay: float
+) -> None:
+    """Where differences are sent; without weight decay the number that training began with hardly counts."""
+    training = TrainingSettings(learning_rate=rate, weight_decay=decay, steps=len(gradients))
+    reach = Reach(training, differences=True)
+    reach.note("block-0000", {"attn.q.lora_a": torch.tensor([[start]], dtype=torch.float64)})
+    end = adamw(gradients, start, lr=rate, weight_decay=decay)[-1]
+    limit = reach.limit("block-0000", "attn.q.lora_a")
+    assert abs(end - start) <= limit / 2 * (1 + 1e-9) + 1e-12
+    if decay == 0:
+        assert limit <= 2 * (reach.distance + 12 * 2.0**-23 * abs(start))
+
+
+@pytest.mark.parametrize("size", [1e-3, 1.0, 1.9999, 250.0])
+def test_a_difference_that_float32_rounds_to_stays_within_the_limit(size: float) -> None:
+    """Steps of half a unit in the last place, each of which moves a number by a whole one."""
+    steps, number = 40, torch.tensor([size])
+    unit = (torch.nextafter(number, torch.tensor([torch.inf])) - number).item()
+    rate = 0.51 * unit
+    reach = Reach(TrainingSettings(learning_rate=rate, steps=steps), differences=True)
+    reach.note("head", {"x": number})
+    moved = number.clone()
+    for _ in range(steps):
+        moved += rate
+    assert (moved - number).item() > 1.5 * steps * rate
+    assert (moved - number).item() * 1.18 <= reach.limit("head", "x")
+
+
 @pytest.mark.parametrize("payload", ["bfloat16", "nf4"])
 def test_error_feedback_stays_within_the_slack(payload: str) -> None:
     """Also of numbers that became small after large ones: what was lost of these still comes."""

@@ -1,7 +1,11 @@
-"""Replies in parts: the next part is asked for before the last is dealt with, and never more than two are under way."""
+"""Replies in parts: the next part is asked for before the last is dealt with, and never more than two are under way.
+
+Deadlines: a client that works, or waits for the worker of one that does, is not late; some messages may take longer.
+"""
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +15,7 @@ from flwr.app import Message
 from in_process import FakeTime
 
 from espalier.settings.run import parse
+from espalier.storage.at_work import AtWork
 from espalier.storage.blobs import sha256
 from espalier.wire.fedprllm import VoteReport
 from espalier.wire.masks import mask_name
@@ -60,7 +65,7 @@ class OneNode:
     def _answer(self, header: Any) -> Letter:
         if header.part in self.failing:
             return failure(header, "no such blob")
-        report = VoteReport(seconds=0.0, calibration_tokens=1, calibration_sha256=SHA256, blob_sha256=[SHA256] * BLOCKS)
+        report = VoteReport(seconds=0.0, blob_sha256=[SHA256] * BLOCKS)
         scalars = report if header.kind == "train" else NoScalars()
         blobs = {block_key(header.part): pack_tensors({mask_name(LINEAR.name): MASK})}
         return Letter(header.model_copy(update={"num_parts": BLOCKS}), scalars.model_dump(), blobs)
@@ -146,3 +151,149 @@ def test_when_a_part_is_pulled_nothing_is_held_of_those_before(
         del _
     assert len(grid.given) == 1 + BLOCKS
     assert len(grid.held) == 1
+
+
+# ----- deadlines ------------------------------------------------------------------------------------------------------
+
+
+class Slow(OneNode):
+    """Answers after so many pulls, each a tenth of a second after the other, and calls ``before_pull`` before each."""
+
+    def __init__(self, pulls: int) -> None:
+        super().__init__()
+        self.pulls = pulls
+        self.before_pull: Callable[[int], None] = lambda number: None
+        self.ttls: list[float] = []
+        self._pulled = 0
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        (message,) = messages
+        self.ttls.append(message.metadata.ttl)
+        return super().push_messages([message])
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        self._pulled += 1
+        self.before_pull(self._pulled)
+        return super().pull_messages(message_ids) if self._pulled > self.pulls else []
+
+
+def ask(rounds: Rounds, **more: Any) -> list[Message]:
+    """Ask for the first part alone."""
+    rounds.roster.seats[0].status = "completed"
+    return list(rounds.exchange([rounds.request("train", rounds.roster.seats[0], 1, NoScalars())], **more))
+
+
+def slowly(rounds: Rounds, pulls: int) -> Slow:
+    """Give the rounds a slow grid."""
+    rounds.grid = grid = Slow(pulls)  # type: ignore[assignment]
+    return grid
+
+
+@pytest.fixture
+def shown(rounds: Rounds) -> list[str]:
+    """The lines that a person sees."""
+    lines: list[str] = []
+    rounds.progress = Progress(rounds.folder, rounds.clock, show=lines.append)
+    return lines
+
+
+def test_a_message_that_nobody_works_on_is_sent_again_and_then_costs_its_client(rounds: Rounds) -> None:
+    grid = slowly(rounds, 10_000)
+    assert ask(rounds) == []
+    assert len(grid.asked) == 2
+    assert rounds.roster.seats[0].reason == "train: no reply before the deadline (2 of 2 attempts)"
+
+
+def test_a_simulated_client_is_not_late_while_one_works(rounds: Rounds, tmp_path: Path) -> None:
+    """An hour's work, with a deadline of five seconds."""
+    grid = slowly(rounds, 36_000)
+    rounds.shared_workers, rounds.work = True, AtWork(tmp_path, "lineage")
+    with rounds.work.working():
+        assert len(ask(rounds)) == 1
+    assert grid.asked == [("train", 0)]
+    assert grid.ttls[0] > 3600
+
+
+def test_when_nobody_works_any_more_the_deadline_counts(rounds: Rounds, tmp_path: Path) -> None:
+    """The work ends after a minute, and its reply is lost."""
+    grid, work = slowly(rounds, 10_000), AtWork(tmp_path, "lineage")
+    rounds.shared_workers, rounds.work = True, work
+    sent_again: list[int] = []
+    with ExitStack() as stack:
+        stack.enter_context(work.working())
+
+        def note(number: int) -> None:
+            if number == 600:
+                stack.close()
+            if len(grid.asked) > 1:
+                sent_again.append(number)
+
+        grid.before_pull = note
+        assert ask(rounds) == []
+    assert 645 <= sent_again[0] <= 655
+    assert rounds.roster.seats[0].reason.endswith("(2 of 2 attempts)")
+
+
+def test_work_on_the_same_machine_says_nothing_of_a_site_elsewhere(rounds: Rounds, tmp_path: Path) -> None:
+    slowly(rounds, 10_000)
+    rounds.work = AtWork(tmp_path, "lineage")
+    with rounds.work.working():
+        assert ask(rounds) == []
+
+
+def test_a_message_may_take_longer_than_others(rounds: Rounds) -> None:
+    grid = slowly(rounds, 590)
+    assert len(ask(rounds, patience=lambda seat: 60.0)) == 1
+    assert grid.asked == [("train", 0)]
+    assert grid.ttls[0] > 60.0
+    grid = slowly(rounds, 10_000)
+    assert ask(rounds, patience=lambda seat: 60.0) == []
+    assert len(grid.asked) == 2
+    assert 1200 <= grid._pulled <= 1210  # sent again, it may take as long once more
+
+
+def test_a_message_never_has_less_than_the_settings_give_it(rounds: Rounds) -> None:
+    grid = slowly(rounds, 40)
+    assert len(ask(rounds, patience=lambda seat: 0.5)) == 1
+    assert grid.asked == [("train", 0)]
+
+
+# ----- what is shown --------------------------------------------------------------------------------------------------
+
+
+def test_what_clients_on_this_machine_say_is_shown(rounds: Rounds, tmp_path: Path, shown: list[str]) -> None:
+    grid, work = slowly(rounds, 50), AtWork(tmp_path, "lineage")
+    rounds.shared_workers, rounds.work = True, work
+    grid.before_pull = lambda number: work.say("node-00000 train: pruning block 2 of 5  [31 s]") if number == 30 else None
+    with work.working():
+        ask(rounds)
+    assert shown == ["node-00000 train: pruning block 2 of 5  [31 s]"]
+    assert '"at_work"' in rounds.folder.metrics.path.read_text()
+
+
+def test_who_is_waited_for_is_told_once_a_minute(rounds: Rounds, shown: list[str]) -> None:
+    rounds.progress.begin("masks", 1)
+    slowly(rounds, 1900)
+    ask(rounds, patience=lambda seat: 1000.0)
+    assert shown == [f"masks        waiting for site  [{seconds} s]" for seconds in (60, 120, 180)]
+
+
+def test_beats_are_put_off_by_other_lines(rounds: Rounds, shown: list[str]) -> None:
+    rounds.progress.begin("evaluating", 2)
+    for second in range(30):
+        rounds.clock.sleep(1.0)
+        rounds.progress.beat(f"passing block {second + 1} of 30")
+        if second == 15:
+            rounds.progress.step("evaluated", "dense")
+    assert [line.split("[")[0].rstrip() for line in shown if "block" in line] == [
+        "evaluating   passing block 10 of 30",
+        "evaluating   passing block 26 of 30",
+    ]
+
+
+def test_seconds_of_several_rounds_are_told_as_a_sum() -> None:
+    seat = Seat(0, "site", 1)
+    seat.worked(2.0)
+    assert seat.work() == "2.0 s of work"
+    seat.worked(3.5)
+    assert seat.work() == "3.5 s of work, 5.5 s in 2 rounds"

@@ -68,7 +68,7 @@ def test_a_stopped_study_goes_on_where_it_was(tmp_path: Path) -> None:
     again = Rows(path, KEYS, ("perplexity",), CONDITIONS)
     cells = [{"seed": seed, "text": "public"} for seed in (0, 1)]
     assert again.missing(iter(cells)) == [cells[1]]
-    with pytest.raises(Mistake, match="other settings"):
+    with pytest.raises(Mistake, match="other windows"):
         Rows(path, KEYS, ("perplexity",), {**CONDITIONS, "windows": 3})
 
 
@@ -83,7 +83,7 @@ def test_a_row_that_was_cut_short_is_measured_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", sorted(STUDIES))
 def test_every_study_writes_its_tables_and_plot(sites: Federation, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for constant, value in (("FEDERATIONS", (1, 2)), ("SPARSITIES", (0.5,)), ("WINDOWS", 1), ("STANDALONE", 1), ("CENTRAL", 2)):
+    for constant, value in (("FEDERATIONS", (1, 2)), ("SPARSITIES", (0.5,)), ("WINDOWS", 1)):
         monkeypatch.setattr(studies, constant, value)
     for constant, value in (("SHARES", (0.5,)), ("PLANS", ((1, "constant"), (2, "linear"))), ("CLIENTS", 2)):
         monkeypatch.setattr(studies, constant, value)

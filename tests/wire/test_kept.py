@@ -71,7 +71,7 @@ def test_what_is_packed_is_unpacked_bit_by_bit(dtype: str, seed: int) -> None:
 PLAN = ModelPlan(tuple(block(index) for index in range(3)), 500)
 SETTINGS = parse({"method": "fedspallm", "part-bytes": 1024})
 REPORT = {
-    "seconds": 1.0, "calibration_tokens": 512, "calibration_windows": 2, "calibration_sha256": SHA, "damping": 0.01,
+    "seconds": 1.0, "calibration_windows": 0, "damping": 0.01,
 }  # fmt: skip
 
 
@@ -171,6 +171,15 @@ def test_a_layer_that_was_not_sampled_is_refused() -> None:
 def test_layers_that_do_not_exist_or_are_not_in_order_are_refused(blocks: list[int]) -> None:
     with pytest.raises(Mistake, match="layers must be ascending and below 3"):
         contract_for(train(blocks=blocks), PLAN, SETTINGS)
+
+
+def test_how_many_windows_there_are_is_told_where_they_are_a_weight_and_nowhere_else() -> None:
+    weighted = parse({"method": "fedspallm", "part-bytes": 1024, "fedspallm.client-weights": "samples"})
+    for settings, right, wrong in ((SETTINGS, 0, 2), (weighted, 2, 0)):
+        contract = contract_for(train(), PLAN, settings)
+        check_reply(reply(train(), calibration_windows=right), train(), contract)
+        with pytest.raises(Mistake, match=r"calibration_windows are told with fedspallm\.client-weights = 'samples' alone"):
+            check_reply(reply(train(), calibration_windows=wrong), train(), contract)
 
 
 def test_as_many_hashes_and_versions_as_layers() -> None:

@@ -83,3 +83,14 @@ def test_a_hostile_scalar_does_not_end_the_run() -> None:
     sent.scalars["blob_sha256"] = []
     content = write(sent)
     Ledger(lambda _: None).record("up", 2, sent, content)
+
+
+def test_a_refused_reply_is_one_entry_of_its_bytes_under_the_request_s_header() -> None:
+    entries: list[dict[str, Any]] = []
+    ledger, sent = Ledger(entries.append), letter({"block-0001": BLOB, "block-0000": b"nonsense"})
+    content = write(sent)
+    ledger.record_refused(2, sent.header.model_copy(update={"attempt": 1}), content)
+    (entry,) = entries
+    assert (entry["block"], entry["raw_bytes"], entry["wire_bytes"]) == (None, None, num_bytes(content))
+    assert (entry["attempt"], entry["direction"], entry["refused"]) == (1, "up", True)
+    assert ledger.state() == [[2, num_bytes(content), 0]]

@@ -16,6 +16,7 @@ from espalier.wire.messages import (
     NoScalars,
     Scalars,
     address,
+    failure,
     num_bytes,
     read,
     validate,
@@ -167,3 +168,59 @@ def test_bytes_on_paper() -> None:
     )
     names = len("n" + "x" + "yes" + "ids" + "word" + "none" + "block-0000")
     assert num_bytes(content) == names + 8 + 8 + 1 + 16 + 2 + len(b"blob")
+
+
+def test_bytes_of_a_list_of_numbers_are_counted_without_looking_at_each() -> None:
+    class Watched(list[int]):
+        def __iter__(self) -> Any:
+            raise AssertionError("every number was looked at")
+
+    content = RecordDict({"scalars": ConfigRecord({"ids": [0]})})
+    dict.__setitem__(content["scalars"]._data, "ids", Watched(range(1000)))
+    assert num_bytes(content) == len("ids") + 8000
+
+
+TOO_MUCH: dict[str, dict[str, Any]] = {
+    "fields": {f"field-{number}": 1 for number in range(33)},
+    "a name": {"n" * 65: 1},
+    "values": {"ids": list(range(65_537))},
+    "text": {"note": "x" * 262_145},
+    "many texts": {"notes": ["x" * 64] * 4097},
+    "bytes": {"data": b"x" * 262_145},
+}
+
+
+@pytest.mark.parametrize("scalars", TOO_MUCH.values(), ids=TOO_MUCH.keys())
+@pytest.mark.parametrize("place", ["header", "scalars"])
+def test_more_than_any_message_needs_is_refused_before_it_is_validated(
+    scalars: dict[str, Any], place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise AssertionError("was validated")
+
+    monkeypatch.setattr("espalier.wire.messages.validate", fail)
+    given = HEADER | scalars if place == "header" else scalars
+    with pytest.raises(Mistake) as caught:
+        read(record(**{place: ConfigRecord(given)}))
+    assert len(str(caught.value)) < 120
+
+
+def test_of_many_records_or_fields_a_few_are_named() -> None:
+    with pytest.raises(Mistake, match=r"and 92 more") as caught:
+        read(RecordDict({f"record-{number:03d}": ConfigRecord({}) for number in range(100)}))
+    assert "record-007" in str(caught.value)
+    assert "record-008" not in str(caught.value)
+    with pytest.raises(Mistake, match=r"field-07 and 24 more"):
+        validate(NoScalars, {f"field-{number:02d}": 1 for number in range(32)})
+
+
+def test_names_that_a_sender_chose_are_made_printable() -> None:
+    with pytest.raises(Mistake) as caught:
+        validate(NoScalars, {"\x1b[2J\n\u202eall is well": 1})
+    assert str(caught.value) == "NoScalars: missing, surplus or out of range: ?[2J; ?all is well"
+
+
+def test_a_failure_is_told_without_escape_sequences() -> None:
+    told = failure(Header(**HEADER), "first\n\x1b[31msecond\u2066\x00").scalars["reason"]
+    assert told == "first\n?[31msecond??"
+    assert validate(Failure, {"reason": told})

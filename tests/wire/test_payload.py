@@ -150,6 +150,50 @@ def test_offsets_that_are_no_pair_are_a_mistake(offsets: list[int]) -> None:
         tensor_specs(blob_of({"a": entry(offsets=offsets)}, bytes(8)))
 
 
+HOSTILE = {
+    "dimensions of thousands of digits": '{"a":{"dtype":"U8","shape":['
+    + ",".join(["9" * 4200] * 10)
+    + '],"data_offsets":[0,8]}}',
+    "a megabyte of digits": '{"a":{"dtype":"U8","shape":[' + ",".join(["9" * 4200] * 240) + '],"data_offsets":[0,8]}}',
+    "a header that is too long": blob_of({"a": entry()})[8:].decode().rstrip() + " " * 70_000,
+    "deep nesting within the length": '{"a":' + "[" * 60_000,
+    "nested tables": '{"a":' * 10_000,
+    "one number of many digits": "9" * 60_000,
+}
+
+
+@pytest.mark.parametrize("header", HOSTILE.values(), ids=HOSTILE.keys())
+def test_what_is_too_much_is_refused_before_it_is_parsed(header: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[Any] = []
+    monkeypatch.setattr("espalier.wire.payload.json.loads", parsed.append)
+    with pytest.raises(Mistake):
+        tensor_specs(blob_of(header, bytes(8)))
+    assert parsed == []
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        {f"{number}": entry("U8", (0,), (0, 0)) for number in range(1025)},
+        {"a": entry("U8", (1,) * 9, (0, 1))},
+        {"n" * 257: entry("U8", (1,), (0, 1))},
+    ],
+    ids=["tensors", "dimensions", "name"],
+)
+def test_more_than_any_message_needs_is_refused(entries: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without its limits the module takes each of these blobs."""
+    blob = blob_of(entries, bytes(1 if len(entries) == 1 else 0))
+    with pytest.raises(Mistake):
+        tensor_specs(blob)
+    for limit in ("MAX_HEADER_BYTES", "MOST_TENSORS", "MOST_DIMENSIONS", "MOST_NAME"):
+        monkeypatch.setattr(f"espalier.wire.payload.{limit}", 10**6)
+    assert len(tensor_specs(blob)) == len(entries)
+
+
+def test_a_size_of_eighteen_digits_is_read() -> None:
+    assert tensor_specs(blob_of({"a": entry("U8", (0, 10**18 - 1), (0, 0))}))["a"].shape == (0, 10**18 - 1)
+
+
 SMUGGLED = {
     "a field beside dtype and shape": blob_of({"a": entry() | {"note": SECRET}}, bytes(8)),
     "a name said twice": blob_of('{"a": ' + json.dumps(SECRET) + ', "a": ' + json.dumps(entry()) + "}", bytes(8)),
@@ -203,3 +247,10 @@ def test_blobs_travel_unchanged_in_flowers_records() -> None:
 def test_an_array_of_another_serialisation_is_refused(array: Array) -> None:
     with pytest.raises(Mistake, match="'block-0000': serialisation is not 'safetensors'"):
         from_record(ArrayRecord({"block-0000": array}))
+
+
+@pytest.mark.parametrize("keys", [[f"{number}" for number in range(4097)], ["k" * 65]], ids=["blobs", "key"])
+def test_more_blobs_or_longer_keys_than_any_message_needs_are_refused(keys: list[str]) -> None:
+    with pytest.raises(Mistake) as caught:
+        from_record(ArrayRecord({key: Array(dtype="", shape=(), stype="safetensors", data=b"") for key in keys}))
+    assert len(str(caught.value)) < 100

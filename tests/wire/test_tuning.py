@@ -237,7 +237,8 @@ def test_a_good_reply_passes_and_its_bytes_are_limited() -> None:
         ({"blob_sha256": [SHA] * 3}, "TuningReport: 3 hashes for 4 blobs"),
         ({"blob_sha256": [SHA] * 5}, "TuningReport: 5 hashes for 4 blobs"),
         ({"blob_sha256": [SHA] * 3 + [SECRET]}, "out of range: blob_sha256.3"),
-        ({"samples": 0}, "out of range: samples"),
+        ({"samples": -1}, "out of range: samples"),
+        ({"samples": 0}, "samples are told with fedpetuning.client-weights = 'samples' alone"),
         ({"samples": 10**10}, "out of range: samples"),
         ({"samples": 1.5}, "out of range: samples"),
         ({"skipped_steps": -1}, "out of range: skipped_steps"),
@@ -263,6 +264,14 @@ def test_no_scalar_may_be_missing(name: str) -> None:
     del reply.scalars[name]
     with pytest.raises(Mistake, match=f"missing, surplus or out of range: {name}"):
         hold(reply, request, ONE)
+
+
+def test_how_many_sequences_there_are_is_not_told_where_they_are_no_weight() -> None:
+    settings = parse({"method": "fedpetuning", "lora.rank": 4, "lora.targets": "all", "fedpetuning.client-weights": "equal"})
+    request = order(settings)
+    hold(reply_to(request, settings, blobs_of(KEYS, settings), samples=0), request, settings)
+    with pytest.raises(Mistake, match=r"samples are told with fedpetuning\.client-weights = 'samples' alone"):
+        hold(reply_to(request, settings, blobs_of(KEYS, settings)), request, settings)
 
 
 def test_a_report_names_the_hashes_of_the_blobs_that_come_with_it() -> None:
@@ -310,7 +319,7 @@ def test_a_lower_rank_than_ordered_needs_self_pruning(flat: dict[str, Any], leas
             for name, tensor in block_of().items()
         }
         blobs = dict.fromkeys(KEYS, pack_adapters(tensors, "float32")[0])
-        reply = reply_to(request, settings, blobs, rank=rank)
+        reply = reply_to(request, settings, blobs, rank=rank, samples=40 if settings.method == "fedpetuning" else 0)
         if least <= rank <= 4:
             hold(reply, request, settings)
             continue

@@ -61,12 +61,15 @@ def encode_item(item: Item, encode: Encode, max_tokens: int, end_token: int | No
     return keep_right(whole, max_tokens, item.where)
 
 
-def keep_right(encoded: Encoded, max_tokens: int, where: str = "") -> Encoded:
-    """The last ``max_tokens`` tokens, with the whole answer; Mistake, which says ``where``, if no token is left before it."""
+def keep_right(encoded: Encoded, max_tokens: int, where: str = "", key: str = "task.max-tokens") -> Encoded:
+    """The last ``max_tokens`` tokens, with the whole answer.
+
+    Mistake if no token is left before it; it says ``where``, and names the ``key`` to raise.
+    """
     if encoded.answer_tokens >= max_tokens:
         raise Mistake(
             f"{where or 'an item'}: an answer has {encoded.answer_tokens} tokens, and {max_tokens - 1} fit behind the last "
-            "token of its prompt; raise task.max-tokens, or remove items with long answers"
+            f"token of its prompt; raise {key}, or remove items with long answers"
         )
     return Encoded(encoded.token_ids[-max_tokens:], encoded.answer_tokens)
 

@@ -1,7 +1,7 @@
 """Test items as token ids: what a model needs to be scored on them, and what travels when they are public."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,9 @@ from espalier.corpora.tasks.encoding import Encoded, encode_pair, keep_right
 from espalier.corpora.tasks.item import Item
 from espalier.corpora.tasks.task import Task
 from espalier.corpora.windows import Encode
+
+TEST_KEY = "task.max-test-tokens"
+"""How many tokens a test item may have."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,8 @@ class ScoredItems:
     """The right option of each item, or its class."""
     characters: tuple[int, ...]
     """Length of each request's option, for ``acc_norm``."""
+    num_cut: int = field(default=0, compare=False)
+    """Items that were too long and lost tokens; it does not travel."""
 
     def __len__(self) -> int:
         return len(self.answers)
@@ -44,34 +49,38 @@ def scored_items(task: Task, items: Sequence[Item], encode: Encode, max_tokens: 
     Mistake
         An option alone is longer than ``max_tokens``.
     """
-    requests = [cut(encode_pair(encode, *request), max_tokens, task, item.where) for item in items for request in item.requests]
+    whole = [[encode_pair(encode, *request) for request in item.requests] for item in items]
+    cuts = [[cut(one, max_tokens, task, item.where, TEST_KEY) for one in few] for few, item in zip(whole, items, strict=True)]
     return ScoredItems(
-        tuple(requests),
+        tuple(one for few in cuts for one in few),
         tuple(len(item.options) for item in items),
         tuple(item.answer for item in items),
         tuple(len(option) for item in items for option in item.options),
+        sum(few != left for few, left in zip(whole, cuts, strict=True)),
     )
 
 
-def cut(encoded: Encoded, max_tokens: int, task: Task, where: str = "") -> Encoded:
+def cut(encoded: Encoded, max_tokens: int, task: Task, where: str = "", key: str = "task.max-tokens") -> Encoded:
     """At most ``max_tokens`` tokens.
 
     The prompt loses its beginning; a written answer that leaves no room for it loses its end, and half of the room stays the
-    prompt's. Mistake where one of several options is that long; it says ``where``.
+    prompt's. Mistake where one of several options is that long; it says ``where``, and names the ``key`` to raise.
     """
     written = "acc" not in task.metrics
     if written and encoded.answer_tokens >= max_tokens:
         prompt = len(encoded.token_ids) - encoded.answer_tokens
         kept = max_tokens // 2
         return Encoded(encoded.token_ids[max(0, prompt - (max_tokens - kept)) : prompt + kept], kept)
-    return keep_right(encoded, max_tokens, where)
+    return keep_right(encoded, max_tokens, where, key)
 
 
 def class_items(items: Sequence[Item], tokenizer: Any, max_tokens: int) -> ScoredItems:
     """Items for an encoder with a head for classes."""
     rows = [next(iter(class_batches([item], tokenizer, 1, max_tokens))).input_ids[0].tolist() for item in items]
     requests = tuple(Encoded(tuple(row), 0) for row in rows)
-    return ScoredItems(requests, (1,) * len(items), tuple(item.answer for item in items), (1,) * len(items))
+    full = (item for item, row in zip(items, rows, strict=True) if len(row) == max_tokens)
+    num_cut = sum(len(tokenizer(*item.texts, verbose=False)["input_ids"]) > max_tokens for item in full)
+    return ScoredItems(requests, (1,) * len(items), tuple(item.answer for item in items), (1,) * len(items), num_cut)
 
 
 def to_arrays(items: ScoredItems) -> dict[str, NDArray[np.int32]]:
@@ -91,4 +100,5 @@ def from_arrays(arrays: Mapping[str, NDArray[np.int32]]) -> ScoredItems:
     tokens, ends = arrays["tokens"].tolist(), np.cumsum(arrays["lengths"])
     spans = zip(ends, arrays["lengths"], arrays["answer-tokens"], strict=True)
     requests = tuple(Encoded(tuple(tokens[end - length : end]), int(answer)) for end, length, answer in spans)
-    return ScoredItems(requests, *(tuple(arrays[name].tolist()) for name in ("num-options", "answers", "characters")))
+    num_options, answers, characters = (tuple(arrays[name].tolist()) for name in ("num-options", "answers", "characters"))
+    return ScoredItems(requests, num_options, answers, characters)

@@ -11,7 +11,7 @@ from espalier.corpora.tasks.catalogue import TASKS
 from espalier.corpora.tasks.reading import read_hub_items, read_items
 from espalier.corpora.tasks.scored_items import scored_items
 from espalier.settings.mistakes import Mistake
-from espalier.settings.node import NodeSettings
+from espalier.settings.node import simulated_node
 from espalier.settings.run import RunSettings, parse
 
 SECRET = "hawthorn"
@@ -83,7 +83,7 @@ def test_a_label_or_text_that_will_not_do(task: str, changed: dict[str, Any], wh
 def test_an_option_that_is_too_long_is_named_with_its_line(tmp_path: Path) -> None:
     path = write(tmp_path, GOOD["piqa"], GOOD["piqa"] | {"sol1": "x" * 40})
     items = list(read_items(TASKS["piqa"], path))
-    told = rf"{path}: line 2 \(task piqa\): an answer has 41 tokens, and 19 fit .*; raise task.max-tokens"
+    told = rf"{path}: line 2 \(task piqa\): an answer has 41 tokens, and 19 fit .*; raise task.max-test-tokens"
     with pytest.raises(Mistake, match=told):
         scored_items(TASKS["piqa"], items, lambda text: list(text.encode()), 20)
 
@@ -136,7 +136,7 @@ def hub_run(**changes: str) -> RunSettings:
 
 def test_a_split_that_the_dataset_lacks_is_told_by_the_key_that_asks_for_it(dataset: str) -> None:
     with pytest.raises(Mistake, match=r"^data\.hub-split: the dataset '.*trees' has no split 'dev', it has 'train'; set it to"):
-        client_items(hub_run(data__path=dataset, data__hub_split="dev"), NodeSettings(), 0)
+        client_items(hub_run(data__path=dataset, data__hub_split="dev"), simulated_node(), 0)
     with pytest.raises(
         Mistake, match=r"^task\.test-path = '': the dataset '.*trees' has no split 'validation', it has 'train'; .*"
     ):
@@ -150,7 +150,7 @@ def test_a_dataset_that_no_key_names_is_told_by_its_task(monkeypatch: pytest.Mon
         raise ConnectionError("no network")
 
     monkeypatch.setattr(datasets, "load_dataset", load)
-    for read in (lambda: client_items(hub_run(), NodeSettings(), 0), lambda: public_items(hub_run())):
+    for read in (lambda: client_items(hub_run(), simulated_node(), 0), lambda: public_items(hub_run())):
         with pytest.raises(Mistake, match=r"^task.name = 'sst2': its dataset 'nyu-mll/glue' cannot be loaded: ConnectionError"):
             read()
     with pytest.raises(Mistake, match=r"^data.path = 'trees': the dataset cannot be loaded: ConnectionError: no network"):
@@ -173,7 +173,7 @@ def test_clients_train_on_the_tasks_own_split_unless_the_run_names_one(
     monkeypatch.setattr(datasets, "load_dataset", load)
     flat = {"method": "fedpetuning", "task.name": task, "data.source": "hub", "data.hub-split": named}
     with pytest.raises(Mistake, match="no items of the task"):
-        client_items(parse(flat), NodeSettings(), 0)
+        client_items(parse(flat), simulated_node(), 0)
     hub = TASKS[task].hub
     own = "auxiliary_train" if task == "mmlu" else "train"
     assert asked == [(hub.name, hub.config or None, named or own)]

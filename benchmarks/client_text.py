@@ -1,0 +1,124 @@
+"""One large text file that simulated clients share: what a client's calibration windows cost, in seconds, memory and reading.
+
+    python -m benchmarks.client_text [--megabytes 1000] [--clients 8] [--model demo] [--plain]
+
+The text is made on disk: passages of words by a seed, each different. Then the first client draws its windows, which reads the
+file once for all; a second one, which reads its own passages alone; and the first again, whose tokens are counted. Each is a
+process of its own. ``--plain`` lets a client do it with everything in memory too, and the windows must be the same; that takes
+some fifteen times the size of the client's share beside four times the size of the file.
+"""
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from espalier.corpora.client_text import client_windows
+from espalier.corpora.partition import Partition
+from espalier.corpora.passages import passages, split
+from espalier.corpora.records import Record
+from espalier.corpora.windows import windows_sha256
+from espalier.modeling.opened import OpenedModel, open_model
+from espalier.settings.node import simulated_node
+from espalier.settings.run import RunSettings, parse
+from espalier.settings.seeds import derive_seed
+
+MEGA = 1_000_000
+VOCABULARY, LINES = 5000, 20_000
+
+
+def write_text(path: Path, size: int) -> None:
+    """Passages of at least ``size`` bytes together: one to twelve lines of twelve words, behind a number of their own."""
+    generator, number, written = random.Random(0), 0, 0
+    words = ["".join(generator.choices("etaoinshrdlucmfwypvbgk", k=generator.randint(2, 9))) for _ in range(VOCABULARY)]
+    lines = [" ".join(generator.choices(words, k=12)) for _ in range(LINES)]
+    with open(path, "w") as file:
+        while written < size:
+            written += file.write(f"{number} " + "\n".join(generator.choices(lines, k=generator.randint(1, 12))) + "\n\n")
+            number += 1
+
+
+def plain_windows(settings: RunSettings, model: OpenedModel, rank: int) -> Tensor:
+    """A client's calibration windows, with the file, all passages and all tokens in memory."""
+    data = settings.data
+    records = [Record(passage) for passage in passages(Path(data.path).read_text())]
+    deal = Partition("iid", settings.num_clients, data.alpha, settings.seed)
+    own, _ = split(record.text for record in deal.share_of(rank, records))
+    tokens = torch.tensor(model.encode("\n\n".join(own)), dtype=torch.int64)
+    size, generator = data.window_tokens, torch.Generator().manual_seed(derive_seed(settings.seed, "calibration", rank=rank))
+    available = len(tokens) // size
+    offset = int(torch.randint(len(tokens) - available * size + 1, (1,), generator=generator))
+    drawn = torch.randperm(available, generator=generator)[: data.windows].tolist()
+    return torch.stack([tokens[offset + size * number :][:size] for number in drawn])
+
+
+def measure(path: Path, clients: int, name: str, rank: int, plain: bool) -> dict[str, float | str]:
+    """Of this process: seconds, highest resident memory beyond what was there before, bytes read, and a hash of the windows."""
+    model = open_model(name)
+    model.encode("the tokenizer is there")
+    settings = parse({"model": name, "num-clients": clients, "data.source": "text", "data.path": str(path)})
+    before, read, started = _memory("VmRSS"), _bytes_read(), time.monotonic()
+    windows = plain_windows(settings, model, rank) if plain else client_windows(settings, simulated_node(), model.encode, rank)
+    seconds = time.monotonic() - started
+    return {
+        "seconds": seconds,
+        "memory": (_memory("VmHWM") - before) / MEGA,
+        "read": (_bytes_read() - read) / MEGA,
+        "sha256": windows_sha256(windows),
+    }
+
+
+def _memory(name: str) -> int:
+    return int(Path("/proc/self/status").read_text().split(f"{name}:")[1].split()[0]) * 1024
+
+
+def _bytes_read() -> int:
+    return int(Path("/proc/self/io").read_text().split("rchar:")[1].split()[0])
+
+
+def main() -> None:
+    """Make the text, and print a line per process."""
+    parser = argparse.ArgumentParser(description="what one large text file costs each simulated client")
+    parser.add_argument("--megabytes", type=int, default=1000)
+    parser.add_argument("--clients", type=int, default=8)
+    parser.add_argument("--model", default="demo")
+    parser.add_argument("--plain", action="store_true", help="with everything in memory too")
+    parser.add_argument("--rank", type=int, default=-1, help=argparse.SUPPRESS)
+    parser.add_argument("--file", type=Path, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.rank >= 0:
+        print(json.dumps(measure(given.file, given.clients, given.model, given.rank, given.plain)))
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        path = Path(scratch) / "text.txt"
+        write_text(path, given.megabytes * MEGA)
+        words = [sys.executable, "-m", "benchmarks.client_text", "--file", str(path), "--model", given.model]
+        environment = {**os.environ, "ESPALIER_STATE_DIR": str(Path(scratch) / "state")}
+        hashes: dict[int, set[object]] = {}
+        rounds: list[tuple[int, str, list[str]]] = [
+            (0, "first client", []),
+            (1, "second client", []),
+            (0, "first client again", []),
+        ]
+        for rank, what, more in [*rounds, *([(0, "plain", ["--plain"])] if given.plain else [])]:
+            command = [*words, "--clients", str(given.clients), "--rank", str(rank), *more]
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+            found = json.loads(done.stdout.splitlines()[-1])
+            hashes.setdefault(rank, set()).add(found["sha256"])
+            print(
+                f"{what}: {found['seconds']:.1f} s, {found['memory']:.0f} MB of memory, {found['read']:.0f} MB read", flush=True
+            )
+        if any(len(found) > 1 for found in hashes.values()):
+            sys.exit("the windows of one client differ")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Inputs that nobody meant: only a ``Mistake`` may come of them."""

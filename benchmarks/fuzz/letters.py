@@ -1,0 +1,211 @@
+"""Good messages of every method and kind for a small model, to be changed: requests, and replies that their contracts allow."""
+
+import json
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+
+from benchmarks.fuzz.headers import changed_blob
+from benchmarks.fuzz.mutations import scalar, word
+from espalier.settings.run import METHODS, RunSettings, parse
+from espalier.storage.blobs import sha256
+from espalier.wire.alone import makes_alone
+from espalier.wire.contract import check, check_reply
+from espalier.wire.contracts import contract_for
+from espalier.wire.enrolment import Enrolment
+from espalier.wire.evaluation import Losses, Texts
+from espalier.wire.ledger import Ledger
+from espalier.wire.messages import SCHEMA_VERSION, Header, Kind, Letter, num_bytes, read, write
+from espalier.wire.payload import STYPE, TensorSpec
+from espalier.wire.plan import BlockPlan, LinearPlan, ModelPlan
+
+PLAN = ModelPlan(tuple(BlockPlan(index, (LinearPlan("attn.q", f"{index}", (128, 64), "BF16"),)) for index in range(2)), 0)
+SETTINGS = {"evaluation.own-text": True, "lora.targets": "attn.q", "part-bytes": 1024}
+KINDS: tuple[Kind, ...] = ("enrol", "train", "fetch", "deliver", "evaluate")
+HALF = struct.pack("<Q", 0x5555555555555555)
+"""A word of a mask that prunes every second weight."""
+HASH = "0" * 64
+Records = dict[str, Any]
+"""A message's records by name."""
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """A request and a reply that fits it."""
+
+    settings: RunSettings
+    request: Letter
+    reply: Letter
+
+
+def exchanges() -> list[Exchange]:
+    """One per method and kind."""
+    alone = {method: makes_alone(parse({"method": method, **SETTINGS})) for method in METHODS}
+    return [_exchange(method, kind) for method in METHODS for kind in KINDS if kind != "alone" or alone[method]]
+
+
+def _exchange(method: str, kind: Kind) -> Exchange:
+    settings = parse({"method": method, **SETTINGS})
+    header = Header(
+        schema_version=SCHEMA_VERSION,
+        kind=kind,
+        method=method,
+        lineage="run-1",
+        server_round=settings.job.rounds if kind == "alone" else 2 if kind == "deliver" else 1,
+        rank=0,
+        attempt=1,
+        part=1 if kind == "fetch" else 0,
+        num_parts=1,
+    )
+    request = Letter(header, _asked(method, kind))
+    up = contract_for(request, PLAN, settings).up
+    blobs = {key: _blob(specs) for key, specs in up.blobs.items()}
+    if kind == "fetch":
+        request.scalars["blob_sha256"] = [sha256(blob) for blob in blobs.values()]
+    contract = contract_for(request, PLAN, settings)
+    request.blobs = {key: _blob(specs) for key, specs in contract.down.blobs.items()}
+    reply = Letter(header.model_copy(update={"num_parts": contract.num_parts}), _told(method, kind, blobs), blobs)
+    check(request, contract.down)
+    check_reply(reply, request, contract)
+    return Exchange(settings, request, reply)
+
+
+def _asked(method: str, kind: Kind) -> dict[str, Any]:
+    if kind == "evaluate":
+        texts = Texts(names=["public"], num_windows=[2], window_tokens=4, own_text=True, test_metrics=["loss", "acc"])
+        return texts.model_dump()
+    if kind == "enrol" or (method == "fedprllm" and kind == "train"):
+        return {}
+    if method == "fedprllm":
+        return {"blob_sha256": [HASH]} if kind == "fetch" else {"num_voters": [3], "decided": len(PLAN.blocks)}
+    if method == "fedspallm":
+        layers: dict[str, Any] = {"blocks": [0, 1]}
+        versions = {"versions": [0, 0] if kind == "train" else [1, 1]}
+        of_kind: dict[Kind, dict[str, Any]] = {
+            "train": layers | versions,
+            "fetch": layers | {"blob_sha256": [HASH]},
+            "deliver": layers | versions | {"num_kept": [4096, 4096]},
+        }
+        return of_kind[kind]
+    return {"rank_limit": 4 if kind == "alone" else 8} | ({"rank": 8, "blob_sha256": [HASH]} if kind == "fetch" else {})
+
+
+def _told(method: str, kind: Kind, blobs: Mapping[str, bytes]) -> dict[str, Any]:
+    if kind == "enrol":
+        who = {"site": "a", "code_sha256": HASH, "model_sha256": HASH, "device": "cpu", "threads": 1, "capability": 1.0}
+        return Enrolment(**who, measured=False, python="3.11.7", torch="2.7.0").model_dump()  # type: ignore[arg-type]
+    if kind == "evaluate":
+        told = Losses(losses=[1.5], own_losses=[1.0, 2.0, 1.5], test_scores=[2.0, 0.5], seconds=0.5)
+        return told.model_dump()
+    if kind == "alone":
+        return {"seconds": 0.5}
+    if kind != "train":
+        return {}
+    hashes = {"seconds": 0.5, "blob_sha256": [sha256(blob) for blob in blobs.values()] * 2}
+    return hashes | {
+        "fedprllm": {},
+        "fedspallm": {"calibration_windows": 0, "damping": 0.01},
+    }.get(method, {"samples": 8 if method == "fedpetuning" else 0, "skipped_steps": 0, "rank": 8})
+
+
+def _blob(specs: Mapping[str, TensorSpec]) -> bytes:
+    """Masks that prune every second weight, and zeros."""
+    header, data = {}, b""
+    for name, spec in sorted(specs.items(), key=lambda item: (-item[1].num_bytes // max(1, _numel(item[1])), item[0])):
+        part = HALF * (spec.num_bytes // 8) if spec.dtype == "U64" else bytes(spec.num_bytes)
+        header[name] = {"dtype": spec.dtype, "shape": list(spec.shape), "data_offsets": [len(data), len(data) + len(part)]}
+        data += part
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text + data
+
+
+def _numel(spec: TensorSpec) -> int:
+    total = 1
+    for size in spec.shape:
+        total *= size
+    return total
+
+
+def changed_records(random: Random, letter: Letter) -> RecordDict:
+    """The records of a message, some of their values, names or kinds changed."""
+    content: Records = dict(write(letter))
+    for _ in range(random.choice((0, 1, 1, 2, 4))):
+        random.choice(_CHANGES)(random, content)
+    return RecordDict(content)
+
+
+def _change_field(random: Random, content: Records) -> None:
+    record = content.get(random.choice(("header", "scalars")))
+    if not isinstance(record, ConfigRecord):
+        return
+    name = random.choice([*record, _name(random)])
+    if random.random() < 0.2:
+        record.pop(name, None)
+    elif name in record and isinstance(record[name], int | float) and random.random() < 0.5:
+        record[name] = type(record[name])(random.choice((0, 1, 2, 3, 10**9, -1)))
+    else:
+        record[name] = scalar(random)
+
+
+def _many_fields(random: Random, content: Records) -> None:
+    content["scalars"] = ConfigRecord({f"{_name(random)}{number}": 1 for number in range(random.choice((5, 40, 400)))})
+
+
+def _change_blob(random: Random, content: Records) -> None:
+    record = content.get("blobs")
+    if not isinstance(record, ArrayRecord):
+        return
+    key = random.choice([*record, _name(random)])
+    data = record[key].data if key in record else b""
+    if random.random() < 0.2:
+        record.pop(key, None)
+        return
+    stype = STYPE if random.random() < 0.95 else word(random)[:100].replace("\ud800", "")
+    record[key] = Array(dtype="", shape=(), stype=stype, data=changed_blob(random, data))
+
+
+def _many_blobs(random: Random, content: Records) -> None:
+    if random.random() < 0.02:
+        content["blobs"] = ArrayRecord({f"block-{n:04d}": Array("", (), STYPE, b"") for n in range(random.choice((10, 5000)))})
+
+
+def _change_records(random: Random, content: Records) -> None:
+    name = random.choice(("header", "scalars", "blobs", _name(random)))
+    if random.random() < 0.3:
+        content.pop(name, None)
+    else:
+        content[name] = random.choice((ConfigRecord({}), MetricRecord({"a": 1.0}), ArrayRecord({})))
+
+
+def _name(random: Random) -> str:
+    return word(random)[:200] or "x"
+
+
+_CHANGES = (_change_field, _change_field, _change_field, _change_blob, _change_blob, _many_fields, _many_blobs, _change_records)
+
+
+def _as_a_line(entry: dict[str, Any]) -> None:
+    json.dumps(entry, allow_nan=False)
+
+
+def letters(random: Random, known: list[Exchange]) -> Iterator[None]:
+    """Receive a changed request as a client does, or a changed reply as the server does."""
+    exchange, ledger = random.choice(known), Ledger(_as_a_line)
+    if random.random() < 0.3:
+        content = changed_records(random, exchange.request)
+        yield
+        letter = read(content)
+        check(letter, contract_for(letter, PLAN, exchange.settings).down)
+        return
+    content = changed_records(random, exchange.reply)
+    yield
+    num_bytes(content)
+    ledger.record_refused(0, exchange.request.header, content)
+    letter = read(content)
+    check_reply(letter, exchange.request, contract_for(exchange.request, PLAN, exchange.settings))
+    ledger.record("up", 0, letter, content)

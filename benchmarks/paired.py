@@ -1,0 +1,93 @@
+"""Arms of a study share seeds and text, so they are compared in pairs: a difference per seed, its sign, and an interval."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import sqrt
+from statistics import fmean, stdev
+
+BySeed = Mapping[str, float]
+"""What one arm measured in one column, by seed."""
+Arms = Mapping[tuple[str, str], BySeed]
+"""By (arm, column)."""
+
+STUDENT_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+"""97.5% quantile of Student's distribution with 1, 2, ... degrees of freedom."""
+EXPLANATION = (
+    "Mean over seeds ± half of its 95% interval (Student's t); in brackets a sign per seed, − where the first is lower."
+)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two arms that are compared: ``first`` minus ``second``."""
+
+    first: str
+    second: str
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The differences of two arms over the seeds that both have."""
+
+    by_seed: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        """Mean over seeds."""
+        return fmean(self.by_seed)
+
+    @property
+    def half_width(self) -> float | None:
+        """Half of the 95% interval of the mean; None with fewer than two seeds, or more than ``STUDENT_T`` knows."""
+        freedom = len(self.by_seed) - 1
+        if not 1 <= freedom <= len(STUDENT_T):
+            return None
+        return STUDENT_T[freedom - 1] * stdev(self.by_seed) / sqrt(len(self.by_seed))
+
+    @property
+    def signs(self) -> str:
+        """A sign per seed."""
+        return "".join("−" if value < 0 else "+" if value > 0 else "0" for value in self.by_seed)
+
+    def text(self, digits: int) -> str:
+        """As it stands in a table."""
+        number = f"{self.mean:+.{digits}f}".replace("-", "−")
+        interval = "" if self.half_width is None else f" ± {self.half_width:.{digits}f}"
+        return f"{number}{interval} ({self.signs})"
+
+
+def difference(arms: Arms, pair: Pair, column: str) -> Difference | None:
+    """The difference of a pair in a column; None where one arm has no figure there, or they share no seed."""
+    first, second = arms.get((pair.first, column), {}), arms.get((pair.second, column), {})
+    seeds = sorted(first.keys() & second.keys())
+    return Difference(tuple(first[seed] - second[seed] for seed in seeds)) if seeds else None
+
+
+def paired_table(arms: Arms, pairs: Sequence[Pair], columns: Sequence[str], title: str, digits: int | None = None) -> list[str]:
+    """Lines of a Markdown table with a row per pair; pairs without a figure are left out.
+
+    ``digits`` after the point; without it two, and one where figures are of a thousand and more.
+    """
+    lines = []
+    for pair in pairs:
+        found = [difference(arms, pair, column) for column in columns]
+        if any(found):
+            shown = _digits(arms) if digits is None else digits
+            cells = ["" if one is None else one.text(shown) for one in found]
+            lines.append(f"| {pair.first} − {pair.second} | {' | '.join(cells)} |")
+    if not lines:
+        return []
+    head = [
+        f"### {title}: paired differences",
+        "",
+        EXPLANATION,
+        "",
+        f"| | {' | '.join(columns)} |",
+        "|---|" + "---|" * len(columns),
+    ]
+    return [*head, *lines, ""]
+
+
+def _digits(arms: Arms) -> int:
+    largest = max(value for by_seed in arms.values() for value in by_seed.values())
+    return 1 if largest >= 1000 else 2

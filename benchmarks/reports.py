@@ -1,0 +1,59 @@
+"""Write the tables and plots of measured studies again, from their CSV files and conditions; no model is opened.
+
+python -m benchmarks.reports docs/studies
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from benchmarks.fedspallm import report as fedspallm
+from benchmarks.fedspallm import rows as by_columns
+from benchmarks.fedspallm import studies as fedspallm_studies
+from benchmarks.studies import report as fedprllm
+from benchmarks.studies.rows import Rows
+from benchmarks.tuning import report as tuning
+from benchmarks.tuning import studies as tuning_studies
+from espalier.settings.mistakes import Mistake
+
+
+def write_again(csv: Path) -> bool:
+    """Write a study's report beside its CSV file; False if the file is of no study that is known here.
+
+    Raises
+    ------
+    Mistake
+        The file, or the conditions beside it, are damaged.
+    """
+    path, conditions = csv.with_suffix(""), json.loads(csv.with_suffix(".json").read_text())
+    family, _, name = csv.stem.partition("-")
+    if family == "fedspallm":
+        study = fedspallm_studies.STUDIES[name]
+        fedspallm.write_report(study, by_columns.Rows(csv, study.keys, study.figures, conditions), conditions, path)
+    elif family == "tuning":
+        tuned = tuning_studies.STUDIES[name]
+        rows = by_columns.Rows(csv, tuning_studies.KEYS, tuning_studies.FIGURES, conditions)
+        tuning.write_report(tuned.title, tuned.panels, rows, conditions, path)
+    elif (study_name := csv.stem.partition("-ties-")[0]) in fedprllm.TITLES:
+        fedprllm.write_report(study_name, Rows(csv, conditions), path)
+    else:
+        return False
+    return True
+
+
+def main() -> int:
+    """Write all reports of a directory again."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.reports", description=__doc__)
+    parser.add_argument("directory", type=Path)
+    for csv in sorted(parser.parse_args().directory.glob("*.csv")):
+        try:
+            print(f"{csv.name}: {'written' if write_again(csv) else 'left alone'}")
+        except Mistake as mistake:
+            print(mistake, file=sys.stderr)
+            return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

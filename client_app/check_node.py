@@ -1,0 +1,64 @@
+"""What a SuperNode with some configuration would say to a run, found out without one; ``espalier check-node`` does it.
+
+It goes through all that the node would read, and prints what it found. Covers: what is found is shown on this terminal alone.
+Does not cover: whether the SuperLink can be reached, and whether the server has the same program and model; their hashes are
+shown, to compare.
+"""
+
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from flwr.app import Context, RecordDict
+
+from client_app.limits import require_allowed
+from client_app.readiness import require_ready
+from client_app.site import Site
+from espalier.settings.mistakes import Mistake
+from espalier.settings.run import METHODS
+from espalier.storage.private import private_folder
+from espalier.training.client_data import read_client_data
+from espalier.wire.code_hash import code_sha256
+from espalier.wire.messages import UNREAD
+from espalier.wire.tuning import trained
+
+ANY_RANK = 0
+"""A site takes its own file whole, whatever its rank."""
+
+
+def look(node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> Iterator[str]:
+    """Go through what a node would do with a run, and yield what was found, a line each.
+
+    Raises
+    ------
+    Mistake
+        As the node would refuse.
+    """
+    site = Site.of(Context(0, 0, dict(node_config), RecordDict(), dict(run_config)))
+    require_allowed(site, UNREAD)  # a run that has not begun
+    yield f"site       {site.name}"
+    yield f"state      {private_folder(site.node.state_root())}"
+    yield f"program    {code_sha256()[:12]}"
+    model, settings = site.model, site.settings
+    yield f"model      {model.directory}: {model.family.name}, {len(model.plan.blocks)} blocks, hash {model.sha256[:12]}"
+    computing = site.computing
+    yield f"computing  on {computing.device.type}, {computing.threads} threads"
+    require_ready(site)
+    if "task" in METHODS[settings.method]:
+        trained(model.plan, settings)
+    source = site.node.data_path or f"none of its own; the run's: {settings.data.source} {settings.data.path}".strip()
+    yield f"data       {source}"
+    for found in read_client_data(settings, site.node, model, ANY_RANK):
+        yield f"           {found}"
+
+
+def main(given: Mapping[str, Any]) -> int:
+    """Check the configuration ``node`` for the configuration ``run``, both flat; 2 if the node would refuse."""
+    try:
+        for line in look(given["node"], given["run"]):
+            print(line, flush=True)
+    except Mistake as mistake:
+        print(f"espalier: {mistake}", file=sys.stderr)
+        return 2
+    print(f"\nThe node can take part in such a run (method {given['run'].get('method', 'fedprllm')}).")
+    return 0

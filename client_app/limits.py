@@ -1,0 +1,58 @@
+"""What a site's owner allows a run: methods, sizes, and how many runs. Asked at enrolment, and again before every work.
+
+Covers: a run whose settings ask for more than the site's limits is refused before anything is opened, with the key and both
+numbers; so is a run that is one too many among those of which the site keeps state (``keep-days``).
+Does not cover: how much is asked within the limits, or a node whose owner removes its state, which forgets its runs.
+"""
+
+from client_app.site import Site
+from espalier.settings.mistakes import Mistake
+from espalier.settings.run import METHODS
+from espalier.storage.private import lineages_of
+from espalier.wire.messages import Header
+
+
+def require_allowed(site: Site, header: Header) -> None:
+    """Refuse what the site does not allow.
+
+    Raises
+    ------
+    Mistake
+        With a line per limit.
+    """
+    lines = []
+    if not site.node.allows_method(site.settings.method):
+        lines.append(f"allow-methods = '{site.node.allow_methods}': the run's method is '{site.settings.method}'")
+    for limit, (asked, amount) in _amounts(site, header).items():
+        most = site.node.most(limit)
+        if most is not None and amount > most:
+            lines.append(f"{limit.replace('_', '-')} = {most}: {asked} = {amount}")
+    if _is_one_run_too_many(site, header.lineage):
+        lines.append(f"most-runs = {site.node.most('most_runs')}: so many runs were answered within keep-days")
+    if lines:
+        text = "\n".join(f"  {line}" for line in lines)
+        raise Mistake(f"this site does not allow the run; lower it, or have the site's owner change --node-config:\n{text}")
+
+
+def _amounts(site: Site, header: Header) -> dict[str, tuple[str, int]]:
+    """By limit, what the run asks for, and how much."""
+    settings, method = site.settings, site.settings.method
+    found = {"most_threads": ("threads", 0 if site.node.threads else settings.threads)}
+    if "training" in METHODS[method]:
+        training = settings.training
+        asked = "training.steps x training.accumulation x training.batch-size"
+        found["most_sequences"] = (asked, training.steps * training.accumulation * training.batch_size)
+        found["most_steps"] = ("training.steps x training.accumulation", training.steps * training.accumulation)
+    elif not site.node.windows:
+        found["most_windows"] = ("data.windows", settings.data.windows)
+    if method != "fedprllm":  # whose iterative rounds have a block each
+        found["most_rounds"] = (f"{method}.rounds, or the round,", max(settings.job.rounds, header.server_round - 1))
+    return found
+
+
+def _is_one_run_too_many(site: Site, lineage: str) -> bool:
+    most = site.node.most("most_runs")
+    if most is None:
+        return False
+    runs = lineages_of(site.node.state_root(), site.name)
+    return lineage not in runs and len(runs) >= most

@@ -1,0 +1,21 @@
+"""Whether a site can do what a run will ask of it, found out when it first hears of the run."""
+
+from client_app.site import Site
+from espalier.corpora.enough import require_enough
+from espalier.modeling.limits import require_within_limits
+
+
+def require_ready(site: Site) -> None:
+    """Refuse a run for which the site's own model or file will not do, before it has a seat in it.
+
+    A simulated node has neither; ``espalier run`` has looked at what it holds.
+
+    Raises
+    ------
+    Mistake
+        In the words of the round that would refuse.
+    """
+    node = site.node
+    if node.data_path or node.model_path or not node.simulated:
+        require_within_limits(site.settings, site.model)
+    require_enough(site.settings, node, site.model.encode)

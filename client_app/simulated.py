@@ -1,0 +1,40 @@
+"""Whether this process plays a node of a simulation.
+
+A simulated node has nothing of its own: the run's settings say what it holds, and no limit of a site applies. So a real one
+must not be taken for it. Flower's simulation runs every ClientApp in an actor of Ray; a SuperNode starts ``flwr-clientapp``, in
+which nobody starts Ray.
+Covers: what the process is, whatever the run's settings and the node's configuration say (``partition-id`` among them); where
+it cannot be known, the node counts as real.
+Does not cover: a program that starts Ray itself, or that says otherwise. The program is what the run's submitter sends.
+"""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+_PLAYED: ContextVar[bool] = ContextVar("played", default=False)
+
+
+def in_simulation() -> bool:
+    """Whether this process is an actor of Ray, or plays a node itself."""
+    return _PLAYED.get() or _is_ray_actor()
+
+
+@contextmanager
+def playing_a_node() -> Iterator[None]:
+    """For programs that call the ClientApp themselves, as tests and measurements do: what happens within is simulated."""
+    token = _PLAYED.set(True)
+    try:
+        yield
+    finally:
+        _PLAYED.reset(token)
+
+
+def _is_ray_actor() -> bool:
+    """Nothing is imported to find out: in an actor, Ray is there."""
+    ray = sys.modules.get("ray")
+    try:
+        return ray is not None and ray.is_initialized() and ray.get_runtime_context().get_actor_id() is not None
+    except Exception:  # whatever Ray says, it does not say that this is an actor
+        return False

@@ -1,0 +1,52 @@
+"""Run a module of the app in a process of its own.
+
+The command itself imports settings and Flower only: it starts at once, and holds no memory while a run works. And what the
+module imports are the rooms of the app that will run, also where the command was installed with another copy.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+
+def run_in_app(app: Path, module: str, document: Any) -> int:
+    """Call ``main(document)`` of a module of the app; returns its exit code.
+
+    It works in the directory where the command was given, writes where the command writes, and ends when the command ends.
+    """
+    paths = os.pathsep.join(filter(None, [str(app), os.environ.get("PYTHONPATH", "")]))
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", __name__, module], stdin=subprocess.PIPE, env={**os.environ, "PYTHONPATH": paths},
+        start_new_session=True,  # Ctrl-C comes to the command alone, which ends it without a traceback
+    )  # fmt: skip
+    assert process.stdin is not None
+    try:
+        process.stdin.write(json.dumps(document).encode() + b"\n")
+        process.stdin.flush()
+        return process.wait()
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _work(module: str) -> int:
+    """In the new process."""
+    document = json.loads(sys.stdin.readline())
+    Thread(target=_end_with_the_command, daemon=True).start()
+    code: int = import_module(module).main(document)
+    return code
+
+
+def _end_with_the_command() -> None:
+    """Whatever ends the command closes the pipe, a SIGKILL too."""
+    sys.stdin.read()
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(_work(sys.argv[1]))

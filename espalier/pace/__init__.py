@@ -1,0 +1,1 @@
+"""How far long work is: said where the work is done, heard where somebody listens."""

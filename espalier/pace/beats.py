@@ -1,0 +1,70 @@
+"""Beats: one for each block or step of a long piece of work, said by whoever does it.
+
+The rooms that compute say ``beat("block 3 of 12")`` and need not know who hears it: a client's log, the lines of a run, nobody.
+"""
+
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TypeVar
+
+T = TypeVar("T")
+
+Listener = Callable[[str], None]
+"""Hears every beat, however many there are."""
+
+_listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
+
+SECONDS_BETWEEN_LINES = 10.0
+
+
+@contextmanager
+def heard_by(listener: Listener) -> Iterator[None]:
+    """Let a listener hear all beats of this thread until the end of the block."""
+    token = _listener.set(listener)
+    try:
+        yield
+    finally:
+        _listener.reset(token)
+
+
+def beat(text: str) -> None:
+    """Say what is being done now; where nobody listens this costs nothing."""
+    if (listener := _listener.get()) is not None:
+        listener(text)
+
+
+def beats(parts: Collection[T], what: str) -> Iterator[T]:
+    """Go through the parts of a piece of work, and say of each that it begins: ``block 3 of 12``."""
+    for number, part in enumerate(parts, start=1):
+        beat(f"{what} {number} of {len(parts)}")
+        yield part
+
+
+class Pace:
+    """A listener that makes a line of a beat every few seconds, with the seconds since it began.
+
+    Parameters
+    ----------
+    say : gets each line
+    now : seconds that only grow
+    every : seconds between two lines at least, and before the first
+    """
+
+    def __init__(
+        self, say: Callable[[str], None], now: Callable[[], float] = time.monotonic, every: float = SECONDS_BETWEEN_LINES
+    ) -> None:
+        self._say, self._now, self._every = say, now, every
+        self._began = self._last = now()
+
+    def __call__(self, text: str) -> None:
+        """Hear a beat."""
+        now = self._now()
+        if now - self._last >= self._every:
+            self._last = now
+            self._say(f"{text}  [{now - self._began:.0f} s]")
+
+    def another_line(self) -> None:
+        """Something else was said just now, so that the next line can wait."""
+        self._last = self._now()

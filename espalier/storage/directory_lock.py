@@ -1,0 +1,76 @@
+"""One process at a time works in a directory, and whoever comes second is told who it is.
+
+Covers: processes of one machine, also in containers that share the directory. The kernel lets a lock go when its process ends,
+however it ends, so that none is ever stale.
+Does not cover: machines that share the directory over a network file system without locks between machines (NFS mounted with
+``nolock`` or ``local_lock``, for instance). Where the file system has no locks at all, a warning says so.
+"""
+
+import errno
+import fcntl
+import json
+import os
+import socket
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+
+from espalier.settings.mistakes import Mistake
+
+FILE = "lock"
+"""It stays in the directory; who holds the lock, if anybody does, stands in it."""
+NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of a directory.
+
+    Raises
+    ------
+    Mistake
+        Another process holds it, which is named; or the file of the lock cannot be written.
+    """
+    path = folder / FILE
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise Mistake(f"{path}: cannot be opened: {error.strerror}; give this user the right to write there") from None
+    with open(handle, "r+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Mistake(f"{folder}: {_holder(path)} is at work there; wait until it has ended, or end it") from None
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise Mistake(f"{path}: cannot be locked: {error.strerror}") from None
+            warnings.warn(f"{path}: this file system has no locks; nothing keeps a second process away", stacklevel=3)
+        _write(file.fileno(), _oneself())
+        try:
+            yield
+        finally:
+            _write(file.fileno(), "")
+
+
+def _oneself() -> str:
+    since = datetime.now().astimezone().isoformat(timespec="seconds")
+    return json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "since": since}) + "\n"
+
+
+def _write(handle: int, text: str) -> None:
+    """A full disk is no reason to end: the lock holds without its words."""
+    try:
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, text.encode(), 0)
+    except OSError:
+        warnings.warn("the lock of the run directory could not be labelled", stacklevel=3)
+
+
+def _holder(path: Path) -> str:
+    try:
+        found = json.loads(path.read_text())
+        return f"process {found['pid']} on {found['host']} (since {found['since']})"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "another process"

@@ -1,0 +1,34 @@
+"""All that a client will read of its own in a run, read beforehand."""
+
+from espalier.corpora.client_items import held_out_items
+from espalier.corpora.client_text import client_windows, held_out_windows
+from espalier.modeling.opened import OpenedModel
+from espalier.settings.node import NodeSettings
+from espalier.settings.run import METHODS, RunSettings
+from espalier.settings.task import TEXT
+from espalier.training.sequences import client_sequences
+
+
+def read_client_data(settings: RunSettings, node: NodeSettings, model: OpenedModel, rank: int) -> list[str]:
+    """Read a client's data as its rounds will, and say what there is: for the eyes of its owner, not to be sent.
+
+    Raises
+    ------
+    Mistake
+        What the round would say that cannot use them.
+    """
+    tunes, held_out = "task" in METHODS[settings.method], settings.evaluation.own_text
+    tokens, task = settings.data.window_tokens, settings.task.name
+    if not tunes:
+        found = [f"{len(client_windows(settings, node, model.encode, rank))} calibration windows of {tokens} tokens"]
+    elif task == TEXT:
+        found = [f"{len(client_sequences(settings, node, model, rank))} training sequences of {tokens} tokens"]
+    else:
+        found = [f"{len(client_sequences(settings, node, model, rank))} items of the task {task} to train on"]
+    if held_out and (not tunes or task == TEXT):
+        windows = held_out_windows(settings, node, model.encode, rank)
+        found.append(f"{len(windows)} held-out windows of {settings.evaluation.window_tokens} tokens")
+    elif held_out:
+        items = held_out_items(settings, node, model.tokenizer, rank, model.family.kind == "encoder", model.num_positions)
+        found.append(f"{len(items)} held-out items")
+    return found

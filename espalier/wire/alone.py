@@ -1,0 +1,59 @@
+"""Contract of ``alone``: a client makes by itself what its rounds did not leave; the result stays there, to be evaluated.
+
+Tuning clients train alone in as many steps as all rounds have; clients of iterative FedPrLLM prune the model without the
+others' decisions. That takes as long as the rounds did, so it is not part of the evaluation.
+"""
+
+from pydantic import Field
+
+from espalier.settings.mistakes import Mistake
+from espalier.settings.run import METHODS, RunSettings
+from espalier.wire.contract import Contract, Side
+from espalier.wire.messages import MOST_SECONDS, Letter, Scalars, validate
+from espalier.wire.plan import ModelPlan
+
+
+class Alone(Scalars):
+    """What a client makes alone."""
+
+    rank_limit: int = Field(0, ge=0)
+    """Rank of the adapters of a client that no round has asked; 0: as the settings say."""
+
+
+class AloneReport(Scalars):
+    """What a client says of it."""
+
+    seconds: float = Field(ge=0, le=MOST_SECONDS)
+
+
+def makes_alone(settings: RunSettings) -> bool:
+    """Whether the rounds of a run leave no local-only result, so that it is made in a message of its own."""
+    tunes = "lora" in METHODS[settings.method]
+    return tunes or (settings.method == "fedprllm" and settings.fedprllm.strategy == "iterative")
+
+
+def contract(request: Letter, plan: ModelPlan, settings: RunSettings) -> Contract:
+    """The contract of an ``alone`` message; it is for the last round of a run.
+
+    Raises
+    ------
+    Mistake
+        The rounds of such a run leave a local-only result, the round is another one, or no adapter has such a rank.
+    """
+    if not makes_alone(settings):
+        raise Mistake(f"message: clients of {settings.method} make nothing alone after their rounds")
+    tunes = "lora" in METHODS[settings.method]
+    last = settings.job.rounds if tunes else len(plan.blocks)
+    if request.header.server_round != last:
+        raise Mistake(f"message: an alone of round {request.header.server_round} does not exist, the last round is {last}")
+    largest = settings.lora.largest_rank if tunes else 0
+    if validate(Alone, request.scalars).rank_limit > largest:
+        raise Mistake(f"message: rank_limit is above {largest}, the largest rank of an adapter")
+    return Contract(
+        kind="alone",
+        method=settings.method,
+        down=Side(Alone),
+        up=Side(AloneReport),
+        observer="that the client has made what it makes by itself, which stays there, and how long it took"
+        + ("" if tunes else "; it is sent in iterative pruning only"),
+    )

@@ -1,0 +1,135 @@
+"""The card (``README.md``) of a model or adapter that a run wrote: what it was made from, how, and with what.
+
+Covers: the run's settings without paths, the base model's name and hash, the versions of the libraries. Does not cover:
+anything of a site; what data a site holds, and where, is its own business. The same settings and versions give the same bytes.
+"""
+
+import re
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from espalier.modeling.model_files import public_name
+from espalier.modeling.opened import OpenedModel
+from espalier.settings.run import METHODS, RunSettings
+from espalier.settings.task import TEXT
+from server_app.results import versions
+
+METHOD_NAMES = {
+    "fedpetuning": "FedPETuning (federated averaging of LoRA adapters)",
+    "fedprllm": "FedPrLLM (clients vote with their masks on the weights to prune)",
+    "fedspallm": "FedSpaLLM (clients prune sampled layers, the server averages the weights that they keep)",
+    "hetlora": "HetLoRA (federated LoRA adapters, with a rank for each client)",
+}
+SOURCES = {
+    "documentation": "the documentation of Python, another part for each client",
+    "code": "source code of Python's standard library, another part for each client",
+    "text": "text files of the run's own",
+    "jsonl": "JSON Lines files of the run's own",
+    "hub": "a dataset of the Hugging Face hub",
+}
+PATHS = ("path", "test-path")
+"""Settings that are left out of the card: paths tell of somebody's machine."""
+
+
+def pruned_card(settings: RunSettings, model: OpenedModel, sparsity: float) -> str:
+    """The card of a pruned model; ``sparsity`` is the share of the prunable weights that are zero."""
+    rows = {"sparsity": f"{sparsity:.2%} of the weights of the decoder blocks' linears; all other tensors are as they were"}
+    return _card(settings, model, "pruned", rows, "transformers", ("pruning",))
+
+
+def merged_card(settings: RunSettings, model: OpenedModel, report: Mapping[str, Any]) -> str:
+    """The card of a model with the run's adapters merged into it."""
+    return _card(settings, model, "tuned", _adapter_rows(report), "transformers", ("lora",))
+
+
+def adapter_card(settings: RunSettings, model: OpenedModel, report: Mapping[str, Any]) -> str:
+    """The card of the adapters; ``report`` is that of ``AdapterResult``."""
+    return _card(settings, model, "tuned: adapters", _adapter_rows(report), "peft", ("lora",))
+
+
+def _adapter_rows(report: Mapping[str, Any]) -> dict[str, str]:
+    ranks = ", ".join(map(str, report["ranks"]))
+    return {"adapters": f"LoRA of rank {ranks}; {report['trained_parameters']:,} trained parameters"}
+
+
+def _card(
+    settings: RunSettings, model: OpenedModel, what: str, rows: Mapping[str, str], library: str, tags: tuple[str, ...]
+) -> str:
+    base = re.sub(r"[^\w./ -]", "_", public_name(model.directory, model.config))
+    used = versions() | ({"peft": version("peft")} if library == "peft" else {})
+    table = {
+        "base model": f"`{base}`; SHA-256 of its weights and tokenizer: `{model.sha256}`",
+        "method": METHOD_NAMES[settings.method],
+        **rows,
+        "clients": f"{settings.num_clients} asked for; the run's `summary.json` says which took part",
+        "data": _data(settings),
+        "versions": ", ".join(f"{name} {number}" for name, number in used.items()),
+    }
+    lines = [
+        *_front_matter(base, model, library, ("espalier", "federated-learning", *tags, settings.method)),
+        "",
+        f"# {base}, {what}",
+        "",
+        f"Made by Espalier {used['espalier']} by federated learning.",
+        "",
+        "| | |",
+        "|---|---|",
+        *(f"| {name} | {value} |" for name, value in table.items()),
+        "",
+        *_how_to_load(model, library),
+        "",
+        "The licence and the limits of the base model hold for what was made from it, too. How well it does beside the base",
+        "model is in the run's `summary.json`.",
+        "",
+        "## Settings",
+        "",
+        "```toml",
+        tomli_w.dumps(_settings(settings)).rstrip(),
+        "```",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _front_matter(base: str, model: OpenedModel, library: str, tags: tuple[str, ...]) -> list[str]:
+    """What the hub reads. A base model is named where it has an owner there: other names would be taken for somebody else's."""
+    task = "text-generation" if model.family.kind == "decoder" else "text-classification"
+    named = [f"base_model: {base}"] if "/" in base else []
+    return ["---", *named, f"library_name: {library}", f"pipeline_tag: {task}", "tags:", *(f"- {tag}" for tag in tags), "---"]
+
+
+def _data(settings: RunSettings) -> str:
+    data, tuned = settings.data, "task" in METHODS[settings.method]
+    source = SOURCES[data.source]
+    if data.source == "hub" and re.fullmatch(r"[\w.-]+(/[\w.-]+)?", data.path) and not Path(data.path).exists():
+        source = f"the dataset `{data.path}` of the Hugging Face hub"
+    if tuned and settings.task.name != TEXT:
+        amount = f"items of the task `{settings.task.name}`"
+    else:
+        amount = f"{'' if tuned else f'{data.windows} '}windows of {data.window_tokens} tokens"
+    return f'{amount} for each client, from {source} (`data.source = "{data.source}"`), or from what a site named as its own'
+
+
+def _how_to_load(model: OpenedModel, library: str) -> list[str]:
+    loader = "AutoModelForCausalLM" if model.family.kind == "decoder" else "AutoModelForSequenceClassification"
+    labels = ", num_labels=..." if model.family.kind == "encoder" and library == "peft" else ""
+    code = [f"from transformers import {loader}"]
+    if library == "peft":
+        code.insert(0, "from peft import PeftModel")
+        code += ["", f'base = {loader}.from_pretrained("the base model"{labels})']
+        code.append('model = PeftModel.from_pretrained(base, "this directory")')
+    else:
+        code += ["", f'model = {loader}.from_pretrained("this directory")']
+    return ["```python", *code, "```"]
+
+
+def _settings(settings: RunSettings) -> dict[str, Any]:
+    """The method's tables, and what of the rest concerns the result; no paths."""
+    nested = settings.nested()
+    chosen = {key: nested[key] for key in ("method", "seed", "num-clients", "threads", "dtype")}
+    for name in ("data", *METHODS[settings.method]):
+        chosen[name] = {key: value for key, value in nested[name].items() if key not in PATHS}
+    return chosen

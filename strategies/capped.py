@@ -1,0 +1,55 @@
+"""How much one client can claim: its capability, and its weight in a mean, at most so many times those of the median client.
+
+Covers: a client that says it has a billion sequences, or sends an update of a huge norm, and so cancels the others; one that
+says it computes a billion times as fast, and so leaves the others one layer, or rank 1. Half of the clients would have to agree
+to move the median.
+Does not cover: a client that claims what the cap allows, or several that do.
+"""
+
+from collections.abc import Mapping
+from statistics import median_low
+
+from strategies.rounds import Rounds
+
+
+def capped(claimed: Mapping[int, float], most_ratio: float) -> dict[int, float]:
+    """What counts of what each client claims: at most ``most_ratio`` times the median.
+
+    Parameters
+    ----------
+    claimed : by rank, 0 or more
+    most_ratio : 1 or more
+
+    Returns
+    -------
+    dict
+        The same, where nothing is above; the median is that of the claims above 0, of an even number the lower of the two in
+        the middle, so that one of two clients cannot raise it.
+    """
+    positive = [value for value in claimed.values() if value > 0]
+    if not positive:
+        return dict(claimed)
+    most = most_ratio * median_low(positive)
+    return {rank: min(value, most) for rank, value in claimed.items()}
+
+
+def count_claims(rounds: Rounds, what: str, claimed: Mapping[int, float], most_ratio: float) -> dict[int, float]:
+    """What counts of what each client claims; whose claim is cut is told, and noted on its seat for the summary.
+
+    Parameters
+    ----------
+    what : ``capability`` or ``weight``
+    claimed, most_ratio : as of ``capped``
+    """
+    counted = capped(claimed, most_ratio)
+    for rank, value in claimed.items():
+        if counted[rank] == value:
+            continue
+        seat, note = rounds.roster.seats[rank], {"claimed": value, "counted": counted[rank]}
+        if seat.capped.get(what) != note:
+            seat.capped[what] = note
+            text = (
+                f"capped       {seat.site}: its {what} {value:g} counts as {counted[rank]:g}, {most_ratio:g} times the median"
+            )
+            rounds.progress.note("capped", text, rank=rank, site=seat.site, what=what, **note)
+    return counted

@@ -1,0 +1,287 @@
+"""Large files: read once in bounded memory, by each client only where its own passages stand, and with the same outcome."""
+
+import json
+import os
+import random
+import stat
+import threading
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from espalier.corpora import corpus_index, files
+from espalier.corpora.client_text import client_passages, client_windows, held_out_windows, training_windows
+from espalier.corpora.corpus_index import Source, open_corpus
+from espalier.corpora.files import json_records, text_records
+from espalier.corpora.partition import Partition
+from espalier.corpora.passages import passages, split
+from espalier.corpora.records import Record
+from espalier.settings.mistakes import Mistake
+from espalier.settings.node import NodeSettings, simulated_node
+from espalier.settings.run import DataSettings, parse
+from espalier.storage.private import collect_old_runs
+
+KINDS = ("iid", "quantity", "dirichlet", "by-field")
+
+
+def node(tmp_path: Path) -> NodeSettings:
+    return simulated_node(partition_id=0, state_dir=str(tmp_path / "state"))
+
+
+def kept(tmp_path: Path) -> Path:
+    """The folder of the only file that is known there."""
+    (folder,) = (tmp_path / "state" / "corpora").iterdir()
+    return folder
+
+
+@pytest.fixture
+def kept_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small files are large, and blocks, parts and pieces small, so that all of it happens many times."""
+    monkeypatch.setattr(corpus_index, "LARGE_BYTES", 0)
+    monkeypatch.setattr(corpus_index, "ROWS_AT_ONCE", 7)
+    monkeypatch.setattr(corpus_index, "SORTED_AT_ONCE", 20)
+    monkeypatch.setattr(files, "BLOCK_BYTES", 13)
+
+
+def strange_text(seed: int) -> str:
+    generator = random.Random(seed)
+    pieces = (
+        "a",
+        "b ",
+        "ä",
+        " ",
+        "\t",
+        "\n",
+        "\n",
+        "\n\n",
+        "\r\n",
+        "\r\n\r\n",
+        "\r",
+        "\x0b",
+        "\x0c",
+        "\u2028",
+        "\u00a0",
+        "x y",
+    )
+    return "".join(generator.choices(pieces, k=generator.randint(0, 60))) + "z"
+
+
+def by_hand(records: list[Record], deal: Partition, rank: int) -> tuple[list[str], list[str]]:
+    """As before there was an index: all records in memory, dealt out and split one by one."""
+    return split(record.text for record in deal.share_of(rank, records))
+
+
+# ----- the same passages ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+def test_text_is_cut_as_when_it_is_in_memory_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: bytes) -> None:
+    path = tmp_path / "a.txt"
+    for seed in range(300):
+        text = strange_text(seed)
+        path.write_bytes(mark + text.encode())
+        monkeypatch.setattr(files, "BLOCK_BYTES", 1 + seed % 9)
+        found = list(text_records(str(path)))
+        assert [located.record.text for located in found] == list(passages(text))
+        data = path.read_bytes()
+        for located in found:
+            assert files.text_record(data[located.start : located.start + located.length]) == located.record
+
+
+@pytest.mark.parametrize("ending", [b"\n", b"\r\n", b"\r"])
+def test_lines_are_those_of_the_whole_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: bytes) -> None:
+    path = tmp_path / "a.jsonl"
+    lines = [json.dumps({"text": strange_text(seed), "label": seed % 3}).encode() for seed in range(40)]
+    path.write_bytes(ending.join([*lines[:20], b"", b"  ", *lines[20:]]))
+    monkeypatch.setattr(files, "BLOCK_BYTES", 5)
+    found = list(json_records(str(path), "text", "label"))
+    assert [located.record for located in found] == [Record(strange_text(seed), str(seed % 3)) for seed in range(40)]
+    data = path.read_bytes()
+    assert [data[located.start : located.start + located.length].strip() for located in found] == lines
+
+
+def test_a_byte_that_is_not_utf8_is_named_by_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "BLOCK_BYTES", 4)
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"one\n\ntwo\n\nth\xffree")
+    with pytest.raises(Mistake, match="byte 12 is not UTF-8"):
+        list(text_records(str(path)))
+
+
+@pytest.mark.usefixtures("kept_on_disk")
+@pytest.mark.parametrize("kind", KINDS)
+def test_shares_of_a_json_lines_file(tmp_path: Path, kind: Any) -> None:
+    """Records of several passages, repeated ones with other labels, and some without text."""
+    generator = random.Random(1)
+    texts = ["", " \n", *(f"{seed}\n\n{strange_text(seed % 50)}\n\nshared {seed % 7}" for seed in range(150))]
+    records = [Record(generator.choice(texts), generator.choice("abcde")) for _ in range(200)]
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps({"text": one.text, "of": one.label}) + "\n" for one in records))
+    index = open_corpus(Source(str(path), "jsonl", "text", "of"), tmp_path / "state")
+    for clients in (1, 2, 5):
+        deal = Partition(kind, clients, 0.5, 3)
+        for rank in range(clients):
+            assert tuple(map(list, index.share(deal, rank))) == by_hand(records, deal, rank)
+    assert tuple(map(list, index.share())) == split(record.text for record in records)
+
+
+@pytest.mark.usefixtures("kept_on_disk")
+def test_shares_of_a_text_file(tmp_path: Path) -> None:
+    text = "\n\n".join(strange_text(seed % 180) for seed in range(200))
+    path = tmp_path / "a.txt"
+    path.write_bytes(text.encode())
+    for clients in (1, 3):
+        data, deal = DataSettings(source="text", path=str(path)), Partition("iid", clients, 0.5, 0)
+        for rank in range(clients):
+            expected = by_hand([Record(passage) for passage in passages(text)], deal, rank)[0]
+            assert client_passages(data, node(tmp_path), rank, clients) == expected
+
+
+# ----- bounded, and once per machine ----------------------------------------------------------------------------------
+
+
+def large_text(path: Path, megabytes: int) -> None:
+    generator, written = random.Random(0), 0
+    words = ["".join(generator.choices("etaoinshrdlu", k=generator.randint(2, 8))) for _ in range(500)]
+    lines = [" ".join(generator.choices(words, k=60)) for _ in range(500)]
+    with open(path, "w") as file:
+        while written < megabytes * 1_000_000:
+            written += file.write(f"{written} " + "\n".join(generator.choices(lines, k=12)) + "\n\n")
+
+
+def test_memory_is_far_below_the_size_of_the_file_and_a_second_client_reads_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """30 MB of text, dealt out to six; a tokenizer whose tokens are words, so that it is quick."""
+    path = tmp_path / "a.txt"
+    large_text(path, 30)
+    settings = parse(config_of(path, clients=6))
+    counted = [0]
+    pread = os.pread
+
+    def counting(file: int, length: int, place: int) -> bytes:
+        counted[0] += length if os.fstat(file).st_size == path.stat().st_size else 0
+        return pread(file, length, place)
+
+    monkeypatch.setattr(os, "pread", counting)
+    monkeypatch.setattr("espalier.corpora.token_pieces.PIECE_CHARACTERS", 1 << 16)
+    tracemalloc.start()
+    first = client_windows(settings, node(tmp_path), words, 0)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 12_000_000  # three blocks, a piece and its tokens, and the rows of a part
+    assert first.shape == (8, 256)
+
+    monkeypatch.setattr("espalier.corpora.corpus_index.text_records", None)  # the file is not read through again
+    counted[0] = 0
+    second = client_windows(settings, node(tmp_path), words, 1)
+    assert second.tolist() != first.tolist()
+    assert path.stat().st_size / 9 < counted[0] < path.stat().st_size / 3
+
+
+def words(text: str) -> list[int]:
+    """A token for each newline, and for each word what its length and last letter are."""
+    return [len(word) * 128 + ord(word[-1]) if word else 10 for line in text.split("\n") for word in [*line.split(), ""]][:-1]
+
+
+def config_of(path: Path, clients: int) -> dict[str, Any]:
+    return {"model": "demo", "num-clients": clients, "data.source": "text", "data.path": str(path)}
+
+
+@pytest.mark.usefixtures("kept_on_disk")
+def test_windows_are_those_of_the_whole_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.txt"
+    large_text(path, 1)
+    settings = parse(
+        config_of(path, clients=2) | {"data.windows": 5, "data.window-tokens": 100, "evaluation.window-tokens": 100}
+    )
+    cut = (client_windows, training_windows, held_out_windows)
+    whole = [one(settings, node(tmp_path), words, 1).tolist() for one in cut]
+    monkeypatch.setattr("espalier.corpora.token_pieces.PIECE_CHARACTERS", 30_000)
+    monkeypatch.setattr("espalier.corpora.token_pieces.IN_MEMORY", 1000)
+    assert [one(settings, node(tmp_path), words, 1).tolist() for one in cut] == whole
+
+
+# ----- what is kept ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def large(tmp_path: Path, kept_on_disk: None) -> Source:
+    path = tmp_path / "a.txt"
+    path.write_text("\n\n".join(f"passage {number}" for number in range(50)))
+    return Source(str(path), "text")
+
+
+def test_only_its_owner_reads_what_is_kept_and_it_holds_no_text(tmp_path: Path, large: Source) -> None:
+    open_corpus(large, tmp_path / "state")
+    folder = kept(tmp_path)
+    for path in (tmp_path / "state", folder.parent, folder):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o700
+    for path in folder.iterdir():
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert b"passage" not in path.read_bytes()
+
+
+def test_a_changed_file_is_read_again(tmp_path: Path, large: Source) -> None:
+    before = list(open_corpus(large, tmp_path / "state").share()[0])
+    path = Path(large.path)
+    times = path.stat()
+    path.write_text(path.read_text().replace("passage 1", "passive 1"))
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))  # as large and as old as before
+    after = list(open_corpus(large, tmp_path / "state").share()[0])
+    assert after != before
+    assert set(after) | set(open_corpus(large, tmp_path / "state").share()[1]) == set(passages(path.read_text()))
+
+
+@pytest.mark.parametrize("name", ["rows", "index.json"])
+@pytest.mark.parametrize("damage", [lambda data: data[:-7], lambda data: data[:9] + b"?" + data[10:], lambda data: b""])
+def test_what_was_damaged_is_made_again(tmp_path: Path, large: Source, name: str, damage: Any) -> None:
+    expected = [list(part) for part in open_corpus(large, tmp_path / "state").share()]
+    path = kept(tmp_path) / name
+    path.write_bytes(damage(path.read_bytes()))
+    assert [list(part) for part in open_corpus(large, tmp_path / "state").share()] == expected
+
+
+def test_a_file_that_changes_under_a_client_is_told(tmp_path: Path, large: Source) -> None:
+    own, _ = open_corpus(large, tmp_path / "state").share()
+    Path(large.path).write_text("something else\n\nentirely")
+    with pytest.raises(Mistake, match="changed while it was read"):
+        list(own)
+
+
+def test_an_untouched_index_is_used_and_two_at_once_make_one(
+    tmp_path: Path, large: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, make = [], corpus_index._make
+    monkeypatch.setattr(corpus_index, "_make", lambda *given: (made.append(given), make(*given)))
+    threads = [threading.Thread(target=open_corpus, args=(large, tmp_path / "state")) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(made) == 1
+
+
+def test_it_is_removed_like_private_state(tmp_path: Path, large: Source) -> None:
+    open_corpus(large, tmp_path / "state")
+    lock = kept(tmp_path) / "lock"
+    collect_old_runs(tmp_path / "state", lock.stat().st_mtime - 1)
+    assert lock.exists()
+    os.utime(lock, (1, 1))
+    open_corpus(large, tmp_path / "state")  # used again, so not old
+    collect_old_runs(tmp_path / "state", 2)
+    assert lock.exists()
+    os.utime(lock, (1, 1))
+    collect_old_runs(tmp_path / "state", 2)
+    assert not lock.exists()
+
+
+def test_a_malformed_line_is_told_as_before(tmp_path: Path, kept_on_disk: None) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "a"}\n{"text": 1}\n')
+    data = DataSettings(source="jsonl", path=str(path))
+    for _ in range(2):
+        with pytest.raises(Mistake, match=r"a\.jsonl: line 2, field 'text' is not a string"):
+            client_passages(data, node(tmp_path), 0, 2)

@@ -1,0 +1,129 @@
+"""Whether a site's file holds enough: small files whole, large ones as far as it takes."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from espalier.corpora import enough
+from espalier.corpora.enough import require_enough
+from espalier.corpora.records import Record
+from espalier.settings.mistakes import Mistake
+from espalier.settings.node import NodeSettings, simulated_node
+from espalier.settings.run import RunSettings, parse
+
+ENCODED: list[int] = []
+"""Lengths of the texts that were made tokens."""
+
+
+def letters(text: str) -> list[int]:
+    """A tokenizer with a token per byte."""
+    ENCODED.append(len(text))
+    return list(text.encode())
+
+
+@pytest.fixture(autouse=True)
+def nothing_encoded() -> None:
+    ENCODED.clear()
+
+
+def settings(**changes: Any) -> RunSettings:
+    return parse({"data.windows": 4, "data.window-tokens": 16} | {key.replace("__", "."): changes[key] for key in changes})
+
+
+def site(path: Path, **keys: Any) -> NodeSettings:
+    return NodeSettings(site="a", data_path=str(path), **{"least_tokens": 1, **keys})
+
+
+def text(number: int) -> str:
+    return "\n\n".join(f"passage number {index}" for index in range(number))
+
+
+@pytest.fixture
+def large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(enough, "LARGE", 0)
+
+
+def test_a_small_file_is_read_whole(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text(text(100))
+    require_enough(settings(), site(tmp_path / "a.txt"), letters)
+    (tmp_path / "a.txt").write_bytes(text(100).encode() + b"\xff")
+    with pytest.raises(Mistake, match="is not UTF-8"):
+        require_enough(settings(), site(tmp_path / "a.txt"), letters)
+
+
+@pytest.mark.usefixtures("large")
+def test_of_a_large_file_no_more_is_read_than_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """64 tokens are asked for; a record has 20 characters, and a passage in ten is held out."""
+    (tmp_path / "a.txt").write_text("x")
+    read = []
+
+    def records(*_: object) -> Iterator[Record]:
+        for index in range(10**6):
+            read.append(index)
+            yield Record(f"passage number {index:05d}")
+
+    monkeypatch.setattr(enough, "site_records", records)
+    require_enough(settings(), site(tmp_path / "a.txt"), letters)
+    assert len(read) <= 16
+    assert max(ENCODED) <= 16 * 22
+
+
+@pytest.mark.usefixtures("large")
+@pytest.mark.parametrize("method", ["fedprllm", "fedpetuning"])
+def test_what_is_too_little_is_told_in_the_words_of_the_round(tmp_path: Path, method: str) -> None:
+    (tmp_path / "a.txt").write_text("too short")
+    words = {
+        "fedprllm": "gives 0 windows of 16 tokens, data.windows = 4 are needed",
+        "fedpetuning": "fewer than data.window-tokens = 16 tokens",
+    }
+    with pytest.raises(Mistake, match=words[method]):
+        require_enough(settings(method=method), site(tmp_path / "a.txt"), letters)
+
+
+@pytest.mark.usefixtures("large")
+def test_the_site_s_own_number_of_windows_counts(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text(text(10))
+    with pytest.raises(Mistake, match=r"data.windows = 40 are needed"):
+        require_enough(settings(), site(tmp_path / "a.txt", windows=40), letters)
+    require_enough(settings(), site(tmp_path / "a.txt", windows=1), letters)
+
+
+@pytest.mark.parametrize("bytes_of_a_large_file", [0, 10**6])
+def test_items_of_a_task_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bytes_of_a_large_file: int) -> None:
+    monkeypatch.setattr(enough, "LARGE", bytes_of_a_large_file)
+    file, tuned = tmp_path / "a.jsonl", settings(method="fedpetuning", task__name="sst2")
+    file.write_text("".join(json.dumps({"sentence": f"fine {n}", "label": 1}) + "\n" for n in range(30)))
+    require_enough(tuned, site(file, data_task="sst2"), letters)
+    with pytest.raises(Mistake, match="data-task: this site's data-path holds text"):
+        require_enough(tuned, site(file), letters)
+    file.write_text(json.dumps({"sentence": "fine", "label": 7}) + "\n")
+    with pytest.raises(Mistake, match="line 1"):
+        require_enough(tuned, site(file, data_task="sst2"), letters)
+
+
+def test_a_site_for_which_nobody_names_anything_is_refused_and_one_whose_share_depends_on_its_rank_is_not() -> None:
+    nowhere = NodeSettings(site="a", least_tokens=1)
+    with pytest.raises(Mistake, match="data-path: this site names no file of its own"):
+        require_enough(settings(data__source="text"), nowhere, letters)
+    with pytest.raises(Mistake, match="data-path: this site names no file of its own"):
+        require_enough(settings(method="fedpetuning", task__name="sst2"), nowhere, letters)
+    require_enough(settings(), nowhere, letters)
+    shared = settings(data__source="text", data__path="/shared.txt")
+    require_enough(shared, simulated_node(), letters)
+    with pytest.raises(Mistake, match="opens none that a run names"):
+        require_enough(shared, nowhere, letters)
+    assert not ENCODED
+
+
+@pytest.mark.parametrize("bytes_of_a_large_file", [0, 10**6])
+def test_windows_of_fewer_tokens_than_the_site_allows_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bytes_of_a_large_file: int
+) -> None:
+    monkeypatch.setattr(enough, "LARGE", bytes_of_a_large_file)
+    (tmp_path / "a.txt").write_text(text(100))
+    require_enough(settings(), site(tmp_path / "a.txt", least_tokens=64), letters)
+    with pytest.raises(Mistake, match="least-tokens = 65"):
+        require_enough(settings(), site(tmp_path / "a.txt", least_tokens=65), letters)

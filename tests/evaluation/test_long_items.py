@@ -1,0 +1,110 @@
+"""Test items are scored whole, as long as the model takes them, whatever the length of training sequences."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_model import WORDS, save_tiny_llama, save_tiny_roberta
+from transformers import AutoModelForCausalLM
+
+from espalier.corpora.client_items import as_tests
+from espalier.corpora.tasks.catalogue import task_named
+from espalier.corpora.tasks.fields import Fields
+from espalier.corpora.tasks.item import Item
+from espalier.evaluation import options
+from espalier.evaluation.options import log_likelihoods
+from espalier.modeling.limits import require_within_limits
+from espalier.modeling.opened import OpenedModel
+from espalier.settings.mistakes import Mistake
+from espalier.settings.run import RunSettings, parse
+
+POSITIONS = 600
+
+
+def boolq(words: int) -> Item:
+    """A question behind a long passage."""
+    passage = " ".join(random.Random(words).choices(WORDS, k=words))
+    return task_named("boolq").item(Fields({"passage": passage, "question": "is the oak a tree", "answer": True}, "here"))
+
+
+def settings_of(model: Path, **task: Any) -> RunSettings:
+    changes = {f"task.{key.replace('_', '-')}": value for key, value in task.items()}
+    return parse(
+        {"method": "fedpetuning", "model": str(model), "task.name": "boolq", "data.path": "x", "data.source": "jsonl"} | changes
+    )
+
+
+@pytest.fixture(scope="module")
+def long(tmp_path_factory: pytest.TempPathFactory) -> OpenedModel:
+    return OpenedModel(save_tiny_llama(tmp_path_factory.mktemp("long"), dtype=torch.float32, positions=POSITIONS))
+
+
+def plainly(model: Any, tokens: list[int], first: int) -> float:
+    """Log-likelihood of all tokens from ``first`` on, one forward pass for each of them, over all tokens before it."""
+    found = 0.0
+    for place in range(first, len(tokens)):
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([tokens[:place]])).logits[0, -1]
+        found += float(logits.log_softmax(-1)[tokens[place]])
+    return found
+
+
+def test_log_likelihoods_of_long_items_are_those_of_the_whole_prompt(long: OpenedModel) -> None:
+    items = [boolq(words) for words in (5, 80, 130)]
+    tests = as_tests(settings_of(long.directory, max_tokens=64), items, long.tokenizer, False, long.num_positions)
+    assert tests.num_cut == 0
+    assert max(len(one.token_ids) for one in tests.requests) > 256
+    model = AutoModelForCausalLM.from_pretrained(long.directory).eval()
+    found = log_likelihoods(model, tests.requests, 4, "cpu")
+    requests = [request for item in items for request in item.requests]
+    for one, (context, answer) in zip(tests.requests, requests, strict=True):
+        tokens = long.tokenizer.encode(context + answer)
+        assert list(one.token_ids) == tokens
+        assert found[one] == pytest.approx(plainly(model, tokens, len(long.tokenizer.encode(context))), abs=1e-3)
+
+
+def test_what_the_model_does_not_take_is_cut_and_counted(long: OpenedModel) -> None:
+    """The model takes one token less than is scored: what follows the last one is not asked."""
+    items = [boolq(5), boolq(700)]
+    tests = as_tests(settings_of(long.directory), items, long.tokenizer, False, long.num_positions)
+    assert [len(one.token_ids) for one in tests.requests[2:]] == [POSITIONS + 1] * 2
+    assert tests.num_cut == 1
+    model = AutoModelForCausalLM.from_pretrained(long.directory).eval()
+    assert all(value < 0 for value in log_likelihoods(model, tests.requests, 4, "cpu").values())
+
+
+def test_a_shorter_limit_may_be_set_and_no_longer_one(long: OpenedModel) -> None:
+    tests = as_tests(settings_of(long.directory, max_test_tokens=100), [boolq(5), boolq(80)], long.tokenizer, False, POSITIONS)
+    assert (max(len(one.token_ids) for one in tests.requests), tests.num_cut) == (100, 1)
+    with pytest.raises(Mistake, match=r"task\.max-test-tokens = 601: the model has 600 positions"):
+        require_within_limits(settings_of(long.directory, max_test_tokens=601), long)
+    with pytest.raises(Mistake, match=r"raise task\.max-test-tokens"):
+        as_tests(settings_of(long.directory, max_test_tokens=1), [boolq(5)], long.tokenizer, False, POSITIONS)
+
+
+def test_an_encoder_reads_as_much_as_it_has_positions_for(tmp_path: Path) -> None:
+    model = OpenedModel(save_tiny_roberta(tmp_path / "encoder"))
+    items = [boolq(20), boolq(200)]
+    tests = as_tests(settings_of(model.directory, max_tokens=16), items, model.tokenizer, True, model.num_positions)
+    whole = [len(model.tokenizer(*item.texts)["input_ids"]) for item in items]
+    assert model.num_positions is not None
+    assert 16 < whole[0] < model.num_positions < whole[1]
+    assert [len(one.token_ids) for one in tests.requests] == [whole[0], model.num_positions]
+    assert tests.num_cut == 1
+
+
+def test_tokens_of_a_pass_are_bounded(long: OpenedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long texts go through the model a few at a time, and the numbers are the same but for rounding."""
+    items = [boolq(words) for words in (90, 91, 92, 10, 11, 12, 13)]
+    tests = as_tests(settings_of(long.directory), items, long.tokenizer, False, long.num_positions)
+    model = AutoModelForCausalLM.from_pretrained(long.directory).eval()
+    expected = log_likelihoods(model, tests.requests, 16, "cpu")
+    seen = list[tuple[int, int]]()
+    model.register_forward_pre_hook(lambda _, given, named: seen.append(tuple(named["input_ids"].shape)), with_kwargs=True)
+    monkeypatch.setattr(options, "TOKENS_IN_A_PASS", 500)
+    found = log_likelihoods(model, tests.requests, 16, "cpu")
+    assert found == pytest.approx(expected, abs=1e-3)
+    assert all(rows == 1 or rows * tokens <= 500 for rows, tokens in seen)
+    assert max(rows for rows, _ in seen) > 1

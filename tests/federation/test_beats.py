@@ -1,0 +1,153 @@
+"""Whoever works says how far it is: simulated clients to the server's lines, sites to their node's log, the server itself."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bench import Bench, events
+from flwr.app import Message
+from in_process import InProcessGrid
+
+import client_app.fedprllm
+from espalier.pace.beats import Pace
+from espalier.storage.at_work import AtWork
+from espalier.wire.messages import read
+
+METHODS: dict[str, dict[str, Any]] = {
+    "fedpetuning": {"fedpetuning.rounds": 1, "training.steps": 3, "training.batch-size": 2, "lora.rank": 2, "lora.merge": True},
+    "fedprllm": {},
+    "fedprllm iterative": {"fedprllm.strategy": "iterative"},
+    "fedspallm": {},
+}
+SAID: dict[str, dict[str, set[str]]] = {
+    "fedpetuning": {
+        "train": {"loading module", "training step 1 of 3", "training step 3 of 3"},
+        "alone": {"training step 1 of 3", "training step 3 of 3"},
+        "evaluate": {"passing block 1 of 2", "passing block 2 of 2", "scoring"},
+        "server": {"training step 6 of 6", "passing block 2 of 2", "scoring", "writing tensor", "checking tensor"},
+    },
+    "fedprllm": {
+        "train": {"pruning block 1 of 2", "pruning block 2 of 2"},
+        "evaluate": {"passing block 1 of 2", "passing block 2 of 2", "scoring"},
+        "server": {"pruning block 2 of 2", "passing block 2 of 2", "scoring", "writing tensor", "checking tensor"},
+    },
+    "fedprllm iterative": {
+        "train": {"pruning block 1 of 2", "passing block 1 of 2", "pruning block 2 of 2"},
+        "alone": {"pruning block 1 of 2", "pruning block 2 of 2"},
+        "evaluate": {"passing block 1 of 2", "passing block 2 of 2", "scoring"},
+        "server": {"pruning block 2 of 2", "passing block 2 of 2", "scoring", "writing tensor", "checking tensor"},
+    },
+    "fedspallm": {
+        "train": {"pruning block 1 of 2", "pruning block 2 of 2"},
+        "evaluate": {"passing block 1 of 2", "passing block 2 of 2", "scoring"},
+        "server": {"pruning block 2 of 2", "passing block 2 of 2", "scoring", "writing tensor", "checking tensor"},
+    },
+}
+"""What is said in the course of each kind of message, and by the server, among others."""
+
+
+@pytest.fixture
+def every_beat_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However soon it follows the one before."""
+    for module in ("client_app.at_work", "strategies.progress"):
+        monkeypatch.setattr(f"{module}.Pace", lambda say, now=lambda: 0.0, every=0.0: Pace(say, now, 0.0))
+
+
+@pytest.fixture
+def bench(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "state"))
+    name = getattr(request, "param", "fedprllm")
+    more = {"evaluation.own-text": False, "part-bytes": 1 << 20}
+    return Bench(tmp_path, name.split()[0], METHODS[name] | more, num_clients=2)
+
+
+def a_reply_at_a_time(grid: InProcessGrid) -> InProcessGrid:
+    """Replies come a moment after the work, as elsewhere, so that the server has time to look."""
+    grid.held = {0: 2, 1: 4}
+    return grid
+
+
+def with_its_numbers_left_out(line: str) -> set[str]:
+    """A line's words as they are, and without what is counted."""
+    return {line, re.split(r"[ ,]*\d", line)[0]}
+
+
+@pytest.mark.usefixtures("every_beat_is_a_line")
+@pytest.mark.parametrize(("bench", "name"), [(name, name) for name in sorted(METHODS)], indirect=["bench"])
+def test_every_block_and_step_is_told_by_whoever_works(bench: Bench, name: str) -> None:
+    folder = bench.run(a_reply_at_a_time(bench.grid()))
+    told = events(folder)
+    lines = [event["text"] for event in told if event["event"] == "at_work"]
+    for kind, expected in SAID[name].items():
+        if kind == "server":
+            found = [re.fullmatch(r".{12} (.*)  \[\d+ s\]", event["text"]) for event in told if event["event"] == "beat"]
+            assert expected <= {words for match in found if match for words in with_its_numbers_left_out(match[1])}
+            continue
+        for site in ("node-00000", "node-00001"):
+            found = [re.fullmatch(rf"{site} + {kind}: (.*)  \[\d+ s\]", line) for line in lines]
+            assert expected <= {words for match in found if match for words in with_its_numbers_left_out(match[1])}, kind
+
+
+@pytest.mark.usefixtures("every_beat_is_a_line")
+def test_a_site_s_lines_go_to_its_node_s_log_and_nowhere_else(bench: Bench, capfd: pytest.CaptureFixture[str]) -> None:
+    grid = a_reply_at_a_time(bench.grid())
+    grid.simulated = False
+    for client, context in enumerate(grid.contexts.values()):
+        own = {"site": f"site-{client}", "model-path": str(bench.model), "least-tokens": 1}
+        context.node_config |= own | {"partition-id": -1, "num-partitions": 0}
+        grid.held[-1] = 2
+    folder = bench.run(grid)
+    log = capfd.readouterr().err
+    assert re.search(r"^site-1 +train: pruning block 2 of 2  \[0 s\]$", log, re.MULTILINE)
+    assert not [event for event in events(folder) if event["event"] == "at_work"]
+    assert not list((bench.folder / "state" / "at-work").glob("*"))
+    for _, reply in grid.received:
+        assert "pruning block" not in str(reply.content)
+
+
+def test_without_long_work_no_line_is_said(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("client_app.at_work.Pace", lambda say: Pace(say, now=lambda: 0.0))  # no time passes
+    folder = bench.run(a_reply_at_a_time(bench.grid()))
+    assert not [event for event in events(folder) if event["event"] in ("at_work", "beat", "waiting")]
+
+
+def test_a_simulated_client_counts_as_at_work_while_it_works_and_no_longer(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, list[bool]] = {"during": [], "after": []}
+    grid, lineage = bench.grid(), list[str]()
+
+    def work(when: str) -> None:
+        seen[when].append(AtWork(bench.folder / "state", lineage[-1]).anybody())
+
+    real = client_app.fedprllm._prune_alone
+    monkeypatch.setattr(client_app.fedprllm, "_prune_alone", lambda *given: (work("during"), real(*given))[1])
+
+    def look(request: Message, reply: Message) -> Message:
+        work("after")
+        return reply
+
+    grid.tamper = {0: look, 1: look}
+    grid.before_push = lambda message: lineage.append(read(message.content).header.lineage)
+    bench.run(grid)
+    assert seen["during"] == [True, True]
+    assert seen["after"]
+    assert not any(seen["after"])
+
+
+def test_nothing_of_it_is_left_after_the_run(bench: Bench) -> None:
+    bench.run()
+    assert not list((bench.folder / "state").rglob("*.log"))
+
+
+def test_sums_over_rounds_say_so(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    bench.run(fedprllm__strategy="iterative")
+    shown = capsys.readouterr().out
+    assert re.search(r"masks of node-00001, \d+\.\d s of work  \[", shown)
+    assert re.search(r"masks of node-00001, \d+\.\d s of work, \d+\.\d s in 2 rounds  \[", shown)
+    header = next(line for line in shown.splitlines() if "sparsity" in line and "model" in line)
+    assert "bytes per client, 2 rounds" in header
+    assert "seconds, whole run" in header
+    bench.run()
+    assert "rounds" not in next(line for line in capsys.readouterr().out.splitlines() if "bytes per client" in line)

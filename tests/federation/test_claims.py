@@ -1,0 +1,96 @@
+"""Clients that claim too much: what their claims count, and where that is told."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from adapters_sent import norm_weights, padded_mean, sent_adapters, written
+from bench import Bench, summary
+from flwr.app import Message
+
+from espalier.wire.messages import read, write
+
+TUNING = {
+    "training.steps": 2,
+    "training.batch-size": 2,
+    "training.learning-rate": 0.01,
+    "evaluation.own-text": False,
+    "evaluation.local-only": False,
+    "evaluation.centralized": "off",
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "state"))
+    return tmp_path
+
+
+def claiming(**scalars: Any) -> Any:
+    """Changes scalars of a client's report."""
+
+    def spoil(request: Message, reply: Message) -> Message:
+        letter = read(reply.content)
+        if letter.header.kind != "train":
+            return reply
+        letter.scalars |= scalars
+        return Message(write(letter), reply_to=request)
+
+    return spoil
+
+
+def test_a_billion_sequences_count_as_ten_times_those_of_the_median_client(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bench = Bench(folder, "fedpetuning", TUNING | {"fedpetuning.rounds": 1, "lora.rank": 2})
+    grid = bench.grid()
+    grid.tamper[1] = claiming(samples=10**9)
+    made = bench.run(grid)
+    clients = summary(made)["clients"]
+    samples = {client["rank"]: float(client["metrics"]["samples"]) for client in clients}
+    assert samples[1] == 1e9
+    second = sorted(samples.values())[1]
+    weights = samples | {1: 10 * second}
+    for found, mean in zip(
+        written(made, 0, "attn.q"), padded_mean(sent_adapters(grid, 1), weights, 0, "attn.q", 2), strict=True
+    ):
+        np.testing.assert_allclose(found, mean, rtol=1e-6, atol=1e-9)
+    note = {"weight": {"claimed": 1e9, "counted": 10 * second}}
+    assert [client["capped"] for client in clients] == [{}, note, {}, {}]
+    assert f"node-00001: its weight 1e+09 counted as {10 * second:g}" in capsys.readouterr().out
+
+
+def test_a_norm_counts_up_to_the_ratio_and_a_capability_leaves_others_their_ranks(folder: Path) -> None:
+    more = {"hetlora.rounds": 1, "hetlora.self-pruning": False, "hetlora.max-weight-ratio": 1.0, "lora.rank": 8}
+    bench = Bench(folder, "hetlora", TUNING | more)
+    grid = bench.grid()
+    (greedy,) = [context for context in grid.contexts.values() if context.node_config["partition-id"] == 3]
+    greedy.node_config["capability"] = 1e9
+    made = bench.run(grid)
+    clients = summary(made)["clients"]
+    assert [client["metrics"]["lora_rank"] for client in clients] == [2, 2, 2, 8]
+    assert clients[3]["capped"]["capability"] == {"claimed": 1e9, "counted": 4.0}
+    sent = sent_adapters(grid, 1)
+    norms = norm_weights(sent)
+    second = sorted(norms.values())[1]
+    weights = {rank: min(norm, second) for rank, norm in norms.items()}
+    assert sum("weight" in client["capped"] for client in clients) == 2
+    for found, mean in zip(written(made, 1, "attn.v"), padded_mean(sent, weights, 1, "attn.v", 8), strict=True):
+        np.testing.assert_allclose(found, mean, rtol=1e-5, atol=1e-8)
+
+
+def test_claims_of_fedspallm_are_cut_too(folder: Path) -> None:
+    settings = {"fedspallm.max-capability-ratio": 1.0, "fedspallm.client-weights": "samples", "evaluation.own-text": False}
+    bench = Bench(folder, "fedspallm", settings | {"fedspallm.local-method": "magnitude", "evaluation.centralized": "off"})
+    grid = bench.grid()
+    for context in grid.contexts.values():
+        if context.node_config["partition-id"] == 2:
+            context.node_config["capability"] = 1e9
+    grid.tamper[2] = claiming(calibration_windows=10**6)
+    clients = summary(bench.run(grid))["clients"]
+    assert [client["metrics"]["layers"] for client in clients] == [[0, 1]] * 4
+    assert clients[2]["capped"] == {
+        "capability": {"claimed": 1e9, "counted": 1.0},
+        "weight": {"claimed": 1e6, "counted": 20.0},
+    }

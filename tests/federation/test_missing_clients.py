@@ -1,0 +1,123 @@
+"""Who is not in the result is told in the last line and in the summary; sites are all needed unless settings say otherwise."""
+
+import json
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bench import Bench, summary
+from flwr.app import Message
+from in_process import InProcessGrid
+
+from espalier.settings.run import parse
+from espalier.wire.messages import read
+from server_app.results import Summary
+from server_app.table import closing_line
+from strategies.roster import Roster, Seat
+from strategies.rounds import RunFailed
+
+SETTINGS = {"evaluation.own-text": False, "evaluation.centralized": "off"}
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "state"))
+    return Bench(tmp_path, "fedprllm", SETTINGS, num_clients=3)
+
+
+def with_a_typo(grid: InProcessGrid, partition: int) -> InProcessGrid:
+    """A grid one of whose nodes has a wrong configuration."""
+    (context,) = [context for context in grid.contexts.values() if context.node_config["partition-id"] == partition]
+    context.node_config["ste"] = "hospital-c"
+    return grid
+
+
+def silent_from(kind: str) -> Callable[[Message, Message], Message | None]:
+    """Nothing arrives in answer to a kind of message."""
+    return lambda request, reply: None if read(request.content).header.kind == kind else reply
+
+
+def test_a_refused_site_is_told_in_the_last_line(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = bench.run(with_a_typo(bench.grid(), 2))
+    last = capsys.readouterr().out.rstrip().splitlines()[-1]
+    assert last.startswith("2 of 3 clients; missing: node 986 (refused: the node's configuration is wrong: ste: unknown key")
+    document = summary(folder)
+    assert (document["status"], document["finished"]) == ("completed", 2)
+    ((missing),) = document["missing"]
+    assert missing["client"] == "node 986"
+    assert "ste: unknown key" in missing["reason"]
+
+
+def test_a_client_that_died_is_told_by_its_name(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    grid = bench.grid()
+    grid.tamper[1] = silent_from("train")
+    folder = bench.run(grid)
+    why = "train: no reply before the deadline (2 of 2 attempts)"
+    assert capsys.readouterr().out.rstrip().splitlines()[-1] == f"2 of 3 clients; missing: node-00001 ({why})"
+    assert summary(folder)["missing"] == [{"client": "node-00001", "reason": why}]
+
+
+def test_a_client_that_could_not_be_evaluated_is_in_the_result(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    grid = bench.grid()
+    grid.tamper[1] = silent_from("evaluate")
+    assert summary(bench.run(grid))["missing"] == []
+    last = capsys.readouterr().out.rstrip().splitlines()[-1]
+    assert last.startswith("3 of 3 clients; not evaluated: node-00001 (evaluate: no reply before the deadline")
+
+
+def test_when_all_are_there_nobody_is_missing(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    assert summary(bench.run())["missing"] == []
+    assert capsys.readouterr().out.rstrip().splitlines()[-1] == "3 of 3 clients"
+
+
+def test_one_that_never_connected_has_no_name() -> None:
+    roster = Roster({0: Seat(0, "a", 1), 1: Seat(1, "b", 2)}, {"c": "has another base model"})
+    assert roster.missing(3) == [("c", "refused: has another base model")]
+    assert roster.missing(2) == []  # somebody else took the seat
+    assert roster.missing(5) == [("c", "refused: has another base model"), *[("a client", "never connected")] * 2]
+
+
+def test_a_long_reason_is_cut(bench: Bench) -> None:
+    roster = Roster({0: Seat(0, "a", 1, "dropped", "because\n" * 100)})
+    summary: Any = Summary(parse({"num-clients": 1}), bench.model, 1, "cpu", roster)  # type: ignore[arg-type]
+    line = closing_line(summary)
+    assert line.startswith("0 of 1 clients; missing: a (because because")
+    assert line.endswith(" ...)")
+    assert len(line) < 350
+
+
+# ----- the quorum -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def deployed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The grid in this process counts as one of real nodes."""
+    monkeypatch.setattr("server_app.app.GrpcGrid", InProcessGrid)
+
+
+def run_json(folder: Path) -> dict[str, Any]:
+    """What a resumption must share."""
+    document: dict[str, Any] = json.loads((folder / "run.json").read_text())["settings"]
+    return document
+
+
+@pytest.mark.usefixtures("deployed")
+def test_in_deployment_every_site_is_needed(bench: Bench) -> None:
+    with pytest.raises(RunFailed, match=r"2 clients enrolled, the quorum is 3 of num-clients = 3\n  node 986: the node's conf"):
+        bench.run(with_a_typo(bench.grid(), 2))
+    (folder,) = (bench.folder / "runs").iterdir()
+    assert json.loads((folder / "summary.json").read_text())["missing"][0]["client"] == "node 986"
+    assert run_json(folder)["quorum"] == 1.0
+
+
+@pytest.mark.usefixtures("deployed")
+def test_in_deployment_fewer_are_enough_if_the_settings_say_so(bench: Bench) -> None:
+    folder = bench.run(with_a_typo(bench.grid(), 2), quorum=0.5)
+    assert summary(folder)["finished"] == 2
+
+
+def test_the_run_directory_names_the_quorum_that_counted(bench: Bench) -> None:
+    folder = bench.run()
+    assert run_json(folder)["quorum"] == tomllib.loads((folder / "settings.toml").read_text())["quorum"] == 0.5

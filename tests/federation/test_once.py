@@ -1,0 +1,340 @@
+"""No work is done twice at once: local-only results have a message of their own, and a repeated message waits for the first."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from bench import Bench, events, model_files, summary
+from flwr.app import Message
+from in_process import InProcessGrid
+
+import client_app.fedprllm
+import client_app.tuning
+from espalier.settings.mistakes import Mistake
+from espalier.storage.private import PrivateState
+from espalier.training.loop import Loop
+from espalier.wire.messages import Letter, address, read
+from espalier.wire.payload import pack_tensors, unpack_tensors
+from strategies.method import PATIENCE, Method
+from strategies.roster import Roster, Seat
+from strategies.run_folder import RunFolder
+
+TUNING = {"fedpetuning.rounds": 1, "training.steps": 2, "training.batch-size": 2, "lora.rank": 2, "part-bytes": 1 << 20}
+METHODS: dict[str, dict[str, Any]] = {
+    "fedpetuning": TUNING,
+    "fedprllm": {"fedprllm.strategy": "iterative"},
+    "hetlora": {key.replace("fedpetuning", "hetlora"): value for key, value in TUNING.items()} | {"hetlora.ranks": "1,2"},
+}
+"""Those whose rounds leave no local-only result."""
+
+
+@pytest.fixture
+def bench(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "state"))
+    method = getattr(request, "param", "fedpetuning")
+    common = {"evaluation.own-text": False, "evaluation.centralized": "off"}
+    return Bench(tmp_path, method, METHODS.get(method, {}) | common, num_clients=2)
+
+
+every_method = pytest.mark.parametrize("bench", sorted(METHODS), indirect=True)
+
+
+def kinds(grid: InProcessGrid, partition: int = 0) -> list[str]:
+    """Kinds of the replies of a client, in order."""
+    return [read(reply.content).header.kind for sender, reply in grid.received if sender == partition]
+
+
+# ----- a message of its own -------------------------------------------------------------------------------------------
+
+
+@every_method
+def test_the_local_only_result_is_made_in_a_message_of_its_own(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the clients are asked to evaluate, nothing is trained or pruned any more."""
+    working_on: list[str] = []
+    monkeypatch.setattr(Loop, "run", counted(Loop.run, working_on))
+    monkeypatch.setattr(client_app.fedprllm, "prune_by_block", counted(client_app.fedprllm.prune_by_block, working_on))
+    grid, worked = bench.grid(), dict[str, int]()
+
+    def count(request: Message, reply: Message) -> Message:
+        kind = read(request.content).header.kind
+        worked[kind] = worked.get(kind, 0) + len(working_on)
+        working_on.clear()
+        return reply
+
+    grid.tamper = {0: count, 1: count}
+    folder = bench.run(grid)
+    assert kinds(grid)[-2:] == ["alone", "evaluate"]
+    assert (worked["alone"], worked["evaluate"]) == (2, 0)
+    values = summary(folder)["metrics"][0]["values"]
+    assert values["local_only"] is not None
+
+
+def counted(function: Callable[..., Any], calls: list[str]) -> Callable[..., Any]:
+    """A function that notes each call."""
+
+    def count(*arguments: Any, **named: Any) -> Any:
+        calls.append(function.__name__)
+        return function(*arguments, **named)
+
+    return count
+
+
+@pytest.mark.parametrize("bench", ["fedprllm-one-shot", "fedspallm"], indirect=True)
+def test_where_the_rounds_leave_it_there_is_no_such_message(bench: Bench) -> None:
+    bench.method = bench.method.removesuffix("-one-shot")
+    grid = bench.grid()
+    bench.run(grid)
+    assert "alone" not in kinds(grid)
+    assert kinds(grid)[-1] == "evaluate"
+
+
+def test_where_nothing_is_evaluated_nothing_is_made(bench: Bench) -> None:
+    grid = bench.grid(evaluation__local_only=False)
+    bench.run(grid, evaluation__local_only=False)
+    assert kinds(grid)[-1] in ("train", "fetch")
+
+
+@every_method
+def test_a_client_that_fails_alone_keeps_its_contribution(bench: Bench) -> None:
+    grid = bench.grid()
+    grid.tamper[1] = lambda request, reply: None if read(request.content).header.kind == "alone" else reply
+    document = summary(folder := bench.run(grid))
+    assert document["clients"][1]["status"] == "completed"
+    assert document["clients"][1]["reason"].startswith("alone: no reply before the deadline")
+    assert "evaluate" not in kinds(grid, 1)
+    assert model_files(folder) == model_files(bench.run())
+
+
+def test_an_evaluation_without_it_is_refused(bench: Bench) -> None:
+    requests = requests_of(bench)
+    assert "made nothing by itself in round 1" in answer(bench, requests["evaluate"]).scalars["reason"]
+
+
+# ----- its deadline ---------------------------------------------------------------------------------------------------
+
+
+def patience(seats: list[Seat], rank: int, num_rounds: int) -> float:
+    roster = Roster({seat.rank: seat for seat in seats})
+    settings = SimpleNamespace(deadline_seconds=900.0, attempts=2)
+    method: Any = SimpleNamespace(rounds=SimpleNamespace(roster=roster, settings=settings), num_rounds=num_rounds)
+    return Method._patience(method, roster.seats[rank])
+
+
+def test_a_client_may_take_a_multiple_of_the_time_of_its_rounds() -> None:
+    seats = [Seat(0, "a", 1, seconds=30.0, rounds=3), Seat(1, "b", 2, seconds=20.0, rounds=1), Seat(2, "c", 3)]
+    assert patience(seats, 0, 3) == PATIENCE * 30.0
+    assert patience(seats, 1, 3) == PATIENCE * 60.0  # it was drawn for one round of three
+    assert patience(seats, 2, 3) == PATIENCE * 60.0  # for none: as the slowest
+    assert patience([Seat(0, "a", 1)], 0, 3) == 0.0
+
+
+def test_no_client_makes_the_server_wait_for_ever() -> None:
+    """It says that its round took 30 years; it was waited for twice 900 seconds at most."""
+    seats = [Seat(0, "a", 1, seconds=1e9, rounds=1), Seat(1, "b", 2)]
+    assert patience(seats, 0, 3) == patience(seats, 1, 3) == PATIENCE * 3 * 1800.0
+
+
+@pytest.mark.parametrize(("measured", "again"), [(100.0, False), (1.0, True)])
+def test_a_slow_client_is_asked_once_if_its_rounds_were_slow(bench: Bench, measured: float, again: bool) -> None:
+    """The deadline is 5 seconds, twice; training alone takes 30."""
+    grid = bench.grid()
+
+    def measure(request: Message, reply: Message) -> Message:
+        if read(request.content).header.kind == "train":
+            reply.content["scalars"]["seconds"] = measured
+        return reply
+
+    def hold(message: Message) -> None:
+        grid.held = {1: 300 if read(message.content).header.kind == "alone" else 0}
+
+    grid.tamper, grid.before_push = {1: measure}, hold
+    folder = bench.run(grid)
+    assert kinds(grid, 1).count("alone") == (2 if again else 1)
+    assert bool(summary(folder)["clients"][1]["reason"]) == again
+    assert any(event["event"] == "sent_again" for event in events(folder)) == again
+
+
+def test_times_of_rounds_outlast_a_resumption(bench: Bench) -> None:
+    """So that the deadline of a resumed run follows them too."""
+
+    class Killed(BaseException):
+        pass
+
+    grid = bench.grid()
+
+    def measure(request: Message, reply: Message) -> Message:
+        if read(request.content).header.kind == "train":
+            reply.content["scalars"]["seconds"] = 9.0
+        return reply
+
+    def kill(message: Message) -> None:
+        if read(message.content).header.kind == "alone":
+            raise Killed
+
+    grid.tamper, grid.before_push = {0: measure, 1: measure}, kill
+    with pytest.raises(Killed):
+        bench.run(grid)
+    (folder,) = (bench.folder / "runs").iterdir()
+    again = bench.grid()
+    ttls: list[float] = []
+
+    def note(message: Message) -> None:
+        if read(message.content).header.kind == "alone":
+            ttls.append(message.metadata.ttl)
+
+    again.before_push = note
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr("server_app.app.GrpcGrid", InProcessGrid)  # where a message lives as long as its deadline
+        bench.run(again, resume_from=str(folder), quorum=0.5)
+    assert ttls == [pytest.approx(2 * PATIENCE * 9.0 + 60.0)] * 2
+
+
+def test_damaged_times_are_told(bench: Bench) -> None:
+    folder = RunFolder(bench.folder / "run")
+    assert folder.load_times() == {}
+    for text in (
+        "",
+        "[]",
+        '{"0": [1.0, NaN]}',
+        '{"0": [1e999, 1]}',
+        '{"0": [-1, 1]}',
+        '{"0": 3}',
+        '{"0": [1, 2, 3]}',
+        '{"0": ["x", 1]}',
+    ):
+        (folder.path / "seconds.json").write_text(text)
+        with pytest.raises(Mistake, match=r"seconds.json: is damaged; remove it"):
+            folder.load_times()
+
+
+# ----- a message that comes again -------------------------------------------------------------------------------------
+
+
+def requests_of(bench: Bench) -> dict[str, Letter]:
+    """The first request of each kind to the first client, of a run whose private state is gone."""
+    found: dict[str, Letter] = {}
+    grid = bench.grid()
+
+    def note(message: Message) -> None:
+        letter = read(message.content)
+        if letter.header.rank == 0:
+            found.setdefault(letter.header.kind, letter)
+
+    grid.before_push = note
+    bench.run(grid)
+    return found
+
+
+def answer(bench: Bench, request: Letter, attempt: int = 1, grid: InProcessGrid | None = None) -> Letter:
+    """The first client's answer."""
+    grid = grid or bench.grid()
+    node, context = next(iter(grid.contexts.items()))
+    again = Letter(request.header.model_copy(update={"attempt": attempt}), dict(request.scalars), dict(request.blobs))
+    return read(grid.answer(address(again, node, 60.0), context).content)
+
+
+@every_method
+def test_a_message_that_comes_again_is_answered_from_what_was_kept(bench: Bench) -> None:
+    """Also with the seconds that the work took, which another time would not be the same."""
+    requests = requests_of(bench)
+    for kind in ("train", "alone", "evaluate"):
+        if bench.method == "fedprllm" and kind == "alone":  # it is for the last round, whose votes come first
+            requests["train"] = _second_round(requests["train"], bench)
+            assert answer(bench, requests["train"]).header.status == "ok"
+        first, second = answer(bench, requests[kind], 1), answer(bench, requests[kind], 2)
+        assert first.header.status == "ok", first.scalars
+        assert second.header.attempt == 2
+        assert (second.scalars, second.blobs) == (first.scalars, first.blobs)
+
+
+def _second_round(train: Letter, bench: Bench) -> Letter:
+    """The order of the second block, with what this client voted on the first as the decision."""
+    decided = answer(bench, train).blobs
+    return Letter(train.header.model_copy(update={"server_round": 2}), {}, decided)
+
+
+def told_once(bench: Bench) -> Letter:
+    """The request of an evaluation that was answered."""
+    requests = requests_of(bench)
+    for kind in ("train", "alone", "evaluate"):
+        assert answer(bench, requests[kind]).header.status == "ok"
+    return requests["evaluate"]
+
+
+def test_an_evaluation_that_told_nothing_does_not_stand_in_the_way_of_the_next(bench: Bench) -> None:
+    requests = requests_of(bench)
+    assert answer(bench, requests["evaluate"]).header.status == "failed"
+    for kind in ("train", "alone", "evaluate"):
+        assert answer(bench, requests[kind]).header.status == "ok"
+
+
+def test_another_evaluation_is_refused(bench: Bench) -> None:
+    evaluate = told_once(bench)
+    windows = {key: unpack_tensors(blob) for key, blob in evaluate.blobs.items()}
+    other = {
+        key: pack_tensors({name: array[:, ::-1].copy() for name, array in arrays.items()}) for key, arrays in windows.items()
+    }
+    refused = answer(bench, Letter(evaluate.header, evaluate.scalars, other))
+    assert "answered another evaluation in this run" in refused.scalars["reason"]
+
+
+def test_another_result_of_the_client_is_not_evaluated_any_more(bench: Bench) -> None:
+    """A result that was made anew, for instance from other deliveries, would be a second thing to learn."""
+    evaluate = told_once(bench)
+    (made,) = (bench.folder / "state" / evaluate.header.lineage).glob("*-00000/r001/alone.json")
+    made.write_text(json.dumps(json.loads(made.read_text()) | {"seconds": 7.0}))
+    assert "answered another evaluation in this run" in answer(bench, evaluate).scalars["reason"]
+
+
+WORK = {"train": "_train", "alone": "_train_alone", "evaluate": "answer"}
+"""Which function of the job does the work of each kind."""
+
+
+@pytest.fixture
+def arrivals(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Semaphore]:
+    """Counts who has come to the lock of a private state."""
+    arrived, locked = threading.Semaphore(0), PrivateState.locked
+
+    def locking(state: PrivateState) -> Any:
+        arrived.release()
+        return locked(state)
+
+    monkeypatch.setattr(PrivateState, "locked", locking)
+    return arrived
+
+
+@pytest.mark.parametrize("kind", sorted(WORK))
+def test_a_message_that_comes_while_the_first_is_at_work_waits_for_it(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, arrivals: threading.Semaphore, kind: str
+) -> None:
+    requests, grid = requests_of(bench), bench.grid()
+    for before in list(WORK)[: list(WORK).index(kind)]:
+        assert answer(bench, requests[before], grid=grid).header.status == "ok"
+    real, begun, go_on, times = getattr(client_app.tuning, WORK[kind]), threading.Event(), threading.Event(), []
+
+    def work(*arguments: Any) -> Any:
+        times.append(kind)
+        begun.set()
+        assert go_on.wait(600)
+        return real(*arguments)
+
+    monkeypatch.setattr(client_app.tuning, WORK[kind], work)
+    while arrivals.acquire(blocking=False):
+        pass
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(answer, bench, requests[kind], 1, grid)
+        assert begun.wait(600)
+        arrivals.acquire()
+        second = pool.submit(answer, bench, requests[kind], 2, grid)
+        assert arrivals.acquire(timeout=600)  # it is at the lock, which the first holds
+        assert times == [kind]
+        go_on.set()
+        replies = first.result(), second.result()
+    assert times == [kind]
+    assert [reply.header.status for reply in replies] == ["ok", "ok"]
+    assert replies[0].scalars == replies[1].scalars

@@ -1,0 +1,278 @@
+"""What real sites refuse: runs that would read, learn or take more than their owners allow. Each was an attack that worked.
+
+The nodes answer in this process, and not as nodes of a simulation; requests are written by hand, as a malicious server would.
+"""
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from bench import Bench, private_text
+from in_process import InProcessGrid
+from safetensors.numpy import save
+
+from espalier.wire.messages import SCHEMA_VERSION, Header, Letter, address, read
+
+SECRET = "the-patient-s-name"
+
+
+class OneSite:
+    """A real site with a text of its own, and a server that asks it whatever it likes."""
+
+    def __init__(self, bench: Bench, node: dict[str, Any] | None = None, **changes: Any) -> None:
+        own = {"data-path": str(bench.folder / "text-0.txt"), "model-path": str(bench.model), "least-tokens": 20}
+        self.node = {"site": "ward", **own, **(node or {})}
+        self.run = bench.config(**changes)
+        self.grid = InProcessGrid(bench.grid().app, [self.node], self.run)
+        self.grid.simulated = False
+
+    def ask(self, kind: str, server_round: int = 1, scalars: dict[str, Any] | None = None, **header: Any) -> Letter:
+        """The site's reply; ``blobs`` and parts of the header may be given."""
+        blobs = header.pop("blobs", {})
+        common = {"schema_version": SCHEMA_VERSION, "lineage": "by-hand", "rank": 0, "attempt": 1, "part": 0, "num_parts": 1}
+        values = common | {"kind": kind, "method": self.run["method"], "server_round": server_round} | header
+        (node_id, context), *_ = self.grid.contexts.items()
+        message = address(Letter(Header.model_validate(values), scalars or {}, blobs), node_id, 60.0)
+        return read(self.grid.answer(message, context).content)
+
+    def refusal(self, *arguments: Any, **named: Any) -> str:
+        """Why the site did not do it."""
+        reply = self.ask(*arguments, **named)
+        assert reply.header.status == "failed", reply.scalars
+        assert not reply.blobs
+        return str(reply.scalars["reason"]).removeprefix("site ward: ")  # so a refusal to enrol begins
+
+    def evaluate(self, texts: dict[str, list[int]], server_round: int = 1, **header: Any) -> Letter:
+        """Ask for the loss on made-up public texts of 16 tokens."""
+        windows = {name: torch.tensor([tokens], dtype=torch.int32).numpy() for name, tokens in texts.items()}
+        scalars = {
+            "names": list(texts), "num_windows": [1] * len(texts), "window_tokens": 16, "own_text": False, "test_metrics": [],
+            "test_items": 0, "test_requests": 0, "test_tokens": 0,
+        }  # fmt: skip
+        return self.ask("evaluate", server_round, scalars, blobs={"public-windows": save(windows)}, **header)
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "state"))
+    return Bench(tmp_path, "fedprllm", {"evaluation.own-text": False}, num_clients=2)
+
+
+def tuning(bench: Bench) -> Bench:
+    bench.method = "fedpetuning"
+    bench.settings = {
+        "evaluation.own-text": False, "lora.rank": 2, "lora.targets": "attn.q", "training.steps": 2, "training.batch-size": 2,
+        "fedpetuning.rounds": 2,
+    }  # fmt: skip
+    return bench
+
+
+# ----- what leaves ----------------------------------------------------------------------------------------------------
+
+
+def test_nothing_that_leaves_depends_on_two_tokens_alone(bench: Bench) -> None:
+    """With two tokens of calibration, whoever guesses them could confirm the guess by what they lead to."""
+    changes = {"data__windows": 1, "data__window_tokens": 2}
+    site = OneSite(bench, {"least-tokens": 0}, **changes)
+    assert "least-tokens = 2048: an answer would rest on fewer" in site.refusal("train")
+    reply = OneSite(bench).ask("train", lineage="b")
+    assert sorted(reply.scalars) == ["blob_sha256", "seconds"]
+
+
+@pytest.mark.parametrize("own_windows", [2, 5])
+def test_how_much_text_a_site_has_does_not_leave_it(bench: Bench, own_windows: int) -> None:
+    """One window has 16 tokens; the run asks for 2000 windows, and the site itself has fewer."""
+    site = OneSite(bench, data__windows=2000)
+    told = site.refusal("train")
+    assert told.startswith("data: the client's text gives too few windows of data.window-tokens = 16 tokens")
+    assert not any(character.isdigit() for character in told.replace("= 16 tokens", ""))
+    site = OneSite(bench, {"windows": own_windows})
+    assert site.ask("train", lineage="b").scalars.keys() == {"seconds", "blob_sha256"}
+
+
+@pytest.mark.parametrize("content", [b"fine\n\n" * 9 + b"\xff\xfe", b""], ids=["not UTF-8", "empty"])
+def test_what_is_wrong_with_a_file_is_told_at_the_site_alone(
+    bench: Bench, caplog: pytest.LogCaptureFixture, content: bytes
+) -> None:
+    file = bench.folder / f"{SECRET}.txt"
+    file.write_bytes(content)
+    told = OneSite(bench, {"data-path": str(file)}).refusal("train")
+    assert told == "data-path: this site's data cannot be used for this run; the log of its node says why"
+    assert SECRET in caplog.text
+
+
+def test_numbers_of_lines_do_not_leave_either(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    file = bench.folder / "records.jsonl"
+    file.write_text('{"text": "a"}\n' * 6 + "[]\n")
+    told = OneSite(bench, {"data-path": str(file)}).refusal("train")
+    assert told == "data-path: this site's data cannot be used for this run; the log of its node says why"
+    assert "line 7 is not a JSON object" in caplog.text
+
+
+# ----- what a run may name --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("source", ["text", "jsonl", "hub"])
+def test_a_run_s_path_opens_nothing_at_a_site_without_its_own(bench: Bench, source: str) -> None:
+    file = bench.folder / "id_rsa"
+    file.write_text(json.dumps({"text": private_text(0)}) if source == "jsonl" else private_text(0))
+    site = OneSite(bench, {"data-path": ""}, data__source=source, data__path=str(file))
+    assert "this site names no file of its own, and opens none that a run names" in site.refusal("train")
+
+
+def test_a_run_s_field_is_not_read(bench: Bench) -> None:
+    """The site's records have a text and something else."""
+    file = bench.folder / "records.jsonl"
+    file.write_text("".join(json.dumps({"text": text, "name": SECRET}) + "\n" for text in private_text(0).split("\n\n")))
+    named = OneSite(bench, {"data-path": str(file)}, data__field="name").ask("train", lineage="a")
+    plain = OneSite(bench, {"data-path": str(file)}).ask("train", lineage="b")
+    assert named.blobs == plain.blobs
+    assert named.blobs
+    chosen = OneSite(bench, {"data-path": str(file), "data-field": "name", "least-tokens": 1}, data__window_tokens=2)
+    assert chosen.ask("train", lineage="c").blobs != plain.blobs
+
+
+def test_a_run_s_model_is_not_opened(bench: Bench) -> None:
+    site = OneSite(bench, {"model-path": ""})
+    for kind in ("enrol", "train"):
+        told = site.refusal(kind)
+        assert told.startswith("model-path: this site names no base model of its own, and opens none that a run names")
+
+
+def test_records_of_a_task_are_read_where_the_owner_says_that_they_are(bench: Bench) -> None:
+    tuning(bench)
+    file = bench.folder / "reviews.jsonl"
+    file.write_text("".join(json.dumps({"sentence": f"good {n}", "label": n % 2}) + "\n" for n in range(40)))
+    task = {"task__name": "sst2", "data__source": "jsonl", "task__max_tokens": 32}
+    site = OneSite(bench, {"data-path": str(file)}, **task)
+    order = {"rank_limit": 2}
+    assert "data-task: this site's data-path holds text, the run wants records of the task sst2" in site.refusal(
+        "train", scalars=order
+    )
+    site = OneSite(bench, {"data-path": str(file), "data-task": "sst2"}, **task)
+    assert site.ask("train", scalars=order, lineage="b").header.status == "ok"
+    site = OneSite(bench, {"data-path": str(file), "data-task": "sst2"})
+    assert "holds records of the task sst2, the run wants text" in site.refusal("train", scalars=order, lineage="c")
+
+
+def test_python_s_own_texts_may_be_read(bench: Bench) -> None:
+    """They are on every machine; the README's deployment on one machine uses them."""
+    reply = OneSite(bench, {"data-path": ""}, data__source="documentation").ask("train")
+    assert reply.header.status == "ok", reply.scalars
+
+
+# ----- limits ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["enrol", "train"])
+@pytest.mark.parametrize(
+    ("node", "changes", "line"),
+    [
+        ({}, {"threads": 1000}, "most-threads = [0-9]+: threads = 1000"),
+        ({"most-threads": 3}, {"threads": 4}, "most-threads = 3: threads = 4"),
+        ({}, {"data__windows": 5000}, "most-windows = 4096: data.windows = 5000"),
+        ({"allow-methods": "fedspallm,hetlora"}, {}, "allow-methods = 'fedspallm,hetlora': the run's method is 'fedprllm'"),
+    ],
+)  # fmt: skip
+def test_what_a_site_does_not_allow_is_refused_in_words(
+    bench: Bench, kind: str, node: dict[str, Any], changes: dict[str, Any], line: str
+) -> None:
+    told = OneSite(bench, node, **changes).refusal(kind)
+    assert told.startswith("this site does not allow the run; lower it, or have the site's owner change --node-config:\n")
+    assert re.search(line, told), told
+
+
+def test_all_limits_are_told_at_once(bench: Bench) -> None:
+    node = {"most-steps": 3, "most-rounds": 1, "most-threads": 1}
+    told = OneSite(tuning(bench), node, threads=2, training__accumulation=2).refusal("enrol")
+    assert [line.strip() for line in told.splitlines()[1:]] == [
+        "most-threads = 1: threads = 2",
+        "most-steps = 3: training.steps x training.accumulation = 4",
+        "most-rounds = 1: fedpetuning.rounds, or the round, = 2",
+    ]
+
+
+def test_sequences_of_a_round_are_bounded(bench: Bench) -> None:
+    told = OneSite(tuning(bench), {}, training__batch_size=10**9).refusal("enrol")
+    assert "most-sequences = 1000000: training.steps x training.accumulation x training.batch-size = 2000000000" in told
+
+
+def test_a_site_answers_so_many_runs(bench: Bench) -> None:
+    site = OneSite(bench, {"most-runs": 2})
+    assert [site.ask("train", lineage=lineage).header.status for lineage in ("a", "b", "a")] == ["ok"] * 3
+    for kind in ("enrol", "train"):
+        assert "most-runs = 2: so many runs were answered within keep-days" in site.refusal(kind, lineage="c")
+    assert OneSite(bench, {"most-runs": 2, "site": "other"}).ask("train", lineage="c").header.status == "ok"
+    os.utime(bench.folder / "state" / "a" / "ward" / "lock", (0, 0))  # what is older than keep-days is forgotten
+    assert site.ask("enrol", lineage="c").header.status == "ok"
+    assert site.ask("train", lineage="c").header.status == "ok"
+
+
+def test_a_partition_id_turns_no_limit_off(bench: Bench) -> None:
+    node = {"partition-id": 0, "num-partitions": 2, "least-tokens": 0}
+    assert "least-tokens = 2048" in OneSite(bench, node).refusal("train")
+    assert "most-threads" in OneSite(bench, node, threads=1000).refusal("enrol")
+    assert "threads = 100000: input should be less than" in OneSite(bench, node, threads=100_000).refusal("enrol")
+
+
+# ----- two sites, one state directory ---------------------------------------------------------------------------------
+
+
+def test_two_sites_that_share_a_state_directory_answer_with_their_own_masks(bench: Bench) -> None:
+    shared = {"state-dir": str(bench.folder / "shared")}
+    first = OneSite(bench, shared).ask("train")
+    other = OneSite(bench, {**shared, "site": "theatre", "data-path": str(bench.folder / "text-1.txt")})
+    second = other.ask("train")
+    alone = OneSite(bench, {"site": "theatre", "data-path": str(bench.folder / "text-1.txt")}).ask("train")
+    assert second.blobs == alone.blobs != first.blobs
+
+
+# ----- one client, once -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["fedprllm", "fedspallm", "fedpetuning"])
+def test_a_site_is_not_asked_as_several_clients(bench: Bench, method: str) -> None:
+    """The same round was answered for five made-up ranks, each with other windows of the same text."""
+    bench = tuning(bench) if method == "fedpetuning" else bench
+    bench.method = method
+    scalars = {"fedpetuning": {"rank_limit": 2}, "fedspallm": {"blocks": [0], "versions": [0, 0]}}.get(method, {})
+    site = OneSite(bench)
+    first = site.ask("train", scalars=scalars)
+    assert first.header.status == "ok", first.scalars
+    for rank in (1, 2, 7):
+        told = site.refusal("train", scalars=scalars, rank=rank)
+        assert told == "message: this site takes part in this run with another rank; begin a new run"
+    assert site.ask("train", scalars=scalars).blobs == first.blobs
+
+
+def test_a_run_keeps_its_settings(bench: Bench) -> None:
+    """Otherwise one run could ask as much as many."""
+    assert OneSite(bench).ask("train").header.status == "ok"
+    told = OneSite(bench, data__windows=3).refusal("train")
+    assert told == "message: this site takes part in this run with another set of settings; begin a new run"
+
+
+def test_an_evaluation_is_told_once(bench: Bench) -> None:
+    site = OneSite(bench)
+    site.ask("train")
+    first = site.evaluate({"a": list(range(16)), "b": list(range(16, 32))})
+    assert first.header.status == "ok", first.scalars
+    assert all(loss == round(loss, 3) for loss in first.scalars["losses"])
+    again = site.evaluate({"a": list(range(16)), "b": list(range(16, 32))}, attempt=2)
+    assert again.scalars == first.scalars
+    for texts in ({"a": list(range(16))}, {"a": list(range(16)), "b": list(range(17, 33))}):
+        reply = site.evaluate(texts)
+        assert reply.scalars["reason"] == "evaluate: this client answered another evaluation in this run; begin a new run"
+
+
+def test_evaluate_without_train_does_not_train_on_a_sequence(bench: Bench) -> None:
+    """One sequence was trained on, and nine texts were scored by it, the true one best."""
+    (bench.folder / "text-0.txt").write_text(" ".join(private_text(0).split()[:8]))
+    site = OneSite(tuning(bench), {"least-tokens": 0})
+    reason = site.refusal("alone", 2, {"rank_limit": 0})
+    assert reason.startswith("least-tokens = 2048: an answer would rest on fewer; give the site more data")
+    assert "made nothing by itself" in site.evaluate({"a": list(range(16))}, 2).scalars["reason"]

@@ -1,0 +1,285 @@
+"""A damaged or edited run directory is refused in words, or resumed to the same bytes; one server at a time works there."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bench import Bench, model_files, results
+from flwr.app import Message
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from espalier.settings.mistakes import Mistake
+from espalier.wire.messages import read
+
+QUICK = {"evaluation.own-text": False, "evaluation.centralized": "off"}
+METHODS: dict[str, dict[str, Any]] = {
+    "fedprllm": {"fedprllm.strategy": "iterative"},
+    "fedspallm": {"fedspallm.rounds": 2, "fedspallm.schedule": "linear"},
+    "fedpetuning": {"fedpetuning.rounds": 2, "fedpetuning.payload": "bfloat16", "training.steps": 2, "lora.rank": 2},
+    "hetlora": {"hetlora.rounds": 2, "hetlora.ranks": "1,2", "training.steps": 2, "lora.rank": 2},
+}
+"""Two rounds each."""
+
+
+class Killed(BaseException):
+    """The ServerApp's process is gone."""
+
+
+@dataclass(repr=False)
+class Interrupted:
+    """A run of two rounds that was killed when its clients were to evaluate, and what it leaves when nothing happens to it."""
+
+    bench: Bench
+    run: Path
+    state: Path
+    expected: dict[str, bytes]
+
+    def again(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        """A copy of the run directory, with the clients' private state as it was then."""
+        run = Path(shutil.copytree(self.run, folder / "runs" / self.run.name))
+        monkeypatch.setenv("ESPALIER_STATE_DIR", str(shutil.copytree(self.state, folder / "state")))
+        return run
+
+    def resume(self, run: Path) -> dict[str, bytes]:
+        self.bench.run(self.bench.grid(), resume_from=str(run))
+        return results(run)
+
+
+def interrupted(folder: Path, method: str) -> Interrupted:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setenv("ESPALIER_STATE_DIR", str(folder / "state"))
+        bench = Bench(folder, method, METHODS[method] | QUICK, num_clients=2)
+        whole = bench.run()
+        grid = bench.grid()
+
+        def kill(message: Message) -> None:
+            if read(message.content).header.kind == "evaluate":
+                raise Killed
+
+        grid.before_push = kill
+        with pytest.raises(Killed):
+            bench.run(grid)
+        (run,) = set((folder / "runs").iterdir()) - {whole}
+        return Interrupted(bench, run, folder / "state", results(whole))
+
+
+@pytest.fixture(scope="module", params=sorted(METHODS))
+def killed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Interrupted:
+    return interrupted(tmp_path_factory.mktemp(request.param), request.param)
+
+
+@pytest.fixture(scope="module")
+def one_killed(tmp_path_factory: pytest.TempPathFactory) -> Interrupted:
+    return interrupted(tmp_path_factory.mktemp("one"), "fedprllm")
+
+
+# ----- what is damaged, what remains, what to do --------------------------------------------------------------------------
+
+
+def test_behind_a_damaged_checkpoint_the_round_before_leads_to_the_same_bytes(
+    killed: Interrupted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = killed.again(tmp_path, monkeypatch)
+    last, before = run / "checkpoint" / "state.json", run / "checkpoint" / "previous.json"
+    document = json.loads(last.read_text())
+    assert (document["round"], json.loads(before.read_text())["round"]) == (2, 1)
+    last.write_text(json.dumps({**document, "round": 1}))
+    told = f"state.json: is damaged: .*; the checkpoint after round 1 is whole: move {before} to {last} and resume again"
+    with pytest.raises(Mistake, match=told):
+        killed.resume(run)
+    before.replace(last)
+    assert killed.resume(run) == killed.expected
+
+
+def test_behind_a_damaged_blob_too(killed: Interrupted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = killed.again(tmp_path, monkeypatch)
+    last, before = run / "checkpoint" / "state.json", run / "checkpoint" / "previous.json"
+    of_last, of_before = (set(json.loads(file.read_text())["blobs"]) for file in (last, before))
+    blob = run / "checkpoint" / "blobs" / f"{min(of_last - of_before)}.blob"
+    blob.write_bytes(blob.read_bytes()[:-1])
+    told = f"damaged or missing is {blob.name}, of {len(of_last)} blobs of the checkpoint after round 2; the others are whole; "
+    with pytest.raises(Mistake, match=told + "the checkpoint after round 1 is whole: move"):
+        killed.resume(run)
+    before.replace(last)
+    assert killed.resume(run) == killed.expected
+
+
+def test_all_blobs_that_a_checkpoint_needs_are_named_in_it(killed: Interrupted) -> None:
+    """So that none is found damaged later, when rounds have been worked for."""
+    document = json.loads((killed.run / "checkpoint" / "state.json").read_text())
+    hashes = {path.stem for path in (killed.run / "checkpoint" / "blobs").iterdir()}
+    assert set(document["blobs"]) == {text for text in _texts(document["state"]) if text in hashes}
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _texts(inner)
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (lambda folder: (folder / "previous.json").unlink(), "no round before it remains: bring .*state.json back from a copy"),
+        (lambda folder: (folder / "previous.json").write_text("{"), "nothing whole remains .*previous.json: is damaged"),
+        (
+            lambda folder: [blob.unlink() for blob in (folder / "blobs").iterdir()],
+            "the checkpoint after round 1 needs damaged blobs too: bring",
+        ),
+    ],
+)
+def test_what_no_longer_remains_is_not_promised(
+    damage: Callable[[Path], Any], told: str, one_killed: Interrupted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = one_killed.again(tmp_path, monkeypatch)
+    (run / "checkpoint" / "state.json").write_text("")
+    damage(run / "checkpoint")
+    with pytest.raises(Mistake, match=f"state.json: is damaged: it is no JSON document; {told}"):
+        one_killed.resume(run)
+
+
+def test_a_missing_checkpoint_is_not_taken_for_a_run_that_has_just_begun(
+    one_killed: Interrupted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = one_killed.again(tmp_path, monkeypatch)
+    (run / "checkpoint" / "state.json").unlink()
+    with pytest.raises(Mistake, match=r"state\.json: is missing; the checkpoint after round 1 is whole"):
+        one_killed.resume(run)
+
+
+def test_checkpoints_and_run_directories_of_earlier_releases_are_refused_in_words(
+    one_killed: Interrupted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = one_killed.again(tmp_path, monkeypatch)
+    for name, keys in (("checkpoint/state.json", ("sha256", "blobs")), ("run.json", ("sha256", "version", "completed"))):
+        whole = (run / name).read_bytes()
+        document = {key: value for key, value in json.loads(whole).items() if key not in keys}
+        (run / name).write_text(json.dumps(document | {"version": 1} if "version" in document else document))
+        with pytest.raises(Mistake, match=f"{Path(name).name}: version 1, this program reads 2; resume with the release that"):
+            one_killed.resume(run)
+        (run / name).write_bytes(whole)
+
+
+def test_a_damaged_run_json_is_named(one_killed: Interrupted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = one_killed.again(tmp_path, monkeypatch)
+    (run / "run.json").write_text((run / "run.json").read_text().replace('"lineage": "2', '"lineage": "3'))
+    with pytest.raises(Mistake, match=r"run.json: is damaged: .* begin a new run with the settings of .*settings.toml"):
+        one_killed.resume(run)
+
+
+def test_the_summary_decides_nothing(one_killed: Interrupted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = one_killed.again(tmp_path, monkeypatch)
+    (run / "summary.json").write_text('{"status": "completed"')
+    assert one_killed.resume(run) == one_killed.expected
+    document = json.loads((run / "summary.json").read_text())
+    (run / "summary.json").write_text(json.dumps(document | {"status": "failed"}))
+    with pytest.raises(Mistake, match="that run is completed"):
+        one_killed.resume(run)
+
+
+# ----- whatever happens to the files ----------------------------------------------------------------------------------------
+
+ANY_VALUE = st.sampled_from([None, True, -1, 0, 1, 2, 7, 1.5, "", "x", [], {}, [[]], {"": None}])
+
+
+def edited(document: Any) -> st.SearchStrategy[Any]:
+    """The document with one value, at any depth, replaced or gone."""
+    if isinstance(document, dict) and document:
+        keys = st.sampled_from(sorted(document))
+        inside = keys.flatmap(lambda key: edited(document[key]).map(lambda value: {**document, key: value}))
+        return inside | keys.map(lambda key: {name: value for name, value in document.items() if name != key})
+    if isinstance(document, list) and document:
+        places = st.integers(0, len(document) - 1)
+        return places.flatmap(lambda i: edited(document[i]).map(lambda value: [*document[:i], value, *document[i + 1 :]]))
+    return ANY_VALUE
+
+
+@st.composite
+def damaged(draw: st.DrawFn, whole: bytes) -> bytes:
+    """Other bytes, fewer, more, or another JSON value."""
+    place = draw(st.integers(0, len(whole) - 1))
+    kind = draw(st.sampled_from(["flip", "cut", "add", "replace", "edit", "edit", "edit"]))
+    if kind == "edit" and whole.startswith(b"{"):
+        return json.dumps(draw(edited(json.loads(whole))), indent=2).encode() + b"\n"
+    if kind == "cut":
+        return whole[:place]
+    if kind == "add":
+        return whole[:place] + draw(st.binary(min_size=1, max_size=3)) + whole[place:]
+    if kind == "replace":
+        return draw(st.sampled_from([b"", b"null", b"[]", b"{}", b"\xff", b"[" * 50_000]))
+    return whole[:place] + bytes([whole[place] ^ 1 << draw(st.integers(0, 7))]) + whole[place + 1 :]
+
+
+@settings(max_examples=50, phases=[Phase.generate])
+@given(data=st.data())
+def test_a_damaged_file_is_a_mistake_or_changes_nothing(
+    data: st.DataObject, one_killed: Interrupted, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    documents = ["checkpoint/state.json", "checkpoint/state.json", "run.json", "run.json", "summary.json"]
+    blobs = [str(file.relative_to(one_killed.run)) for file in sorted(one_killed.run.glob("checkpoint/blobs/*.blob"))]
+    name = data.draw(st.sampled_from([*documents, *blobs]))
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        run = one_killed.again(tmp_path_factory.mktemp("damaged"), monkeypatch)
+        whole = (run / name).read_bytes()
+        (run / name).write_bytes(data.draw(damaged(whole)) if whole else b"x")
+        try:
+            found = one_killed.resume(run)
+        except Mistake as mistake:
+            told = str(mistake)
+        else:
+            assert found == one_killed.expected
+            return
+    assert Path(name).name in told
+
+
+# ----- one server at a time -------------------------------------------------------------------------------------------------
+
+
+def test_a_second_server_is_refused_and_told_who_works_there(
+    one_killed: Interrupted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = one_killed.again(tmp_path, monkeypatch)
+    before = {file.name: file.read_bytes() for file in run.glob("*.json")}
+    refused = []
+
+    def second(message: Message) -> None:
+        if not refused:
+            refused.append(message)
+            with pytest.raises(Mistake, match=f"{run.name}: process {os.getpid()} on .* is at work there"):
+                one_killed.resume(run)
+
+    grid = one_killed.bench.grid()
+    grid.before_push = second
+    one_killed.bench.run(grid, resume_from=str(run))
+    assert refused
+    assert results(run) == one_killed.expected
+    assert (run / "lock").read_text() == ""
+    assert (run / "run.json").read_bytes() != before["run.json"]  # completed
+
+
+def test_a_new_run_holds_its_directory_too(
+    one_killed: Interrupted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "state"))
+    refused = []
+
+    def second(message: Message) -> None:
+        (run,) = (tmp_path / "runs").iterdir()
+        if not refused:
+            refused.append(message)
+            with pytest.raises(Mistake, match=f"{run.name}: process {os.getpid()} on .* is at work there"):
+                one_killed.resume(run)
+
+    grid = one_killed.bench.grid()
+    grid.before_push = second
+    run = one_killed.bench.run(grid, out_dir=str(tmp_path / "runs"))
+    assert refused
+    assert f"run directory {run}\n" in capsys.readouterr().out  # by these words the command learns how to resume
+    assert model_files(run) == {name: data for name, data in one_killed.expected.items() if "checkpoint" not in name}

@@ -1,0 +1,49 @@
+"""Which process plays a node of a simulation: an actor of Ray, and nobody who merely says so."""
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from client_app.simulated import in_simulation, playing_a_node
+
+
+def ray(initialized: bool, actor: str | None) -> Any:
+    """As much of Ray as is asked: whether it was started in this process, and which actor the process is."""
+    context = SimpleNamespace(get_actor_id=lambda: actor)
+    return SimpleNamespace(is_initialized=lambda: initialized, get_runtime_context=lambda: context)
+
+
+class Broken:
+    """A library that is called ray, and is another one."""
+
+    def is_initialized(self) -> bool:
+        raise RuntimeError
+
+
+@pytest.mark.parametrize(
+    ("library", "simulated"),
+    [
+        (None, False),
+        (ray(False, None), False),
+        (ray(False, "a1"), False),  # imported, as by flwr-clientapp, and not started
+        (ray(True, None), False),  # a driver
+        (ray(True, "a1"), True),
+        (Broken(), False),
+        (SimpleNamespace(), False),
+    ],
+)
+def test_an_actor_of_ray_is_and_everything_else_is_not(monkeypatch: pytest.MonkeyPatch, library: Any, simulated: bool) -> None:
+    if library is None:
+        monkeypatch.delitem(sys.modules, "ray", raising=False)
+    else:
+        monkeypatch.setitem(sys.modules, "ray", library)
+    assert in_simulation() == simulated
+
+
+def test_whoever_calls_the_app_itself_plays_a_node_for_as_long_as_it_does() -> None:
+    assert not in_simulation()
+    with playing_a_node():
+        assert in_simulation()
+    assert not in_simulation()

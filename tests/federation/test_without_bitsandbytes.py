@@ -1,0 +1,90 @@
+"""bitsandbytes is an extra: NF4 is refused early where it is missing, and whatever else tunes does without."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+
+import pytest
+from bench import ROOT
+from test_tuning_tasks import bench_of, reviews
+from tiny_model import save_tiny_roberta
+
+from espalier.launch.app_folder import find_app
+from espalier.launch.configuration import configuration
+from espalier.settings.mistakes import Mistake
+from strategies.rounds import RunFailed
+
+REMEDY = r"training.base = 'nf4': bitsandbytes is not installed on this machine; install Espalier with its extra nf4 \(pip"
+APP = find_app(str(ROOT))
+
+
+@pytest.fixture
+def missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without the library; the test's own process may have imported it before."""
+    found: Callable[[str], ModuleSpec | None] = {"bitsandbytes": None}.get
+    monkeypatch.setattr("espalier.settings.libraries.find_spec", found)
+
+
+@pytest.mark.usefixtures("missing")
+def test_the_command_refuses_before_anything_is_started() -> None:
+    with pytest.raises(Mistake, match=REMEDY):
+        configuration(APP, ["fedpetuning", "training.base=nf4"], on_this_machine=True)
+
+
+@pytest.mark.usefixtures("missing")
+def test_a_run_elsewhere_is_for_that_machine_to_refuse() -> None:
+    _, settings = configuration(APP, ["fedpetuning", "training.base=nf4"], on_this_machine=False)
+    assert settings.training.base == "nf4"
+
+
+@pytest.mark.usefixtures("missing")
+@pytest.mark.parametrize("words", [["fedprllm"], ["fedpetuning", "fedpetuning.payload=nf4"]])
+def test_what_does_not_need_it_is_not_refused(words: list[str]) -> None:
+    """NF4 on the wire is this program's own."""
+    configuration(APP, words, on_this_machine=True)
+
+
+@pytest.mark.usefixtures("missing")
+def test_the_server_refuses_before_there_is_a_run_directory(tmp_path: Path) -> None:
+    bench = bench_of(tmp_path, "sst2", reviews)
+    with pytest.raises(Mistake, match=REMEDY):
+        bench.run(training__base="nf4")
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.usefixtures("missing")
+def test_a_site_says_so_when_it_enrols(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not in the first round, when everybody has begun to work."""
+    bench = bench_of(tmp_path, "sst2", reviews)
+    bench.model = save_tiny_roberta(tmp_path / "encoder")
+    monkeypatch.setattr("server_app.model_fit.require_libraries", lambda _: None)
+    with pytest.raises(RunFailed):
+        bench.run(training__base="nf4")
+    (folder,) = (tmp_path / "runs").iterdir()
+    refused = json.loads((folder / "summary.json").read_text())["refused"]
+    assert len(refused) == bench.num_clients
+    assert all("bitsandbytes is not installed on this machine" in reason for reason in refused.values())
+
+
+def test_a_whole_tuning_run_works_without_it(tmp_path: Path) -> None:
+    """peft, too, can do without; in a process of its own, in which nobody has imported it."""
+    program = f"""
+import sys
+from pathlib import Path
+sys.modules["bitsandbytes"] = None
+from bench import Bench
+settings = {{"fedpetuning.rounds": 1, "training.steps": 1, "training.batch-size": 2, "evaluation.own-text": False}}
+print(Bench(Path({str(tmp_path)!r}), "fedpetuning", settings, num_clients=2).run() / "adapter")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path[:0] = {[str(ROOT), str(ROOT / 'tests')]}\n{program}"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    adapter = Path(done.stdout.splitlines()[-1])
+    assert {"adapter_config.json", "adapter_model.safetensors"} <= {file.name for file in adapter.iterdir()}

@@ -1,0 +1,123 @@
+"""``espalier run`` opens what a simulation reads before it starts anything."""
+
+import json
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+from bench import DEFAULTS, flatten, private_text
+from tiny_model import save_tiny_llama
+
+from espalier.launch import in_app
+from espalier.launch.command import BEFORE_START, main
+from espalier.settings.mistakes import Mistake
+from server_app.before_start import open_all
+
+APP = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_llama(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def config(model: Path, tmp_path: Path) -> dict[str, Any]:
+    """Three clients with a text each, and a public text."""
+    for name in ("0", "1", "2", "public"):
+        (tmp_path / f"{name}.txt").write_text(private_text(int(name) if name != "public" else 99))
+    return flatten(DEFAULTS) | {
+        "model": str(model),
+        "num-clients": 3,
+        "threads": 1,
+        "data.source": "text",
+        "data.path": f"{tmp_path}/{{rank}}.txt",
+        "data.windows": 2,
+        "data.window-tokens": 16,
+        "evaluation.texts": f"documentation,public={tmp_path}/public.txt",
+        "evaluation.window-tokens": 16,
+    }
+
+
+def told(config: dict[str, Any]) -> list[str]:
+    """What is said of clients without which the run goes on."""
+    lines: list[str] = []
+    open_all(config, lines.append)
+    return lines
+
+
+def test_nothing_is_said_where_all_is_well(config: dict[str, Any]) -> None:
+    assert told(config) == []
+
+
+def test_every_client_s_file_is_opened_and_each_mistake_told_once(config: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "0.txt").write_text("hawthorn")
+    (tmp_path / "1.txt").unlink()
+    (tmp_path / "2.txt").write_text("hawthorn")
+    with pytest.raises(Mistake) as caught:
+        open_all(config, lambda line: pytest.fail(line))
+    few, missing = str(caught.value).splitlines()
+    assert few.startswith("clients 0, 2: data: the client's text gives 0 windows of 16 tokens, data.windows = 2 are needed")
+    assert missing == f"client 1: {tmp_path}/1.txt: no such file; check data.path or the node's data-path"
+
+
+def test_a_client_that_the_quorum_can_do_without_does_not_stop_the_run(config: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "1.txt").unlink()
+    (line,) = told(config)
+    assert line.startswith(f"client 1: {tmp_path}/1.txt: no such file")
+    with pytest.raises(Mistake, match="no such file"):
+        open_all(config | {"quorum": 1.0}, lambda line: pytest.fail(line))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model": "/no/such"}, "has no config.json"),
+        ({"data.window-tokens": 65}, "data.window-tokens = 65: the model has 64 positions"),
+        ({"evaluation.texts": "public=/no/such.txt"}, "no such file; check evaluation.texts"),
+        ({"method": "fedpetuning", "lora.targets": "attn.z"}, "attn.z"),
+        ({"method": "fedpetuning", "data.path": "/no/such.txt"}, "clients 0, 1, 2: /no/such.txt: no such file"),
+        ({"evaluation.own-text": True, "quorum": 1.0}, "evaluation.own-text"),  # the texts are too short for it
+    ],
+)
+def test_what_the_server_or_a_round_would_refuse_is_refused(
+    config: dict[str, Any], changes: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(Mistake, match=words.replace(".", r"\.")):
+        open_all(config | changes, lambda line: pytest.fail(line))
+
+
+def test_a_model_without_a_tokenizer_is_told(config: dict[str, Any], tmp_path: Path) -> None:
+    alone = save_tiny_llama(tmp_path / "alone")
+    for file in alone.glob("token*"):
+        file.unlink()
+    with pytest.raises(Mistake, match="the tokenizer cannot be loaded"):
+        open_all(config | {"model": str(alone)}, lambda line: pytest.fail(line))
+
+
+def test_the_command_ends_before_a_superlink_is_started(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], model: Path
+) -> None:
+    """The real process of the app, with the command's own words."""
+    asked = []
+
+    def run_in_app(app: Path, module: str, document: Any) -> int:
+        asked.append(module)
+        return in_app.run_in_app(app, module, json.loads(json.dumps(document)))
+
+    def start() -> NoReturn:
+        raise AssertionError("a SuperLink was started")
+
+    monkeypatch.setattr("espalier.launch.command.run_in_app", run_in_app)
+    monkeypatch.setattr("espalier.launch.command.own_superlink", start)
+    words = [f"model={model}", "num-clients=2", "data.source=text", "data.path=/no/such.txt", "data.window-tokens=16"]
+    assert main(["run", *words, "evaluation.window-tokens=16", "--app", str(APP)]) == 2
+    assert asked == [BEFORE_START]
+    assert "espalier: clients 0, 1: /no/such.txt: no such file" in capfd.readouterr().err
+
+
+def test_a_running_superlink_is_asked_without_a_look_at_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model and the sites' files are on other machines."""
+    monkeypatch.setattr("espalier.launch.command.run_in_app", lambda *_: pytest.fail("looked"))
+    monkeypatch.setattr("espalier.launch.command._run", lambda *_: ("finished:completed", "", ""))
+    assert main(["run", "two-sites", "model=/on/the/server", "--superlink", "127.0.0.1:1", "--app", str(APP)]) == 0

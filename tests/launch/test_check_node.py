@@ -1,0 +1,123 @@
+"""``espalier check-node``: what a node would say, its words, its exit code."""
+
+import hashlib
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bench import DEFAULTS, flatten, private_text
+from tiny_model import save_tiny_llama
+from transformers import AutoTokenizer
+
+from client_app.check_node import look
+from client_app.check_node import main as check
+from espalier.launch.check_node import read_node_config
+from espalier.launch.command import main
+from espalier.settings.mistakes import Mistake
+
+APP = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> dict[str, Any]:
+    changes = {"model": str(save_tiny_llama(tmp_path / "model")), "threads": 1, "data.windows": 2, "data.window-tokens": 16}
+    return flatten(DEFAULTS) | changes | {"evaluation.window-tokens": 16}
+
+
+@pytest.fixture
+def node(tmp_path: Path, run: dict[str, Any]) -> dict[str, Any]:
+    (tmp_path / "notes.txt").write_text(private_text(0))
+    own = {"data-path": str(tmp_path / "notes.txt"), "model-path": run["model"], "state-dir": str(tmp_path / "state")}
+    return {"site": "hospital-a", "least-tokens": 1, **own}
+
+
+def test_it_says_what_it_found(run: dict[str, Any], node: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    assert check({"node": node, "run": run}) == 0
+    shown = capsys.readouterr().out
+    for found in ("hospital-a", node["data-path"], f"{run['model']}: llama, 2 blocks", "2 calibration windows of 16 tokens"):
+        assert found in shown
+    assert Path(node["state-dir"]).is_dir()
+
+
+def test_training_sequences_are_those_of_the_passages_that_are_not_held_out(run: dict[str, Any], node: dict[str, Any]) -> None:
+    *_, last = look(node, run | {"method": "fedpetuning", "lora.rank": 2})
+    digests = {
+        passage: hashlib.sha256(" ".join(passage.split()).encode()).digest() for passage in private_text(0).split("\n\n")
+    }
+    own = [passage for passage, digest in digests.items() if int.from_bytes(digest[:8], "big") % 100 >= 10]
+    tokens = AutoTokenizer.from_pretrained(run["model"])("\n\n".join(own))["input_ids"]
+    assert last.strip() == f"{len(tokens) // 16} training sequences of 16 tokens"
+
+
+@pytest.mark.parametrize(
+    ("node_changes", "run_changes", "words"),
+    [
+        ({"data-pth": "x"}, {}, "data-pth: unknown key; did you mean 'data-path'?"),
+        ({"data-path": "/no/such"}, {}, "data-path = '/no/such': does not exist on this node"),
+        ({}, {"data.windows": 4000}, "windows of 16 tokens, data.windows = 4000 are needed"),
+        ({}, {"data.windows": 5000}, "most-windows = 4096: data.windows = 5000"),
+        ({"least-tokens": 33}, {}, "least-tokens = 33: an answer would rest on fewer"),
+        ({"data-format": "jsonl"}, {}, "line 1 is not JSON"),
+        ({"threads": -1}, {}, "threads = -1"),
+        ({}, {"data.window-tokens": 65}, "data.window-tokens = 65: the model has 64 positions"),
+        ({}, {"evaluation.own-text": True}, "evaluation.own-text: this site does not allow it"),
+        ({}, {"method": "hetlora", "lora.targets": "attn.z"}, "attn.z"),
+        ({}, {"method": "fedprlm"}, "method = 'fedprlm'"),
+    ],
+)
+def test_what_the_node_would_refuse_is_told_with_code_2(
+    run: dict[str, Any], node: dict[str, Any], capsys: pytest.CaptureFixture[str],
+    node_changes: dict[str, Any], run_changes: dict[str, Any], words: str,
+) -> None:  # fmt: skip
+    assert check({"node": node | node_changes, "run": run | run_changes}) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_model_path_is_opened(run: dict[str, Any], node: dict[str, Any], tmp_path: Path) -> None:
+    other = Path(shutil.copytree(run["model"], tmp_path / "other"))
+    (other / "model.safetensors").unlink()
+    with pytest.raises(Mistake, match="other"):
+        list(look(node | {"model-path": str(other)}, run))
+
+
+# ----- the words of the command ---------------------------------------------------------------------------------------
+
+
+def test_a_node_configuration_is_read_as_flower_reads_it(tmp_path: Path) -> None:
+    given = 'site="hospital-a" data-path="/data/my notes.txt" windows=16 own-text=true capability=1.5'
+    expected = {"site": "hospital-a", "data-path": "/data/my notes.txt", "windows": 16, "own-text": True, "capability": 1.5}
+    assert read_node_config(given) == expected
+    file = tmp_path / "node.toml"
+    file.write_text('site = "hospital-a"\n')
+    assert read_node_config(str(file)) == {"site": "hospital-a"}
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("site=hospital-a", "Flower cannot read it; .* a string in its own quotes"),
+        ('site="a" data-path', "'data-path' is no key=value, and Flower would pass over it"),
+        ('site = "a"', "'site = \"a\"' is no key=value"),
+        ("/no/such.toml", "/no/such.toml: cannot be read"),
+    ],
+)
+def test_what_flower_would_not_read_is_told(given: str, words: str) -> None:
+    with pytest.raises(Mistake, match=words):
+        read_node_config(given)
+
+
+def test_the_command_takes_a_preset_and_settings_and_passes_the_code_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def run_in_app(app: Path, module: str, document: Any) -> int:
+        asked.append((app, module, document))
+        return 2
+
+    monkeypatch.setattr("espalier.launch.check_node.run_in_app", run_in_app)
+    assert main(["check-node", 'site="a"', "fedspallm", "fedspallm.sparsity=0.7", "--app", str(APP)]) == 2
+    ((app, module, document),) = asked
+    assert (app, module, document["node"]) == (APP, "client_app.check_node", {"site": "a"})
+    assert document["run"]["fedspallm.sparsity"] == 0.7
+    assert main(["check-node", 'site="a"', "fedspallm", "fedprllm.sparsity=0.7", "--app", str(APP)]) == 2
+    assert len(asked) == 1  # the run's own settings are wrong, so no node is asked

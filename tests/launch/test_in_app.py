@@ -1,0 +1,56 @@
+"""A module of the app in a process of its own: whose code it is, what it gets, how it ends."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from espalier.launch.in_app import run_in_app
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Path:
+    """An app that has this copy of ``espalier``, and a module of its own."""
+    (tmp_path / "espalier").symlink_to(ROOT / "espalier")
+    return tmp_path
+
+
+def test_the_module_is_the_app_s_and_works_where_the_command_was_given(
+    app: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path_factory.mktemp("here")
+    (here / "chosen.py").write_text("def main(document):\n    return 1\n")  # not this one: it is not the app's
+    (app / "chosen.py").write_text(
+        "from pathlib import Path\n\ndef main(document):\n    Path(document['file']).write_text('x')\n    return 7\n"
+    )
+    monkeypatch.chdir(here)
+    assert run_in_app(app, "chosen", {"file": "written.txt"}) == 7
+    assert (here / "written.txt").exists()
+
+
+def test_it_ends_with_the_command_however_that_ends(app: Path, tmp_path: Path) -> None:
+    """The process that gave the command is killed outright; the module, which would go on for a minute, ends too."""
+    fifo = tmp_path / "alive"
+    os.mkfifo(fifo)
+    (app / "lasting.py").write_text(
+        f"import time\n\ndef main(document):\n    with open({str(fifo)!r}, 'w') as pipe:\n"
+        "        print('at work', file=pipe, flush=True)\n        time.sleep(60)\n        print('to the end', file=pipe)\n"
+    )
+    program = f"run_in_app(Path({str(app)!r}), 'lasting', 0)"
+    imports = "from pathlib import Path; from espalier.launch.in_app import run_in_app; "
+    command = subprocess.Popen([sys.executable, "-c", imports + program], cwd=ROOT)
+    with open(fifo) as pipe:
+        assert pipe.readline() == "at work\n"
+        command.kill()
+        command.wait()
+        assert pipe.read() == ""  # nobody writes to it any more
+
+
+def test_a_module_that_fails_says_so_by_its_code(app: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (app / "failing.py").write_text("def main(document):\n    raise ValueError(document)\n")
+    assert run_in_app(app, "failing", "at the start") == 1
+    assert "ValueError: at the start" in capfd.readouterr().err

@@ -1,0 +1,173 @@
+"""What is kept does not outlive its parent, whatever ends that, and wherever its processes have moved."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from espalier.launch import keeper
+from espalier.launch.keeper import TOKEN, carrying, end_all
+from espalier.launch.kept import kept, uninterrupted
+
+SLEEPS = "import time; time.sleep(600)"
+IGNORES_SIGTERM = (
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
+)
+FAMILY = f"""
+import os, subprocess, sys, time
+folder = sys.argv[1]
+def note(name, pid):
+    with open(os.path.join(folder, name + ".new"), "w") as file:
+        file.write(str(pid))
+    os.rename(os.path.join(folder, name + ".new"), os.path.join(folder, name))
+note("child", subprocess.Popen([sys.executable, "-c", {SLEEPS!r}]).pid)
+note("session", subprocess.Popen([sys.executable, "-c", {SLEEPS!r}], start_new_session=True).pid)
+deaf = subprocess.Popen([sys.executable, "-c", {IGNORES_SIGTERM!r}], stdout=subprocess.PIPE)
+deaf.stdout.readline()
+note("deaf", deaf.pid)
+orphan = f"import os, subprocess, sys; p = subprocess.Popen([sys.executable, '-c', {SLEEPS!r}], start_new_session=True"
+orphan += ", env={{'PATH': os.environ['PATH']}}, stdout=subprocess.DEVNULL); print(p.pid)"
+note("orphan", int(subprocess.run([sys.executable, "-c", orphan], stdout=subprocess.PIPE).stdout))
+note("itself", os.getpid())
+time.sleep(600)
+"""
+"""Starts a child, one in a session of its own, one that does not listen to SIGTERM, and one whose parent is gone and whose
+environment is another, as servers in the background are."""
+NAMES = ("child", "session", "deaf", "orphan", "itself")
+
+PARENT = """
+import os, sys
+from pathlib import Path
+from espalier.launch.kept import kept
+folder = Path(sys.argv[1])
+with kept([sys.executable, "-c", sys.argv[2], str(folder)], folder / "temporary", os.environ, folder) as process:
+    (folder / "keeper").write_text(str(process.pid))
+    process.wait()
+"""
+
+
+def eventually(what: Callable[[], bool]) -> None:
+    end = time.monotonic() + 120
+    while not what():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.05)
+
+
+def gone(process: psutil.Process) -> bool:
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
+def family(folder: Path) -> list[psutil.Process]:
+    eventually(lambda: (folder / "itself").exists())
+    return [psutil.Process(int((folder / name).read_text())) for name in NAMES]
+
+
+@pytest.fixture
+def parent(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    (tmp_path / "temporary").mkdir()
+    process = subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path), FAMILY], start_new_session=True)
+    yield process
+    with suppress(ProcessLookupError):
+        process.kill()
+    process.wait()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_nothing_outlives_the_parent(parent: subprocess.Popen[bytes], tmp_path: Path, number: signal.Signals) -> None:
+    processes = family(tmp_path)
+    keeper_process = psutil.Process(int((tmp_path / "keeper").read_text()))
+    parent.send_signal(number)
+    eventually(lambda: all(map(gone, [*processes, keeper_process])))
+    if number != signal.SIGINT:  # that one the parent hears of, and removes the folder itself
+        eventually(lambda: not (tmp_path / "temporary").exists())
+
+
+def test_nothing_outlives_the_block(tmp_path: Path) -> None:
+    (tmp_path / "temporary").mkdir()
+    command = [sys.executable, "-c", FAMILY, str(tmp_path)]
+    with kept(command, tmp_path / "temporary", os.environ, tmp_path) as process:
+        processes = family(tmp_path)
+        assert process.poll() is None
+    assert process.returncode == 0
+    assert all(map(gone, processes))
+    assert (tmp_path / "temporary").exists()
+
+
+def test_nothing_outlives_the_command(tmp_path: Path) -> None:
+    with kept([sys.executable, "-c", FAMILY, str(tmp_path)], tmp_path, os.environ, tmp_path) as process:
+        processes = family(tmp_path)
+        processes[-1].kill()
+        assert process.wait() == 128 + signal.SIGKILL
+        assert all(map(gone, processes))
+
+
+def test_when_the_keeper_is_killed_the_block_ends_what_carries_its_token(tmp_path: Path) -> None:
+    with kept([sys.executable, "-c", FAMILY, str(tmp_path)], tmp_path, os.environ, tmp_path) as process:
+        processes = family(tmp_path)
+        orphan = processes[NAMES.index("orphan")]
+        process.kill()
+        process.wait()
+        assert not any(map(gone, processes))
+    try:
+        assert all(map(gone, [one for one in processes if one != orphan]))
+    finally:
+        orphan.kill()
+
+
+def test_the_exit_code_of_the_command_is_the_keeper_s(tmp_path: Path) -> None:
+    with kept([sys.executable, "-c", "raise SystemExit(7)"], tmp_path, os.environ, tmp_path) as process:
+        assert process.wait() == 7
+
+
+def test_what_the_command_writes_can_be_read(tmp_path: Path) -> None:
+    streams = {"stdout": subprocess.PIPE, "text": True, "bufsize": 1}
+    with kept([sys.executable, "-c", "print('one'); print('two')"], tmp_path, os.environ, tmp_path, **streams) as process:
+        assert list(process.stdout) == ["one\n", "two\n"]
+
+
+def test_a_command_hears_interrupts_also_where_the_parent_does_not(tmp_path: Path) -> None:
+    """Shells start what is to work in the background with SIGINT ignored, and Flower's processes end each other by it."""
+    shows = "import signal; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with kept([sys.executable, "-c", shows], tmp_path, os.environ, tmp_path, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout.read() == "True\n"
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_only_what_carries_the_token_is_found() -> None:
+    started = [
+        subprocess.Popen([sys.executable, "-c", SLEEPS], env={**os.environ, TOKEN: token}) for token in ("a" * 32, "b" * 32)
+    ]
+    try:
+        eventually(lambda: [one.pid for one in carrying("a" * 32)] == [started[0].pid])
+        assert carrying("") == []
+        end_all(lambda: carrying("a" * 32))
+        assert started[0].wait() == -signal.SIGTERM
+        assert started[1].poll() is None
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+def test_an_interrupt_does_not_break_off_an_end() -> None:
+    with uninterrupted():
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            os.kill(os.getpid(), number)
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_the_keeper_imports_nothing_of_espalier() -> None:
+    """So that it starts at once, from any directory."""
+    assert "import espalier" not in Path(keeper.__file__).read_text()
+    assert "from espalier" not in Path(keeper.__file__).read_text()

@@ -1,0 +1,185 @@
+"""What ``espalier run`` says, and how it ends: a run broken off, a SuperLink lost, Ctrl-C when the run is completed."""
+
+import json
+import shlex
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from espalier.launch.command import main
+from espalier.launch.superlink import SuperLink, SuperLinkLost, running_superlink
+from espalier.launch.watched_run import WatchedRun
+from espalier.settings.mistakes import FLOWER_REPORTS_IT_TOO
+
+APP = Path(__file__).parent.parent.parent
+WORDS = ["run", "two-sites", "seed=3", "--app", str(APP)]
+
+
+class Scripted:
+    """A SuperLink whose log and answers are written down; an exception among them is raised."""
+
+    def __init__(self, folder: Path, log: list[Any], statuses: list[Any], own: bool) -> None:
+        self.folder = folder
+        self.process = object() if own else None
+        self.log, self.statuses, self.stopped = log, statuses, False
+
+    def start_run(self, *_: object) -> str:
+        return "1"
+
+    def stream_log(self, _: str) -> Iterator[str]:
+        for line in self.log:
+            yield _given(line)
+
+    def status(self, _: str) -> tuple[str, str]:
+        return _given(self.statuses.pop(0)), "details"
+
+    def stop_run(self, _: str) -> None:
+        self.stopped = True
+
+
+def _given(value: Any) -> Any:
+    if isinstance(value, BaseException | type):
+        raise value
+    return value
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, Scripted]]:
+    """Give the command with a SuperLink that follows a script; returns the exit code, and the SuperLink."""
+
+    def give(log: list[Any], statuses: list[Any], *words: str, end: Any = None) -> tuple[int, Scripted]:
+        own = "--superlink" not in words
+        superlink = Scripted(tmp_path, log, statuses, own)
+
+        @contextmanager
+        def opened(*_: object) -> Iterator[Scripted]:
+            yield superlink
+            if end is not None:
+                raise end
+
+        monkeypatch.setattr(
+            "espalier.launch.command.own_superlink" if own else "espalier.launch.command.running_superlink", opened
+        )
+        return main([*WORDS, *words]), superlink
+
+    return give
+
+
+def a_run(folder: Path, status: str) -> str:
+    """Line of the log that names a run directory, whose summary says so."""
+    folder.mkdir(exist_ok=True)
+    (folder / "summary.json").write_text(json.dumps({"status": status}))
+    return f"run directory {folder}\n"
+
+
+def test_an_interrupt_in_the_middle_tells_the_command_that_goes_on(
+    run: Callable[..., tuple[int, Scripted]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = tmp_path / "runs of mine"
+    code, superlink = run([a_run(directory, "failed"), KeyboardInterrupt], [], "resume-from=old")
+    assert code == 130
+    assert not superlink.stopped  # it ends with all that it started
+    told = capsys.readouterr().err.splitlines()
+    assert f"what was finished is in {directory}; to go on after the last finished round:" in told[-2]
+    assert shlex.split(told[-1]) == ["espalier", *WORDS, f"resume-from={directory}"]
+
+
+def test_before_there_is_a_run_directory_nothing_can_go_on(
+    run: Callable[..., tuple[int, Scripted]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["starting\n", KeyboardInterrupt], [])[0] == 130
+    assert "the run had not begun its work; give the same command again" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_an_interrupt_when_the_result_is_written_is_no_failure(
+    run: Callable[..., tuple[int, Scripted]], tmp_path: Path, own: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = () if own else ("--superlink", "h:1")
+    log = [a_run(tmp_path / "run", "completed"), KeyboardInterrupt]
+    assert run(log, ["finished:stopped"], *words)[0] == 0
+    assert "resume-from" not in capsys.readouterr().err
+
+
+def test_an_interrupt_while_the_superlink_is_stopped_is_no_failure(run: Callable[..., tuple[int, Scripted]]) -> None:
+    assert run([], ["finished:completed"], end=KeyboardInterrupt())[0] == 0
+    assert run([], ["finished:failed"], end=KeyboardInterrupt())[0] == 130
+
+
+def test_a_run_on_another_s_superlink_is_stopped_there(run: Callable[..., tuple[int, Scripted]], tmp_path: Path) -> None:
+    """Its directory is on another machine."""
+    log = [f"run directory {tmp_path / 'elsewhere'}\n", KeyboardInterrupt]
+    code, superlink = run(log, ["finished:stopped"], "--superlink", "h:1")
+    assert (code, superlink.stopped) == (130, True)
+    assert run(log, ["finished:completed"], "--superlink", "h:1")[0] == 0
+
+
+def test_a_lost_superlink_is_told_in_words(
+    run: Callable[..., tuple[int, Scripted]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = [a_run(tmp_path / "run", "failed")]
+    assert run(log, [SuperLinkLost("the SuperLink of this run was killed (signal 9)")])[0] == 1
+    told = capsys.readouterr().err
+    assert "espalier: the SuperLink of this run was killed (signal 9)\n" in told
+    assert f"resume-from={tmp_path / 'run'}" in told
+
+
+def test_a_serverapp_that_said_nothing_can_be_gone_on_with(
+    run: Callable[..., tuple[int, Scripted]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = a_run(tmp_path / "run", "failed")
+    assert run([line], ["finished:failed"])[0] == 1
+    assert f"resume-from={tmp_path / 'run'}" in capsys.readouterr().err
+    assert run([line, f"{FLOWER_REPORTS_IT_TOO}\n"], ["finished:failed"])[0] == 1
+    assert "resume-from" not in capsys.readouterr().err
+
+
+def closed_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_a_superlink_that_is_not_there_is_lost_whatever_flower_answers(tmp_path: Path) -> None:
+    """By the real ``flwr ls``."""
+    address = f"127.0.0.1:{closed_port()}"
+    with running_superlink(address, None) as superlink:
+        told = (
+            f"the SuperLink at {address} does not answer, or lost the run: .*\nif it was killed, start it again with the same"
+        )
+        with pytest.raises(SuperLinkLost, match=told):
+            superlink.status("1")
+
+
+class Ended:
+    """One's own SuperLink after its end."""
+
+    def __init__(self, code: int) -> None:
+        self.code = code
+
+    def wait(self, _: float) -> int:
+        return self.code
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [(137, r"was killed \(signal 9\) before the run had ended"), (3, r"ended with exit code 3 .* of its log:\nno port\n")],
+)
+def test_what_became_of_one_s_own_superlink(tmp_path: Path, code: int, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "superlink.log").write_text("no port\n")
+    superlink = SuperLink({}, tmp_path, f"127.0.0.1:{closed_port()}", Ended(code))  # type: ignore[arg-type]
+    monkeypatch.setattr(SuperLink, "_flwr", lambda *_: {"success": False, "error-message": "unavailable"})
+    with pytest.raises(SuperLinkLost, match=told):
+        superlink.status("1")
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"status": 3}'])
+def test_a_summary_that_says_nothing_is_not_completed(tmp_path: Path, content: str) -> None:
+    watched = WatchedRun([], str(tmp_path))
+    assert not watched.completed
+    (tmp_path / "summary.json").write_text(content)
+    assert not watched.completed

@@ -1,0 +1,53 @@
+"""What counts of what clients claim: by hand, and for any claims."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from espalier.settings.mistakes import Mistake
+from espalier.settings.run import parse
+from strategies.capped import capped
+from strategies.layer_sampling import layers_per_client
+
+
+@pytest.mark.parametrize(
+    ("claimed", "ratio", "counted"),
+    [
+        ([1.0, 2.0, 4.0], 4.0, [1.0, 2.0, 4.0]),
+        ([1.0, 1.0, 1e9], 4.0, [1.0, 1.0, 4.0]),
+        ([5.0, 1e9], 10.0, [5.0, 50.0]),
+        ([1e9, 1e9, 3.0, 2.0], 2.0, [6.0, 6.0, 3.0, 2.0]),
+        ([0.0, 0.0, 0.0, 7.0], 1.0, [0.0, 0.0, 0.0, 7.0]),
+        ([0.0, 0.0], 2.0, [0.0, 0.0]),
+        ([1e-300, 1.0, 1.0], 4.0, [1e-300, 1.0, 1.0]),
+        ([8.0], 1.0, [8.0]),
+    ],
+)
+def test_by_hand(claimed: list[float], ratio: float, counted: list[float]) -> None:
+    assert capped(dict(enumerate(claimed)), ratio) == dict(enumerate(counted))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.floats(0.1, 100.0), min_size=3, max_size=9), st.floats(1.0, 20.0), st.floats(1e3, 1e12))
+def test_a_minority_cannot_take_more_than_the_ratio_of_the_largest_honest_claim(
+    honest: list[float], ratio: float, absurd: float
+) -> None:
+    attackers = (len(honest) - 1) // 2
+    counted = capped(dict(enumerate(honest + [absurd] * attackers)), ratio)
+    assert max(counted.values()) <= ratio * max(honest)
+    assert list(counted) == list(range(len(honest) + attackers))
+
+
+def test_an_absurd_capability_leaves_the_others_a_quarter_of_the_layers() -> None:
+    claimed = {0: 1.0, 1: 1.0, 2: 1e9}
+    assert layers_per_client(12, 1.0, claimed) == {0: 1, 1: 1, 2: 12}
+    assert layers_per_client(12, 1.0, capped(claimed, 4.0)) == {0: 3, 1: 3, 2: 12}
+
+
+@pytest.mark.parametrize(
+    "key", ["fedspallm.max-weight-ratio", "hetlora.max-weight-ratio", "fedpetuning.max-weight-ratio",
+            "fedspallm.max-capability-ratio", "hetlora.max-capability-ratio"]
+)  # fmt: skip
+def test_a_ratio_below_one_is_refused(key: str) -> None:
+    with pytest.raises(Mistake, match=key):
+        parse({"method": key.split(".")[0], key: 0.5})

@@ -1,0 +1,302 @@
+"""Who gets a seat and who keeps it: nodes that claim a name, nodes that return, and what is told meanwhile."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
+from in_process import FakeTime
+
+from espalier.settings.run import parse
+from espalier.storage.blobs import sha256
+from espalier.wire.enrolment import Enrolment
+from espalier.wire.fedprllm import VoteReport
+from espalier.wire.masks import mask_name
+from espalier.wire.messages import Letter, NoScalars, failure, read, write
+from espalier.wire.payload import STYPE, block_key, pack_tensors
+from espalier.wire.plan import BlockPlan, LinearPlan, ModelPlan
+from strategies.enrolment import Enroller
+from strategies.progress import Progress
+from strategies.roster import Seat
+from strategies.rounds import Rounds, RunFailed
+from strategies.run_folder import RunFolder
+
+LINEAR = LinearPlan("attn.q", "weight", (96, 64))
+BLOB = pack_tensors({mask_name(LINEAR.name): np.full(96, 0x5555555555555555, dtype=np.uint64)})
+CODE, MODEL = "c" * 64, "d" * 64
+ENROLMENT = Enrolment(
+    site="x",
+    code_sha256=CODE,
+    model_sha256=MODEL,
+    device="cpu",
+    threads=1,
+    capability=1.0,
+    measured=False,
+    python="3.11.7",
+    torch="2.7.0",
+)
+
+
+class Nodes:
+    """Nodes that answer at once, unless they are ``silent``; ``joining`` connect when they are seen for the n-th time."""
+
+    def __init__(self, sites: dict[int, str], time: FakeTime) -> None:
+        self.sites = dict(sites)
+        self.time = time
+        self.silent: set[int] = set()
+        self.broken: set[int] = set()
+        self.joining: dict[float, tuple[int, str]] = {}
+        self.leaving: dict[float, int] = {}
+        self.asked: list[tuple[str, int]] = []
+        self.replies: dict[str, RecordDict] = {}
+        self._waiting: dict[str, Message] = {}
+
+    def get_node_ids(self) -> list[int]:
+        for at in [at for at in self.joining if at <= self.time.seconds]:
+            node_id, site = self.joining.pop(at)
+            self.sites[node_id] = site
+        for at in [at for at in self.leaving if at <= self.time.seconds]:
+            self.sites.pop(self.leaving.pop(at))
+        return list(self.sites)
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        (message,) = messages
+        header, node_id = read(message.content).header, message.metadata.dst_node_id
+        name = message.metadata.__dict__["_message_id"] = f"message-{len(self.asked)}"
+        self.asked.append((header.kind, node_id))
+        if node_id not in self.sites or (header.kind != "enrol" and node_id in self.silent):
+            return [name]
+        if header.kind != "enrol" and node_id in self.broken:
+            self._waiting[name] = Message(Error(5, "node unavailable"), reply_to=message)
+        else:
+            content = self.replies.get(f"{header.kind} {node_id}") or write(self._answer(header, self.sites[node_id]))
+            self._waiting[name] = Message(content, reply_to=message)
+        return [name]
+
+    def _answer(self, header: Any, site: str) -> Letter:
+        if header.kind == "enrol":
+            return Letter(header, ENROLMENT.model_copy(update={"site": site}).model_dump())
+        report = VoteReport(seconds=0.0, blob_sha256=[sha256(BLOB)])
+        return Letter(header, report.model_dump(), {block_key(0): BLOB})
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        return [self._waiting.pop(name) for name in message_ids if name in self._waiting]
+
+
+class Server:
+    """A server with two seats, its nodes, and what it showed."""
+
+    def __init__(self, folder: Path, sites: dict[int, str], attempts: int = 2, quorum: float = 1.0) -> None:
+        given = {"num-clients": 2, "deadline-seconds": 5.0, "enrol-seconds": 30.0, "attempts": attempts, "quorum": quorum}
+        time, plan = FakeTime(), ModelPlan((BlockPlan(0, (LINEAR,)),), LINEAR.num_weights)
+        self.nodes, self.folder, self.shown = Nodes(sites, time), RunFolder(folder), list[str]()
+        progress = Progress(self.folder, time.clock(), show=self.shown.append)
+        self.rounds = Rounds(self.nodes, parse(given), plan, "lineage", self.folder, progress, time.clock())  # type: ignore[arg-type]
+        self.time = time
+
+    def enrol(self, ranks: dict[str, int] | None = None) -> None:
+        Enroller(self.rounds, CODE, MODEL).enrol(ranks)
+
+    def train(self) -> list[int]:
+        """One round; returns the ranks that answered."""
+        requests = [self.rounds.request("train", seat, 1, NoScalars()) for seat in self.rounds.roster.active()]
+        return [read(reply.content).header.rank for reply in self.rounds.exchange(requests)]
+
+    def asked_to_train(self) -> list[int]:
+        return [node_id for kind, node_id in self.nodes.asked if kind == "train"]
+
+    def ledger(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.folder.path / "ledger.jsonl").read_text().splitlines()]
+
+
+# ----- seats ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_seat_is_not_given_away_while_its_node_answers(tmp_path: Path) -> None:
+    """Another node takes the name of a; then a message of b's is lost."""
+    server = Server(tmp_path, {1: "a", 2: "b"}, attempts=3)
+    server.enrol()
+    server.nodes.joining[server.time.seconds] = (3, "a")
+    server.nodes.silent = {2}
+    assert server.train() == [0]
+    server.nodes.silent = set()
+    assert server.train() == [0]
+    assert 3 not in server.asked_to_train()
+    assert server.rounds.roster.seats[0].node_id == 1
+
+
+def test_a_seat_whose_own_message_was_lost_goes_to_the_node_that_came_first(tmp_path: Path) -> None:
+    server = Server(tmp_path, {1: "a", 2: "b"}, quorum=0.5)
+    server.enrol()
+    server.nodes.silent = {1}
+    server.nodes.joining = {server.time.seconds: (3, "a"), server.time.seconds + 1: (4, "a")}
+    assert sorted(server.train()) == [0, 1]
+    assert server.asked_to_train() == [1, 2, 3]
+    assert [line for line in server.shown if "another node" in line] == ["seated again a: it answers from another node now"]
+
+
+def test_a_node_that_lost_its_seat_has_it_again_where_the_other_does_not_answer(tmp_path: Path) -> None:
+    server = Server(tmp_path, {1: "a", 2: "b", 3: "a"}, attempts=3)
+    server.enrol()
+    server.nodes.silent = {1, 3}
+    wake = server.time.seconds + 8
+    answer = server.nodes.get_node_ids
+
+    def awake() -> list[int]:
+        if server.time.seconds >= wake:
+            server.nodes.silent.discard(1)
+        return answer()
+
+    server.nodes.get_node_ids = awake  # type: ignore[method-assign]
+    assert sorted(server.train()) == [0, 1]
+    assert server.asked_to_train() == [1, 2, 3, 1]
+
+
+def test_a_message_that_went_to_the_node_before_takes_no_seat_from_the_one_after(tmp_path: Path) -> None:
+    server = Server(tmp_path, {1: "a", 2: "b"}, attempts=3)
+    server.enrol()
+    seat = server.rounds.roster.seats[0]
+    server.nodes.silent = {1}
+    server.nodes.joining[server.time.seconds] = (3, "a")
+    requests = [server.rounds.request("train", seat, 1, NoScalars()) for _ in range(2)]
+    assert len(list(server.rounds.exchange(requests))) == 2
+    assert server.asked_to_train() == [1, 1, 3, 3]
+    assert seat.node_id == 3
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_a_site_that_is_started_again_while_others_enrol_has_its_seat(tmp_path: Path, listed: bool) -> None:
+    """Its new node comes while the old one is still listed, or is not any more."""
+    server = Server(tmp_path, {1: "a"})
+    server.nodes.silent = {1}
+    server.nodes.joining = {4.0: (3, "a"), 8.0: (2, "b")}
+    if not listed:
+        server.nodes.leaving = {4.0: 1}
+    server.enrol()
+    assert server.rounds.roster.seats[0].node_id == (1 if listed else 3)
+    assert sorted(server.train()) == [0, 1]
+    assert server.rounds.roster.seats[0].node_id == 3
+    assert server.rounds.roster.refused == {}
+
+
+def test_a_node_that_flower_cannot_reach_makes_room(tmp_path: Path) -> None:
+    server = Server(tmp_path, {1: "a", 2: "b"})
+    server.enrol()
+    server.nodes.broken = {1}
+    server.nodes.joining[server.time.seconds] = (3, "a")
+    server.rounds.look_for_nodes()
+    assert sorted(server.train()) == [0, 1]
+    assert 3 in server.asked_to_train()
+
+
+def test_who_has_no_seat_gets_none_by_a_name(tmp_path: Path) -> None:
+    server = Server(tmp_path, {1: "a", 2: "b"}, quorum=0.5)
+    server.enrol()
+    server.nodes.joining[server.time.seconds] = (3, "c")
+    server.nodes.silent = {1}
+    assert server.train() == [1]
+    assert 3 not in server.asked_to_train()
+
+
+# ----- what is told ---------------------------------------------------------------------------------------------------
+
+
+def test_while_sites_are_waited_for_it_is_said_how_many_are_there(tmp_path: Path) -> None:
+    """At once, every ten seconds, and when another one comes."""
+    server = Server(tmp_path, {1: "a"})
+    server.nodes.joining = {25.0: (2, "b")}
+    server.enrol()
+    lines = [line for line in server.shown if "sites connected" in line]
+    assert lines == [
+        "enrolling    1 of 2 sites connected, waiting up to 30 s for more",
+        "enrolling    1 of 2 sites connected, waiting up to 20 s for more",
+        "enrolling    1 of 2 sites connected, waiting up to 10 s for more",
+        "enrolling    2 of 2 sites connected",
+    ]
+
+
+# ----- what clients write ---------------------------------------------------------------------------------------------
+
+ESCAPES = "\x1b[2J\x1b[1;1Hall is well\r\n\u202e" + "x" * 3000
+
+
+def assert_harmless(line: str) -> None:
+    assert line.isprintable()
+    assert len(line) < 1000
+
+
+def test_a_reason_is_one_short_line_wherever_it_is_told(tmp_path: Path) -> None:
+    server = Server(tmp_path, {1: "a", 2: "b"})
+    server.enrol()
+    request = read(server.rounds.request("train", server.rounds.roster.seats[0], 1, NoScalars()).content)
+    told = failure(request.header, "no data:\n  row 1\n  row 2" + "\n" * 500 + "x" * 3000)
+    server.nodes.replies["train 1"] = write(told)
+    assert server.train() == [1]
+    seat = server.rounds.roster.seats[0]
+    assert seat.reason.startswith("train: no data: row 1; row 2; xxx")
+    with pytest.raises(RunFailed) as caught:
+        server.rounds.require_quorum(0, "are left")
+    events = [json.loads(line) for line in (server.folder.path / "metrics.jsonl").read_text().splitlines()]
+    texts = [str(value) for event in events for value in event.values()]
+    for line in [*server.shown, *texts, seat.reason, *str(caught.value).splitlines()]:
+        assert_harmless(line)
+
+
+@pytest.mark.parametrize(
+    "scalars",
+    [
+        {ESCAPES: 1},
+        {f"{ESCAPES}{number}": 1 for number in range(30)},
+        {f"field-{number}-{ESCAPES[:40]}": 1 for number in range(30)},
+        {"reason": ESCAPES},
+        ENROLMENT.model_dump() | {"site": ESCAPES[:60]},
+        ENROLMENT.model_dump() | {"python": ESCAPES[:20]},
+    ],
+    ids=range(6),
+)
+def test_nothing_that_a_refused_node_writes_reaches_the_terminal(tmp_path: Path, scalars: dict[str, Any]) -> None:
+    server = Server(tmp_path, {1: "a", 2: "b", 3: "c"})
+    request = read(server.rounds.request("enrol", Seat(-1, "", 3), 0, NoScalars()).content)
+    status = {"status": "failed"} if "reason" in scalars else {}
+    content = write(Letter(request.header.model_copy(update=status)))
+    content["scalars"] = ConfigRecord(scalars)
+    server.nodes.replies["enrol 3"] = content
+    server.enrol()
+    (reason,) = server.rounds.roster.refused.values()
+    for line in [*server.shown, reason]:
+        assert_harmless(line)
+    assert sorted(server.rounds.roster.ranks()) == ["a", "b"]
+
+
+def test_many_nodes_that_are_turned_away_are_counted(tmp_path: Path) -> None:
+    server = Server(tmp_path, {1: "a", 2: "b"} | dict.fromkeys(range(3, 400), "a" * 65))
+    server.enrol()
+    assert len(server.shown) < 220
+    assert server.rounds.roster.refused["further nodes"] == "197 more were turned away"
+    with pytest.raises(RunFailed) as caught:
+        server.rounds.require_quorum(0, "are left")
+    assert len(str(caught.value).splitlines()) < 25
+
+
+# ----- what is recorded -----------------------------------------------------------------------------------------------
+
+
+def test_of_a_refused_reply_the_ledger_has_its_bytes_and_nothing_is_parsed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An enrolment has no blobs: whatever is in them is not looked at."""
+    server, read_headers = Server(tmp_path, {1: "a", 2: "b", 3: "c"}), list[bytes]()
+    monkeypatch.setattr("espalier.wire.ledger.tensor_specs", read_headers.append)
+    monkeypatch.setattr("espalier.wire.contract.tensor_specs", read_headers.append)
+    request = read(server.rounds.request("enrol", Seat(-1, "", 3), 0, NoScalars()).content)
+    content = write(Letter(request.header, ENROLMENT.model_dump()))
+    content["blobs"] = ArrayRecord({f"{number}": Array("", (), STYPE, b"x" * 1000) for number in range(50)})
+    server.nodes.replies["enrol 3"] = content
+    server.enrol()
+    assert read_headers == []
+    (entry,) = [entry for entry in server.ledger() if entry.get("refused")]
+    assert (entry["block"], entry["raw_bytes"], entry["kind"], entry["rank"]) == (None, None, "enrol", -1)
+    assert 50_000 < entry["wire_bytes"] < 52_000

@@ -1,0 +1,63 @@
+"""Arms that share seeds are compared seed by seed."""
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.conditions import together
+from benchmarks.paired import Difference, Pair, difference, paired_table
+from benchmarks.reports import write_again
+
+ARMS = {
+    ("a", "50%"): {"0": 10.0, "1": 11.0, "2": 12.0},
+    ("b", "50%"): {"0": 11.0, "1": 13.0, "2": 15.0},
+    ("b", "70%"): {"0": 1.0},
+}
+
+
+def test_a_difference_is_taken_seed_by_seed() -> None:
+    """Differences -1, -2, -3: mean -2, standard deviation 1, half of the interval 4.303 / sqrt(3) = 2.484."""
+    found = difference(ARMS, Pair("a", "b"), "50%")
+    assert found == Difference((-1.0, -2.0, -3.0))
+    assert found.mean == -2.0
+    assert found.half_width == pytest.approx(2.4843, abs=1e-4)
+    assert found.text(2) == "−2.00 ± 2.48 (−−−)"
+
+
+def test_signs_tell_each_seed() -> None:
+    assert Difference((0.5, 0.0, -0.25)).signs == "+0−"
+
+
+def test_one_seed_has_no_interval() -> None:
+    assert Difference((1.0,)).text(1) == "+1.0 (+)"
+
+
+def test_seeds_that_one_arm_lacks_do_not_count() -> None:
+    found = difference({("a", "x"): {"0": 1.0, "1": 2.0}, ("b", "x"): {"1": 5.0}}, Pair("a", "b"), "x")
+    assert found == Difference((-3.0,))
+    assert difference(ARMS, Pair("a", "b"), "70%") is None
+
+
+def test_the_table_leaves_out_pairs_without_figures() -> None:
+    lines = paired_table(ARMS, [Pair("a", "b"), Pair("a", "c")], ["50%", "70%"], "wiki")
+    assert "| a − b | −2.00 ± 2.48 (−−−) |  |" in lines
+    assert not any("a − c" in line for line in lines)
+    assert paired_table(ARMS, [Pair("a", "c")], ["50%"], "wiki") == []
+
+
+def test_texts_may_be_added_but_not_changed() -> None:
+    found, given = {"threads": 1, "texts": {"wiki": 1}}, {"threads": 1, "texts": {"c4": 2}}
+    assert together(found, given) == ({"threads": 1, "texts": {"wiki": 1, "c4": 2}}, [])
+    assert together(found, {"threads": 2, "texts": {"wiki": 3}})[1] == ["texts", "threads"]
+
+
+DOCS = Path(__file__).parents[2] / "docs" / "studies"
+
+
+@pytest.mark.parametrize("study", sorted(path.stem for path in DOCS.glob("*.csv")))
+def test_the_reports_in_the_documentation_are_those_of_their_figures(study: str, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the extra 'dev' or 'studies' brings matplotlib")
+    for suffix in (".csv", ".json"):
+        (tmp_path / study).with_suffix(suffix).write_bytes((DOCS / study).with_suffix(suffix).read_bytes())
+    if write_again((tmp_path / study).with_suffix(".csv")):
+        assert (tmp_path / f"{study}.md").read_text() == (DOCS / f"{study}.md").read_text()

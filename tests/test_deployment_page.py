@@ -1,0 +1,116 @@
+"""The commands of docs/deployment.md and the README are such as the programs take."""
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from flwr.cli.flower_config import parse_superlink_connection
+from flwr.common.config import parse_config_args
+
+from espalier.launch.check_node import read_node_config
+from espalier.launch.command import _parser
+from espalier.launch.configuration import configuration
+from espalier.settings.node import NodeSettings
+from espalier.settings.run import changed, parse
+
+ROOT = Path(__file__).parent.parent
+PAGES = ("README.md", "docs/deployment.md")
+PROGRAMS = ("flower-superlink", "flower-supernode", "flwr", "espalier")
+
+
+def blocks(page: str, language: str = "") -> list[str]:
+    """Contents of the fenced blocks of a language."""
+    found = re.findall(r"^```([a-z]*)\n(.*?)^```$", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
+    return [content for name, content in found if name == language]
+
+
+def commands(page: str) -> list[list[str]]:
+    """The commands of a page that start one of the programs, as words."""
+    lines = [line for block in blocks(page) for line in block.splitlines()]
+    return [shlex.split(line) for line in lines if line.split(" ")[0] in PROGRAMS]
+
+
+COMMANDS = [command for page in PAGES for command in commands(page)]
+OF_FLOWER = [command for command in COMMANDS if command[0] != "espalier"]
+OF_ESPALIER = [command for command in COMMANDS if command[0] == "espalier"]
+
+
+@cache
+def flags_of(*program: str) -> set[str]:
+    """The options that a program says it has."""
+    beside = Path(sys.executable).parent / program[0]
+    found = str(beside) if beside.exists() else shutil.which(program[0])
+    assert found is not None
+    done = subprocess.run([found, *program[1:], "--help"], capture_output=True, text=True, env={"COLUMNS": "200", "PATH": ""})
+    assert done.returncode == 0, done.stderr
+    return set(re.findall(r"--[a-z][a-z-]*", done.stdout))
+
+
+def values(command: list[str], flag: str) -> list[str]:
+    return [value for word, value in pairwise(command) if word == flag]
+
+
+def test_there_are_commands_of_each_program() -> None:
+    assert {command[0] for command in commands("docs/deployment.md")} == set(PROGRAMS)
+
+
+@pytest.mark.parametrize("command", OF_FLOWER, ids=" ".join)
+def test_flower_has_the_options(command: list[str]) -> None:
+    program = (
+        command[:1]
+        if command[0] != "flwr"
+        else [word for word in command[:3] if word in ("flwr", "run", "supernode", "register", "list")]
+    )
+    given = {word for word in command if word.startswith("--")}
+    assert given <= flags_of(*program)
+
+
+@pytest.mark.parametrize("command", [command for command in OF_FLOWER if command[0] == "flower-superlink"], ids=" ".join)
+def test_a_superlink_keeps_its_state_and_opens_no_more_than_sites_need(command: list[str]) -> None:
+    assert values(command, "--database")
+    for api in ("--control-api-address", "--serverappio-api-address"):
+        assert values(command, api)[0].startswith("127.0.0.1:")
+    if "--insecure" in command:
+        assert values(command, "--fleet-api-address")[0].startswith("127.0.0.1:")
+    else:
+        assert "--enable-supernode-auth" in command
+
+
+@pytest.mark.parametrize("command", [command for command in OF_FLOWER if command[0] == "flower-supernode"], ids=" ".join)
+def test_a_supernode_describes_a_site_and_keeps_to_itself(command: list[str]) -> None:
+    (given,) = values(command, "--node-config")
+    assert NodeSettings.model_validate(read_node_config(given)).site
+    assert values(command, "--clientappio-api-address")[0].startswith("127.0.0.1:")
+    assert ("--insecure" in command) != ("--root-certificates" in command)
+
+
+@pytest.mark.parametrize("command", OF_ESPALIER, ids=" ".join)
+def test_espalier_takes_the_words(command: list[str]) -> None:
+    given = _parser().parse_args(command[1:])
+    configuration(ROOT, given.words, on_this_machine=False)
+    if given.command == "check-node":
+        assert NodeSettings.model_validate(read_node_config(given.node_config)).site
+
+
+def test_run_configurations_are_valid() -> None:
+    given = [config for command in OF_FLOWER for config in values(command, "--run-config")]
+    assert len(given) == 2
+    for config in given:
+        flat = parse_config_args([str(ROOT / config) if config.endswith(".toml") else config])
+        assert parse(flat, by_hand=changed(flat)).num_clients == 2
+
+
+def test_the_stanza_is_one_that_flower_reads() -> None:
+    (stanza,) = blocks("docs/deployment.md", "toml")
+    ((name, connection),) = tomllib.loads(stanza)["superlink"].items()
+    read = parse_superlink_connection(connection, name)
+    assert (read.address, read.insecure) == ("127.0.0.1:9093", False)
+    assert any(command[:4] == ["flwr", "run", ".", name] for command in OF_FLOWER)
+    assert any(command[:3] == ["flwr", "supernode", "register"] and command[-1] == name for command in OF_FLOWER)

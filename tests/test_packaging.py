@@ -1,0 +1,176 @@
+"""What a wheel brings: the command, the demo model, and the whole Flower app, under two names; nothing else at the top."""
+
+import hashlib
+import os
+import subprocess
+import sys
+import tomllib
+import zipfile
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from flwr.cli.build import build_fab_from_disk
+from packaging.requirements import Requirement
+
+builders = pytest.importorskip("hatchling.builders.wheel", reason="hatchling, which builds wheels, is not installed")
+
+ROOT = Path(__file__).parent.parent
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PRESETS = sorted(file.name for file in (ROOT / "conf").glob("*.toml"))
+
+
+def built(kind: str, folder: Path) -> zipfile.ZipFile:
+    """A wheel of this checkout, made in this process."""
+    (wheel,) = builders.WheelBuilder(str(ROOT)).build(directory=str(folder), versions=[kind])
+    return zipfile.ZipFile(wheel)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    return built("standard", tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: zipfile.ZipFile, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What pip makes of it in site-packages."""
+    folder = tmp_path_factory.mktemp("site-packages")
+    wheel.extractall(folder)
+    return folder
+
+
+@pytest.fixture
+def empty(tmp_path: Path) -> Path:
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    return folder
+
+
+def python(installed: Path, cwd: Path, *arguments: str) -> str:
+    """What Python prints that has the wheel and the libraries, but not this checkout (``-S``: no ``.pth`` file counts)."""
+    libraries = [path for path in sys.path if path.endswith("site-packages")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(installed), *libraries])}
+    done = subprocess.run(
+        [sys.executable, "-S", *arguments], cwd=cwd, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def app_of(installed: Path) -> Path:
+    return installed / "espalier_assets" / "app"
+
+
+# ----- what is in it --------------------------------------------------------------------------------------------------
+
+
+def test_a_wheel_has_no_names_at_the_top_that_others_may_have(wheel: zipfile.ZipFile) -> None:
+    at_the_top = {name.split("/")[0] for name in wheel.namelist()}
+    assert at_the_top == {"espalier", "espalier_assets", f"espalier-{PYPROJECT['project']['version']}.dist-info"}
+
+
+def test_it_holds_every_file_of_the_packages_and_of_the_app(wheel: zipfile.ZipFile) -> None:
+    def files(*patterns: str) -> Iterator[str]:
+        for pattern in patterns:
+            yield from (file.relative_to(ROOT).as_posix() for file in ROOT.glob(pattern))
+
+    names = {name for name in wheel.namelist() if ".dist-info/" not in name}
+    packages = {*files("espalier/**/*.py", "espalier_assets/*.py", "espalier_assets/*.json", "espalier_assets/demo/*")}
+    app = {*files(*PYPROJECT["tool"]["flwr"]["app"]["fab-include"], "conf/*.toml", "pyproject.toml")}
+    assert names == packages | {f"espalier_assets/app/{name}" for name in app}
+
+
+def test_both_copies_of_the_package_are_the_same(wheel: zipfile.ZipFile) -> None:
+    for name in wheel.namelist():
+        if name.startswith("espalier/"):
+            assert wheel.read(name) == wheel.read(f"espalier_assets/app/{name}")
+
+
+def test_an_editable_install_is_the_checkout_alone(tmp_path: Path) -> None:
+    with built("editable", tmp_path) as wheel:
+        (paths,) = [wheel.read(name).decode() for name in wheel.namelist() if ".dist-info/" not in name]
+    assert paths.split() == [str(ROOT)]
+
+
+# ----- what it does ---------------------------------------------------------------------------------------------------
+
+
+def test_flower_makes_the_same_bundle_of_it_as_of_the_checkout(installed: Path) -> None:
+    bundles = [hashlib.sha256(build_fab_from_disk(folder)).hexdigest() for folder in (ROOT, app_of(installed))]
+    assert bundles[0] == bundles[1]
+
+
+def test_the_command_finds_app_and_presets_in_an_empty_directory(installed: Path, empty: Path) -> None:
+    assert python(installed, empty, "-m", "espalier.launch.command", "app") == str(app_of(installed))
+    assert sorted(file.name for file in (app_of(installed) / "conf").iterdir()) == PRESETS
+    program = """
+from espalier.launch.app_folder import find_app
+from espalier.launch.configuration import configuration
+config, settings = configuration(find_app(None), ["fedspallm", "num-clients=3"], on_this_machine=True)
+print(settings.method, settings.num_clients, config["out-dir"])
+"""
+    assert python(installed, empty, "-c", program) == f"fedspallm 3 {empty}/runs"
+    assert list(empty.iterdir()) == []
+
+
+def test_whoever_imports_espalier_can_import_the_other_rooms_too(installed: Path, empty: Path) -> None:
+    """``pruning_kernels`` is needed by it, ``strategies`` by whoever writes one."""
+    program = """
+import espalier, espalier.wire.masks, espalier.launch, espalier_assets
+import strategies.layer_sampling, pruning_kernels.bitmask
+for module in (espalier, pruning_kernels, strategies, espalier_assets): print(module.__path__[0])
+print(espalier_assets.DEMO_MODEL.is_dir())
+"""
+    app = app_of(installed)
+    expected = [installed / "espalier", app / "pruning_kernels", app / "strategies", installed / "espalier_assets", True]
+    assert python(installed, empty, "-c", program).splitlines() == list(map(str, expected))
+
+
+def test_a_package_of_the_same_name_that_was_there_is_not_hidden(installed: Path, empty: Path) -> None:
+    (empty / "strategies").mkdir()
+    (empty / "strategies" / "__init__.py").touch()
+    program = "import espalier, strategies; print(strategies.__path__[0])"
+    assert python(installed, empty, "-c", program) == str(empty / "strategies")
+
+
+def test_what_runs_on_a_node_has_the_hash_that_it_has_in_a_checkout(installed: Path, empty: Path) -> None:
+    program = "from espalier.wire.code_hash import code_sha256; print(code_sha256())"
+    assert python(installed, empty, "-c", program) == python(ROOT, empty, "-c", program)
+
+
+# ----- constraints ----------------------------------------------------------------------------------------------------
+
+
+def pinned() -> dict[str, str]:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pairs = [line.split("==") for line in lines if line and not line.startswith("#")]
+    assert [name for name, _ in pairs] == sorted((name for name, _ in pairs), key=str.lower)
+    return {name.lower().replace("_", "-"): number for name, number in pairs}
+
+
+def requirements() -> list[Requirement]:
+    project = PYPROJECT["project"]
+    extras = [line for name, lines in project["optional-dependencies"].items() if name != "lm-eval" for line in lines]
+    found = [Requirement(line) for line in [*project["dependencies"], *extras]]
+    return [requirement for requirement in found if requirement.name != "espalier"]
+
+
+@pytest.mark.parametrize("requirement", requirements(), ids=lambda requirement: requirement.name)
+def test_every_requirement_is_pinned_to_a_version_that_pyproject_admits(requirement: Requirement) -> None:
+    assert requirement.specifier.contains(pinned()[requirement.name.lower()])
+
+
+def test_constraints_name_no_build_of_one_kind_of_machine() -> None:
+    """``torch==2.13.0`` admits 2.13.0+cpu as well as the CUDA builds."""
+    assert not [number for number in pinned().values() if "+" in number]
+
+
+@pytest.mark.parametrize("extra", ["nf4", "hub", "studies"])
+def test_dev_brings_what_the_tests_of_an_extra_need(extra: str) -> None:
+    brought = {name for line in PYPROJECT["project"]["optional-dependencies"]["dev"] for name in Requirement(line).extras}
+    assert extra in brought
+
+
+def test_the_command_has_the_version_of_the_project() -> None:
+    assert version("espalier") == PYPROJECT["project"]["version"]

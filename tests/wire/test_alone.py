@@ -1,0 +1,80 @@
+"""The contract of ``alone``: a rank goes down, seconds come up, in the last round of runs that leave no result of a client."""
+
+import math
+from typing import Any
+
+import pytest
+
+from espalier.settings.mistakes import Mistake
+from espalier.settings.run import parse
+from espalier.wire.alone import makes_alone
+from espalier.wire.contract import check, check_reply
+from espalier.wire.contracts import contract_for
+from espalier.wire.messages import FLOWER_TYPES, SCHEMA_VERSION, Header, Letter
+from espalier.wire.plan import BlockPlan, LinearPlan, ModelPlan
+
+PLAN = ModelPlan(tuple(BlockPlan(index, (LinearPlan("attn.q", f"{index}", (64, 64)),)) for index in range(4)), 4)
+TUNING = {"method": "fedpetuning", "fedpetuning.rounds": 3, "lora.rank": 8}
+ITERATIVE = {"method": "fedprllm", "fedprllm.strategy": "iterative"}
+
+
+def request(given: dict[str, Any], server_round: int, **scalars: Any) -> Letter:
+    header = Header(
+        schema_version=SCHEMA_VERSION, kind="alone", method=given["method"], lineage="run", server_round=server_round,
+        rank=0, attempt=1, part=0, num_parts=1,
+    )  # fmt: skip
+    return Letter(header, {"rank_limit": 0, **scalars})
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (TUNING, True),
+        ({"method": "hetlora"}, True),
+        (ITERATIVE, True),
+        ({"method": "fedprllm"}, False),
+        ({"method": "fedspallm"}, False),
+    ],
+)
+def test_runs_in_which_there_is_such_a_message(given: dict[str, Any], expected: bool) -> None:
+    settings = parse(given)
+    assert makes_alone(settings) == expected
+    if not expected:
+        with pytest.raises(Mistake, match="make nothing alone after their rounds"):
+            contract_for(request(given, 1), PLAN, settings)
+
+
+@pytest.mark.parametrize(("given", "last"), [(TUNING, 3), (ITERATIVE, 4)])
+def test_it_is_for_the_last_round(given: dict[str, Any], last: int) -> None:
+    settings = parse(given)
+    contract = contract_for(request(given, last), PLAN, settings)
+    check(request(given, last), contract.down)
+    assert (contract.down.blobs, contract.up.blobs) == ({}, {})
+    for server_round in (0, last - 1, last + 1):
+        with pytest.raises(Mistake, match=f"an alone of round {server_round} does not exist, the last round is {last}"):
+            contract_for(request(given, server_round), PLAN, settings)
+
+
+@pytest.mark.parametrize(("given", "last", "largest"), [(TUNING, 3, 8), (ITERATIVE, 4, 0)])
+def test_no_rank_is_asked_for_that_no_adapter_has(given: dict[str, Any], last: int, largest: int) -> None:
+    settings = parse(given)
+    contract_for(request(given, last, rank_limit=largest), PLAN, settings)
+    for rank, words in ((largest + 1, "rank_limit is above"), (-1, "Alone: missing, surplus or out of range: rank_limit")):
+        with pytest.raises(Mistake, match=words):
+            contract_for(request(given, last, rank_limit=rank), PLAN, settings)
+
+
+def test_nothing_but_seconds_comes_up() -> None:
+    asked = request(TUNING, 3)
+    contract = contract_for(asked, PLAN, parse(TUNING))
+    check_reply(Letter(asked.header, {"seconds": 1.5}), asked, contract)
+    for scalars in ({}, {"seconds": -1.0}, {"seconds": math.nan}, {"seconds": 1.0, "loss": 2.0}, {"seconds": "1"}):
+        with pytest.raises(Mistake, match="AloneReport"):
+            check_reply(Letter(asked.header, scalars), asked, contract)
+    with pytest.raises(Mistake, match="1 surplus"):
+        check_reply(Letter(asked.header, {"seconds": 1.5}, {"block-0000": b""}), asked, contract)
+
+
+def test_flower_routes_it_to_a_handler_of_its_own() -> None:
+    assert FLOWER_TYPES["alone"] == "train.alone"
+    assert len(set(FLOWER_TYPES.values())) == len(FLOWER_TYPES)

@@ -1,0 +1,28 @@
+"""What a client may say of its own result: losses and scores that there can be."""
+
+import pytest
+
+from espalier.settings.mistakes import Mistake
+from espalier.wire.contract import check
+from espalier.wire.evaluation import Losses, Texts, contract
+from espalier.wire.messages import UNREAD, Letter
+
+TEXTS = Texts(names=["public"], num_windows=[1], window_tokens=4, own_text=False, test_metrics=["loss", "acc"])
+
+
+def held_against(loss: float, scores: list[float]) -> None:
+    told = Losses(losses=[loss], own_losses=[], test_scores=scores, seconds=0.0)
+    check(Letter(UNREAD, told.model_dump()), contract("fedpetuning", TEXTS, own_text=False).up)
+
+
+@pytest.mark.parametrize(("loss", "scores"), [(0.0, [0.0, 0.0]), (12.5, [80.0, 1.0])])
+def test_what_there_can_be_is_taken(loss: float, scores: list[float]) -> None:
+    held_against(loss, scores)
+
+
+@pytest.mark.parametrize(
+    ("loss", "scores"), [(-0.1, [1.0, 1.0]), (700.1, [1.0, 1.0]), (1.0, [-1.0, 0.5]), (1.0, [1.0, 1.01]), (1.0, [1.0, -0.5])]
+)
+def test_what_there_cannot_be_is_refused(loss: float, scores: list[float]) -> None:
+    with pytest.raises(Mistake, match="Losses: "):
+        held_against(loss, scores)
