@@ -26,21 +26,46 @@ def flatten(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
+LOCAL_ONLY = {"evaluation.local-only": True}
+EVALUATED = LOCAL_ONLY | {"evaluation.own-text": True, "evaluation.centralized": "auto"}
+"""All comparisons that a run can make; without them a run of a bench takes a third of the time."""
+
+
+@dataclass(frozen=True)
+class Home:
+    """What benches may share: a tiny model and a public text. Runs over equal paths have equal settings, so equal bytes."""
+
+    model: Path
+    public: Path
+
+
+def home(folder: Path) -> Home:
+    """Make them in a folder."""
+    model = save_tiny_llama(folder / "base")
+    (folder / "public.txt").write_text("\n\n".join(private_text(99).split("\n\n")[:15]))
+    return Home(model, folder / "public.txt")
+
+
 @dataclass
 class Bench:
-    """``num_clients`` sites with a private text each; every run gets a fresh grid over the same sites."""
+    """``num_clients`` sites with a private text each; every run gets a fresh grid over the same sites.
+
+    The dense and the federated model are evaluated on two windows of the public text; see ``EVALUATED`` for the others.
+    """
 
     folder: Path
     method: str
     settings: dict[str, Any]
     num_clients: int = 4
     time: FakeTime = field(default_factory=FakeTime)
+    home: Home | None = None
+    """Model and public text, where they are not made in ``folder``."""
 
     def __post_init__(self) -> None:
-        self.model = save_tiny_llama(self.folder / "base")
+        shared = self.home or home(self.folder)
+        self.model, self.public = shared.model, shared.public
         for client in range(self.num_clients):
             (self.folder / f"text-{client}.txt").write_text(private_text(client))
-        (self.folder / "public.txt").write_text(private_text(99))
         self._runs = 0
 
     def config(self, **changes: Any) -> dict[str, Any]:
@@ -56,10 +81,12 @@ class Bench:
             "part-bytes": 1024,
             "data.windows": 2,
             "data.window-tokens": 16,
-            "evaluation.texts": f"public={self.folder / 'public.txt'}",
+            "evaluation.texts": f"public={self.public}",
             "evaluation.window-tokens": 16,
             "evaluation.max-windows": 2,
-            "evaluation.own-text": True,
+            "evaluation.local-only": False,
+            "evaluation.own-text": False,
+            "evaluation.centralized": "off",
         }
         given = {key.replace("__", ".").replace("_", "-"): value for key, value in changes.items()}
         return flatten(DEFAULTS) | common | self.settings | given

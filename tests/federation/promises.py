@@ -7,13 +7,14 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from bench import Bench, events, model_files, private_text, results, summary
+from bench import EVALUATED, Bench, Home, events, home, model_files, private_text, results, summary
 from flwr.app import Array, Message
 from in_process import InProcessGrid
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -24,7 +25,7 @@ from espalier.settings.run import parse
 from espalier.wire.alone import makes_alone
 from espalier.wire.contract import check, check_reply
 from espalier.wire.contracts import contract_for
-from espalier.wire.messages import read
+from espalier.wire.messages import read, write
 from espalier.wire.payload import STYPE
 from strategies.checkpoint import CheckpointFolder
 from strategies.rounds import RunFailed
@@ -206,8 +207,51 @@ class Killed(BaseException):
     """The ServerApp's process is gone."""
 
 
+ALL_FIGURES = EVALUATED | {"evaluation.max-windows": 0}
+
+
+def silent_after_enrolment(request: Message, reply: Message) -> Message | None:
+    """Tamper: the client is heard no more."""
+    return reply if read(request.content).header.kind == "enrol" else None
+
+
+@dataclass(frozen=True, repr=False)
+class Uninterrupted:
+    """A run that several tests look at, and none changes."""
+
+    bench: Bench
+    folder: Path
+    requests: list[Message]
+    received: list[tuple[int, Message]]
+    """(partition, reply)"""
+
+
+def assert_own_figures(folder: Path, bench: Bench) -> None:
+    """A run's figures on the clients' own text: held-out passages, found here by their hash, and models as transformers loads
+    them."""
+    models = {"dense": bench.model, "federated": folder / "model"}
+    loaded = {name: AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32) for name, path in models.items()}
+    tokenizer = AutoTokenizer.from_pretrained(bench.model)
+    document, expected = summary(folder), {name: list[float]() for name in models}
+    for client in range(bench.num_clients):
+        passages = [passage for passage in private_text(client).split("\n\n") if held_out(passage)]
+        tokens = torch.tensor(tokenizer("\n\n".join(passages))["input_ids"])
+        windows = tokens[: len(tokens) // 16 * 16].view(-1, 16)
+        metrics = document["clients"][client]["metrics"]
+        assert len(windows) > 0
+        for name, model in loaded.items():
+            with torch.no_grad():
+                losses = [model(input_ids=window[None], labels=window[None]).loss.item() for window in windows]
+            expected[name].append(float(np.exp(np.mean(losses))))
+            assert metrics[f"perplexity/own-text/{name}"] == pytest.approx(expected[name][-1], rel=1e-3)
+    (own,) = [metric for metric in document["metrics"] if metric["dataset"] == "own-text"]
+    assert own["values"]["centralized"] is None
+    for name, values in expected.items():
+        assert own["values"][name] == pytest.approx(np.mean(values), rel=1e-3)
+
+
 class Promises:
-    """One subclass per method."""
+    """One subclass per method. A test that no run of its own needs looks at one of the class."""
 
     method: str
     settings: dict[str, Any]
@@ -219,47 +263,71 @@ class Promises:
     cuts_windows: str
     """The function that the method's clients cut their text with."""
 
+    @pytest.fixture(scope="class")
+    @classmethod
+    def home(cls, tmp_path_factory: pytest.TempPathFactory) -> Home:
+        """The model and the public text of all runs of the class."""
+        return home(tmp_path_factory.mktemp("home"))
+
     @pytest.fixture
-    def bench(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    def bench(self, tmp_path: Path, home: Home, monkeypatch: pytest.MonkeyPatch) -> Bench:
         monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "state"))
         monkeypatch.setattr("espalier.corpora.client_text.LEAST_PREDICTIONS", 15)  # the texts of the bench are short
-        return Bench(tmp_path, self.method, self.settings)
+        return Bench(tmp_path, self.method, self.settings, home=home)
+
+    @pytest.fixture
+    def evaluated(self, bench: Bench) -> Bench:
+        """Its runs compare all that a run can compare, on all windows of the public text."""
+        return replace(bench, settings=bench.settings | ALL_FIGURES)
 
     @pytest.fixture(scope="class")
-    def made_without_client_2(self, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-        """The result of a federation whose third client says nothing after it was enrolled."""
-        folder = tmp_path_factory.mktemp("without")
+    @classmethod
+    def plain(cls, home: Home, tmp_path_factory: pytest.TempPathFactory) -> "Uninterrupted":
+        """A run that nothing happened to."""
+        return cls._uninterrupted(tmp_path_factory.mktemp("plain"), home, {})
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def whole(cls, home: Home, tmp_path_factory: pytest.TempPathFactory) -> "Uninterrupted":
+        """The same, with all figures."""
+        return cls._uninterrupted(tmp_path_factory.mktemp("whole"), home, ALL_FIGURES)
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def without_client_2(cls, home: Home, tmp_path_factory: pytest.TempPathFactory) -> "Uninterrupted":
+        """A run whose third client says nothing after it was enrolled."""
+        return cls._uninterrupted(tmp_path_factory.mktemp("without"), home, {}, silent=2)
+
+    @classmethod
+    def _uninterrupted(cls, folder: Path, home: Home, changes: dict[str, Any], silent: int | None = None) -> "Uninterrupted":
         with pytest.MonkeyPatch.context() as monkeypatch:
             monkeypatch.setenv("ESPALIER_STATE_DIR", str(folder / "state"))
             monkeypatch.setattr("espalier.corpora.client_text.LEAST_PREDICTIONS", 15)
-            bench = Bench(folder, self.method, self.settings)
+            bench, requests = Bench(folder, cls.method, cls.settings | changes, home=home), list[Message]()
             grid = bench.grid()
-            grid.tamper[2] = lambda request, reply: reply if read(request.content).header.kind == "enrol" else None
-            return model_files(bench.run(grid, evaluation__centralized="off"))
+            grid.before_push = requests.append
+            if silent is not None:
+                grid.tamper[silent] = silent_after_enrolment
+            return Uninterrupted(bench, bench.run(grid), requests, grid.received)
 
     # ----- contract ---------------------------------------------------------------------------------------------------
 
-    def test_every_message_matches_its_contract_both_ways(self, bench: Bench) -> None:
-        grid, requests = bench.grid(), []
-        grid.before_push = requests.append
-        bench.run(grid)
-        settings, plan = parse(bench.config()), OpenedModel(bench.model).plan
-        assert len(requests) == len(grid.received) > bench.num_clients
-        for request, (_, reply) in zip(requests, grid.received, strict=True):
+    def test_every_message_matches_its_contract_both_ways(self, whole: Uninterrupted) -> None:
+        settings, plan = parse(whole.bench.config()), OpenedModel(whole.bench.model).plan
+        assert len(whole.requests) == len(whole.received) > whole.bench.num_clients
+        for request, (_, reply) in zip(whole.requests, whole.received, strict=True):
             asked = read(request.content)
             contract = contract_for(asked, plan, settings)
             check(asked, contract.down)
             check_reply(read(reply.content), asked, contract)
             assert contract.observer
-        kinds = {read(request.content).header.kind for request in requests}
+        kinds = {read(request.content).header.kind for request in whole.requests}
         assert ("alone" in kinds) == makes_alone(settings)
 
-    def test_every_reply_is_in_the_egress_log(self, bench: Bench) -> None:
-        grid = bench.grid()
-        folder = bench.run(grid)
-        for client in range(bench.num_clients):
-            log = (folder / "egress" / f"egress-node-{client:05d}.jsonl").read_text().splitlines()
-            replies = [read(reply.content) for partition, reply in grid.received if partition == client]
+    def test_every_reply_is_in_the_egress_log(self, whole: Uninterrupted) -> None:
+        for client in range(whole.bench.num_clients):
+            log = (whole.folder / "egress" / f"egress-node-{client:05d}.jsonl").read_text().splitlines()
+            replies = [read(reply.content) for partition, reply in whole.received if partition == client]
             assert [json.loads(line)["kind"] for line in log] == [reply.header.kind for reply in replies]
             for line, reply in zip(log, replies, strict=True):
                 assert [blob["bytes"] for blob in json.loads(line)["blobs"]] == [
@@ -268,11 +336,9 @@ class Promises:
 
     # ----- privacy ----------------------------------------------------------------------------------------------------
 
-    def test_nothing_private_in_any_outgoing_byte(self, bench: Bench) -> None:
-        grid = bench.grid()
-        bench.run(grid)
-        tokenizer = AutoTokenizer.from_pretrained(bench.model)
-        for partition, reply in grid.received:
+    def test_nothing_private_in_any_outgoing_byte(self, whole: Uninterrupted) -> None:
+        tokenizer = AutoTokenizer.from_pretrained(whole.bench.model)
+        for partition, reply in whole.received:
             assert_nothing_private(outgoing_bytes(reply), private_text(partition), tokenizer)
 
     # ----- what the model cannot take ---------------------------------------------------------------------------------
@@ -324,20 +390,18 @@ class Promises:
 
     # ----- repeatability ----------------------------------------------------------------------------------------------
 
-    def test_same_seed_same_bytes_whatever_the_order_of_arrival(self, bench: Bench) -> None:
-        first = bench.run()
-        grid = bench.grid()
+    def test_same_seed_same_bytes_whatever_the_order_of_arrival(self, evaluated: Bench, whole: Uninterrupted) -> None:
+        grid = evaluated.grid()
         grid.held = {0: 9, 1: 3, 2: 6}
-        second = bench.run(grid)
-        assert results(second) == results(first)
-        assert summary(second) == summary(first)
+        again = evaluated.run(grid)
+        assert results(again) == results(whole.folder)
+        assert summary(again) == summary(whole.folder)
 
-    def test_activations_on_disk_give_the_same_bytes(self, bench: Bench) -> None:
-        assert results(bench.run(activations="disk")) == results(bench.run())
+    def test_activations_on_disk_give_the_same_bytes(self, bench: Bench, plain: Uninterrupted) -> None:
+        assert results(bench.run(activations="disk")) == results(plain.folder)
 
-    def test_killed_and_resumed_equals_never_killed(self, bench: Bench) -> None:
-        uninterrupted = bench.run()
-        grid = bench.grid()
+    def test_killed_and_resumed_equals_never_killed(self, evaluated: Bench, whole: Uninterrupted) -> None:
+        grid = evaluated.grid()
 
         def kill(message: Message) -> None:
             header = read(message.content).header
@@ -346,15 +410,15 @@ class Promises:
 
         grid.before_push = kill
         with pytest.raises(Killed):
-            bench.run(grid)
-        (folder,) = set((bench.folder / "runs").iterdir()) - {uninterrupted}
+            evaluated.run(grid)
+        (folder,) = (evaluated.folder / "runs").iterdir()
         assert summary(folder)["status"] == "failed"
-        resumed = bench.run(bench.grid(), resume_from=str(folder), deadline_seconds=7.0)
+        resumed = evaluated.run(evaluated.grid(), resume_from=str(folder), deadline_seconds=7.0)
         assert resumed == folder
-        assert results(resumed) == results(uninterrupted)
-        assert summary(resumed) == summary(uninterrupted)
+        assert results(resumed) == results(whole.folder)
+        assert summary(resumed) == summary(whole.folder)
 
-    def test_killed_before_the_first_checkpoint_a_run_keeps_its_settings(self, bench: Bench) -> None:
+    def test_killed_before_the_first_checkpoint_a_run_keeps_its_settings(self, bench: Bench, plain: Uninterrupted) -> None:
         """Clients have kept results of the old settings by then; a resumption with others must not mix them."""
         grid, trained = bench.grid(), []
 
@@ -372,7 +436,7 @@ class Promises:
             bench.run(bench.grid(seed=7), seed=7, resume_from=str(folder))
         assert json.loads((folder / "summary.json").read_text())["seed"] == 0
         resumed = bench.run(bench.grid(), resume_from=str(folder))
-        assert results(resumed) == results(bench.run())
+        assert results(resumed) == results(plain.folder)
 
     def test_a_run_that_is_killed_outright_says_failed(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
         def vanish(*_: object, **__: object) -> None:
@@ -388,9 +452,8 @@ class Promises:
         assert (document["status"], document["reason"]) == ("failed", "the ServerApp is still at work, or it was killed")
 
     def test_a_disk_that_is_full_at_a_checkpoint_costs_nothing_that_was_finished(
-        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
+        self, bench: Bench, plain: Uninterrupted, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        uninterrupted = bench.run()
         with FullDisk("/runs/", monkeypatch) as disk:
             save = CheckpointFolder.save
 
@@ -402,13 +465,13 @@ class Promises:
             with pytest.raises(Mistake, match=r"cannot write .*checkpoint/state.json: No space left on device"):
                 bench.run()
         monkeypatch.setattr(CheckpointFolder, "save", save)
-        (folder,) = set((bench.folder / "runs").iterdir()) - {uninterrupted}
+        (folder,) = (bench.folder / "runs").iterdir()
         assert json.loads((folder / "summary.json").read_text())["status"] == "failed"
         finished = folder / "checkpoint" / "state.json"
         assert (json.loads(finished.read_text())["round"] if finished.exists() else 0) == self.last_round - 1
         resumed = bench.run(bench.grid(), resume_from=str(folder))
-        assert results(resumed) == results(uninterrupted)
-        assert summary(resumed) == summary(uninterrupted)
+        assert results(resumed) == results(plain.folder)
+        assert summary(resumed) == summary(plain.folder)
 
     def test_a_server_s_full_disk_is_blamed_on_no_client(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
         grid = bench.grid()
@@ -432,15 +495,13 @@ class Promises:
 
     # ----- failures ---------------------------------------------------------------------------------------------------
 
-    def test_one_client_dead_the_round_still_ends(self, bench: Bench) -> None:
-        grid = bench.grid()
-        grid.tamper[1] = lambda request, reply: reply if read(request.content).header.kind == "enrol" else None
-        document = summary(bench.run(grid))
+    def test_one_client_dead_the_round_still_ends(self, without_client_2: Uninterrupted) -> None:
+        document = summary(without_client_2.folder)
         assert document["status"] == "completed"
-        assert [client["status"] for client in document["clients"]] == ["completed", "dropped", "completed", "completed"]
-        assert "no reply before the deadline (2 of 2 attempts)" in document["clients"][1]["reason"]
+        assert [client["status"] for client in document["clients"]] == ["completed", "completed", "dropped", "completed"]
+        assert "no reply before the deadline (2 of 2 attempts)" in document["clients"][2]["reason"]
 
-    def test_a_lost_message_is_sent_again(self, bench: Bench) -> None:
+    def test_a_lost_message_is_sent_again(self, bench: Bench, plain: Uninterrupted) -> None:
         grid, lost = bench.grid(), []
 
         def lose_the_first(request: Message, reply: Message) -> Message | None:
@@ -451,18 +512,26 @@ class Promises:
         grid.tamper[2] = lose_the_first
         folder = bench.run(grid)
         assert {client["status"] for client in summary(folder)["clients"]} == {"completed"}
-        assert model_files(folder) == model_files(bench.run())
+        assert model_files(folder) == model_files(plain.folder)
 
     @pytest.mark.parametrize("spoil", sorted(SPOILS))
-    def test_a_malformed_reply_costs_its_sender_alone(
-        self, bench: Bench, made_without_client_2: dict[str, bytes], spoil: str
-    ) -> None:
+    def test_a_malformed_reply_is_refused(self, plain: Uninterrupted, spoil: str) -> None:
+        settings, model = parse(plain.bench.config()), OpenedModel(plain.bench.model)
+        pairs = zip(plain.requests, plain.received, strict=True)
+        request, reply = next((r, a) for r, (client, a) in pairs if client == 2 and read(r.content).header.kind == "train")
+        asked, copied = read(request.content), Message(write(read(reply.content)), reply_to=request)
+        contract = contract_for(asked, model.plan, settings)
+        check_reply(read(copied.content), asked, contract)
+        with pytest.raises(Mistake):
+            check_reply(read(SPOILS[spoil](copied).content), asked, contract)
+
+    def test_a_malformed_reply_costs_its_sender_alone(self, bench: Bench, without_client_2: Uninterrupted) -> None:
         grid = bench.grid()
-        grid.tamper[2] = spoiled(SPOILS[spoil])
-        folder = bench.run(grid, evaluation__centralized="off")
+        grid.tamper[2] = spoiled(SPOILS["garbage"])
+        folder = bench.run(grid)
         statuses = {client["rank"]: client["status"] for client in summary(folder)["clients"]}
         assert statuses == {0: "completed", 1: "completed", 2: "dropped", 3: "completed"}
-        assert model_files(folder) == made_without_client_2
+        assert model_files(folder) == model_files(without_client_2.folder)
         assert any(event["event"] == "dropped" and event["rank"] == 2 for event in events(folder))
 
     def test_without_a_quorum_the_run_ends_with_the_reasons(self, bench: Bench) -> None:
@@ -478,9 +547,8 @@ class Promises:
 
     # ----- result -----------------------------------------------------------------------------------------------------
 
-    def test_the_exported_model_gives_the_reported_perplexity_in_plain_transformers(self, bench: Bench) -> None:
-        text = bench.folder / "public.txt"
-        folder = bench.run(evaluation__max_windows=0)
+    def test_the_exported_model_gives_the_reported_perplexity_in_plain_transformers(self, whole: Uninterrupted) -> None:
+        text, folder = whole.bench.public, whole.folder
         model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
         tokens = torch.tensor(AutoTokenizer.from_pretrained(folder / "model")(text.read_text())["input_ids"])
         windows = tokens[: len(tokens) // 16 * 16].view(-1, 16)
@@ -489,32 +557,12 @@ class Promises:
         metric, _ = summary(folder)["metrics"]
         assert metric["values"]["federated"] == pytest.approx(float(np.exp(np.mean(losses))), rel=1e-4)
 
-    def test_figures_on_own_text_are_those_of_plain_transformers(self, bench: Bench) -> None:
-        """The client's held-out passages, found here by their hash, and models as transformers loads them."""
-        folder = bench.run(evaluation__max_windows=0)
-        models = {"dense": bench.model, "federated": folder / "model"}
-        loaded = {name: AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32) for name, path in models.items()}
-        tokenizer = AutoTokenizer.from_pretrained(bench.model)
-        document, expected = summary(folder), {name: [] for name in models}
-        for client in range(bench.num_clients):
-            passages = [passage for passage in private_text(client).split("\n\n") if held_out(passage)]
-            tokens = torch.tensor(tokenizer("\n\n".join(passages))["input_ids"])
-            windows = tokens[: len(tokens) // 16 * 16].view(-1, 16)
-            metrics = document["clients"][client]["metrics"]
-            assert len(windows) > 0
-            for name, model in loaded.items():
-                with torch.no_grad():
-                    losses = [model(input_ids=window[None], labels=window[None]).loss.item() for window in windows]
-                expected[name].append(float(np.exp(np.mean(losses))))
-                assert metrics[f"perplexity/own-text/{name}"] == pytest.approx(expected[name][-1], rel=1e-3)
-        (own,) = [metric for metric in document["metrics"] if metric["dataset"] == "own-text"]
-        assert own["values"]["centralized"] is None
-        for name, values in expected.items():
-            assert own["values"][name] == pytest.approx(np.mean(values), rel=1e-3)
+    def test_figures_on_own_text_are_those_of_plain_transformers(self, whole: Uninterrupted) -> None:
+        assert_own_figures(whole.folder, whole.bench)
 
     def test_without_own_text_no_result_is_delivered_and_no_figure_of_it_returns(self, bench: Bench) -> None:
-        grid = bench.grid(evaluation__own_text=False)
-        folder = bench.run(grid, evaluation__own_text=False)
+        grid = bench.grid(evaluation__local_only=True)
+        folder = bench.run(grid, evaluation__local_only=True)
         replies = [read(reply.content) for _, reply in grid.received]
         kinds = [reply.header.kind for reply in replies]
         after = replies[len(kinds) - kinds[::-1].index("train") :]  # between rounds a method may need a deliver
@@ -523,47 +571,46 @@ class Promises:
         assert all(reply.scalars["own_losses"] == [] for reply in replies if reply.header.kind == "evaluate")
         assert [metric["dataset"] for metric in summary(folder)["metrics"]] == ["public"]
 
-    def test_too_little_own_text_is_told_before_the_work(self, bench: Bench) -> None:
+    def test_too_little_own_text_is_told_before_the_work(self, evaluated: Bench) -> None:
         held_back = [passage for passage in private_text(1).split("\n\n") if not held_out(passage)]
-        (bench.folder / "text-1.txt").write_text("\n\n".join(held_back))
-        client = summary(bench.run())["clients"][1]
+        (evaluated.folder / "text-1.txt").write_text("\n\n".join(held_back))
+        client = summary(evaluated.run())["clients"][1]
         assert client["status"] == "dropped"
         assert client["reason"].startswith("train: evaluation.own-text: the client's held-out text has fewer than")
 
-    def test_a_mean_over_few_words_never_leaves(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_mean_over_few_words_never_leaves(self, evaluated: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("espalier.corpora.client_text.LEAST_PREDICTIONS", 1000)
         with pytest.raises(RunFailed, match="gives fewer than 1000 predictions, and a mean over them says too much"):
-            bench.run()
+            evaluated.run()
 
-    def test_a_site_decides_whether_it_is_evaluated_on_its_text(self, bench: Bench) -> None:
-        grid = bench.grid()
+    def test_a_site_decides_whether_it_is_evaluated_on_its_text(self, evaluated: Bench) -> None:
+        grid = evaluated.grid()
         for client, context in enumerate(grid.contexts.values()):
             context.node_config |= {"site": f"site-{client}", "own-text": client != 1, "least-tokens": 30}
-            context.node_config["model-path"] = str(bench.model)
+            context.node_config["model-path"] = str(evaluated.model)
         grid.simulated = False
-        clients = {client["site"]: client for client in summary(bench.run(grid))["clients"]}
+        clients = {client["site"]: client for client in summary(evaluated.run(grid))["clients"]}
         assert clients["site-1"]["status"] == "dropped"
         assert "this site does not allow it" in clients["site-1"]["reason"]
         assert {clients[f"site-{client}"]["status"] for client in (0, 2, 3)} == {"completed"}
 
-    def test_a_client_that_does_not_take_the_result_loses_its_figures_alone(self, bench: Bench) -> None:
+    def test_a_client_that_does_not_take_the_result_loses_its_figures_alone(self, evaluated: Bench) -> None:
         def refuse(request: Message, reply: Message) -> Message | None:
             header = read(request.content).header
             return None if header.kind == "deliver" and header.server_round >= self.result_round else reply
 
-        grid = bench.grid()
+        grid = evaluated.grid()
         grid.tamper[2] = refuse
-        document = summary(bench.run(grid))
+        document = summary(evaluated.run(grid))
         assert document["status"] == "completed"
         given = ["perplexity/own-text/federated" in client["metrics"] for client in document["clients"]]
         assert given == [True, True, False, True]
         assert document["clients"][2]["reason"].startswith("deliver: no reply before the deadline")
         assert document["clients"][2]["status"] == "completed"  # its votes are in the model
 
-    def test_a_state_directory_of_a_finished_simulation_is_removed(self, bench: Bench) -> None:
-        folder = bench.run()
-        lineage = json.loads((folder / "run.json").read_text())["lineage"]
-        assert not list((bench.folder / "state").rglob(f"*{lineage}*"))
+    def test_a_state_directory_of_a_finished_simulation_is_removed(self, whole: Uninterrupted) -> None:
+        lineage = json.loads((whole.folder / "run.json").read_text())["lineage"]
+        assert not list((whole.bench.folder / "state").rglob(f"*{lineage}*"))
 
 
 class PruningPromises(Promises):
@@ -575,8 +622,8 @@ class PruningPromises(Promises):
         """Share of prunable weights that the settings demand, computed by hand."""
         raise NotImplementedError
 
-    def test_exact_sparsity(self, bench: Bench) -> None:
-        folder = bench.run()
+    def test_exact_sparsity(self, plain: Uninterrupted) -> None:
+        folder, bench = plain.folder, plain.bench
         expected = self.expected_sparsity(OpenedModel(bench.model))
         assert summary(folder)["sparsity"]["achieved"] == pytest.approx(expected, abs=1e-12)
         written, dense = (AutoModelForCausalLM.from_pretrained(path) for path in (folder / "model", bench.model))

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench import Bench, events
+from bench import EVALUATED, Bench, events
 from flwr.app import Message
 from in_process import InProcessGrid
 
@@ -58,7 +58,7 @@ def every_beat_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
 def bench(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "state"))
     name = getattr(request, "param", "fedprllm")
-    more = {"evaluation.own-text": False, "part-bytes": 1 << 20}
+    more = EVALUATED | {"evaluation.own-text": False, "part-bytes": 1 << 20}
     return Bench(tmp_path, name.split()[0], METHODS[name] | more, num_clients=2)
 
 

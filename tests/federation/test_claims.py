@@ -15,9 +15,6 @@ TUNING = {
     "training.steps": 2,
     "training.batch-size": 2,
     "training.learning-rate": 0.01,
-    "evaluation.own-text": False,
-    "evaluation.local-only": False,
-    "evaluation.centralized": "off",
 }
 
 
@@ -81,8 +78,8 @@ def test_a_norm_counts_up_to_the_ratio_and_a_capability_leaves_others_their_rank
 
 
 def test_claims_of_fedspallm_are_cut_too(folder: Path) -> None:
-    settings = {"fedspallm.max-capability-ratio": 1.0, "fedspallm.client-weights": "samples", "evaluation.own-text": False}
-    bench = Bench(folder, "fedspallm", settings | {"fedspallm.local-method": "magnitude", "evaluation.centralized": "off"})
+    settings = {"fedspallm.max-capability-ratio": 1.0, "fedspallm.client-weights": "samples"}
+    bench = Bench(folder, "fedspallm", settings | {"fedspallm.local-method": "magnitude"})
     grid = bench.grid()
     for context in grid.contexts.values():
         if context.node_config["partition-id"] == 2:

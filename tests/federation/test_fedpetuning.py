@@ -14,7 +14,7 @@ from bench import Bench, model_files, private_text, results, summary
 from flwr.app import Message
 from in_process import InProcessGrid
 from peft import PeftModel
-from promises import Killed, Promises, held_out
+from promises import Killed, Promises, Uninterrupted, held_out
 from safetensors.torch import load
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -32,14 +32,6 @@ BYTES_OF = {
     "bfloat16": lambda numbers: 2 * numbers,
     "nf4": lambda numbers: math.ceil(numbers / 2) + 4 * math.ceil(numbers / 64),
 }
-
-FEW_FIGURES = {
-    "evaluation__own_text": False,
-    "evaluation__centralized": "off",
-    "evaluation__local_only": False,
-    "lora__merge": False,
-}
-"""Nothing is evaluated that a test does not look at."""
 
 
 def block_bytes(payload: str, lora_rank: int) -> int:
@@ -93,7 +85,7 @@ class TestFedPETuning(Promises):
         return windows
 
     def test_factors_are_averaged_by_samples(self, bench: Bench, uneven: dict[int, float]) -> None:
-        changes = {"fedpetuning__rounds": 1, "evaluation__own_text": False}
+        changes = {"fedpetuning__rounds": 1}
         grid = bench.grid(**changes)
         folder = bench.run(grid, **changes)
         sent = sent_adapters(grid, 1)
@@ -112,7 +104,6 @@ class TestFedPETuning(Promises):
             "fedpetuning__rounds": 1,
             "fedpetuning__aggregation": "svd",
             "fedpetuning__client_weights": weights,
-            "evaluation__own_text": False,
         }
         grid = bench.grid(**changes)
         folder = bench.run(grid, **changes)
@@ -179,7 +170,7 @@ class TestFedPETuning(Promises):
         other = Path(shutil.copytree(bench.model, bench.folder / "other"))
         config = json.loads((other / "config.json").read_text()) | {"max_position_embeddings": 15}
         (other / "config.json").write_text(json.dumps(config))
-        changes = self.SAMPLED | {"fedpetuning__rounds": 1}
+        changes = self.SAMPLED | {"fedpetuning__rounds": 1, "evaluation__local_only": True}
         grid = bench.grid(**changes)
         (site,) = [context for context in grid.contexts.values() if context.node_config["partition-id"] == 2]
 
@@ -200,7 +191,7 @@ class TestFedPETuning(Promises):
     def test_a_client_with_numbers_that_no_training_makes_loses_its_contribution(
         self, bench: Bench, aggregation: str, added: float
     ) -> None:
-        changes = {"fedpetuning__aggregation": aggregation, "evaluation__own_text": False, "part_bytes": 1 << 20}
+        changes = {"fedpetuning__aggregation": aggregation, "part_bytes": 1 << 20}
         grid = bench.grid(**changes)
         grid.tamper[3] = added_to_b(added)
         document = summary(folder := bench.run(grid, **changes))
@@ -224,10 +215,6 @@ class TestFedPETuning(Promises):
             "fedpetuning__rounds": 3,
             "training__learning_rate": rate,
             "training__weight_decay": 0.1,
-            "evaluation__own_text": False,
-            "evaluation__centralized": "off",
-            "evaluation__local_only": False,
-            "lora__merge": False,
         }
         clients = summary(bench.run(**changes))["clients"]
         assert {client["status"] for client in clients} == {"completed"}
@@ -246,7 +233,7 @@ class TestFedPETuning(Promises):
             asked = [read(request.content) for request in requests]
             down = [blob for letter in asked if letter.header.kind in ("train", "deliver") for blob in letter.blobs.values()]
             assert len(up) == 2 * 2 * 4  # blocks, rounds, clients
-            assert len(down) == 2 * 2 * 4  # blocks, the second round and the result, clients
+            assert len(down) == 2 * 4  # blocks of the second round, clients
             assert {num_data_bytes(blob) for blob in up + down} == {block_bytes(payload, 2)}
         assert models[0] != models[1]
 
@@ -271,7 +258,7 @@ class TestFedPETuning(Promises):
 
     def test_differences_are_added_to_the_global_adapters_before_they_were_rounded(self, bench: Bench) -> None:
         """Up a difference from those that the round began with, down from the first ones; two rounds, by loops."""
-        changes = {**FEW_FIGURES, "fedpetuning__payload": "bfloat16", "fedpetuning__error_feedback": False}
+        changes = {"fedpetuning__payload": "bfloat16", "fedpetuning__error_feedback": False}
         grid, requests = bench.grid(**changes), list[Message]()
         grid.before_push = requests.append
         folder = bench.run(grid, **changes)
@@ -303,7 +290,6 @@ class TestFedPETuning(Promises):
     def test_rounded_differences_end_nearer_to_float32_than_rounded_values(self, bench: Bench, aggregation: str) -> None:
         """Share of its norm by which the final update of four rounds over NF4 differs from float32's, at the same bytes."""
         common = {
-            **FEW_FIGURES,
             "fedpetuning__rounds": 4,
             "training__steps": 5,
             "training__learning_rate": 0.002,
@@ -330,7 +316,7 @@ class TestFedPETuning(Promises):
         assert len(sizes) == 1
 
     def test_a_client_that_lost_its_private_state_goes_on_with_what_the_server_sends(self, bench: Bench) -> None:
-        changes = {**FEW_FIGURES, "fedpetuning__payload": "nf4", "fedpetuning__rounds": 3, "part_bytes": 1 << 20}
+        changes = {"fedpetuning__payload": "nf4", "fedpetuning__rounds": 3, "part_bytes": 1 << 20}
         state = bench.folder / "state"
         grid, removed = bench.grid(**changes), list[Path]()
         for context in grid.contexts.values():
@@ -361,9 +347,7 @@ class TestFedPETuning(Promises):
         self, tmp_path: Path, kept: bool
     ) -> None:
         """Averaging one client's adapters changes nothing; forgetting its moments does."""
-        bench = Bench(
-            tmp_path, self.method, self.settings | {"fedpetuning.keep-optimizer": kept, "evaluation.own-text": False}, 1
-        )
+        bench = Bench(tmp_path, self.method, self.settings | {"fedpetuning.keep-optimizer": kept}, 1)
         at_once = bench.run(fedpetuning__rounds=1, training__steps=4)
         in_two = bench.run(fedpetuning__rounds=2, training__steps=2)
         assert (model_files(at_once) == model_files(in_two)) == kept
@@ -388,11 +372,11 @@ class TestFedPETuning(Promises):
         ids=["svd", "carried"],
     )
     def test_killed_in_the_middle_of_a_round_and_resumed_equals_never_killed(
-        self, bench: Bench, changes: dict[str, Any]
+        self, evaluated: Bench, changes: dict[str, Any]
     ) -> None:
         changes = {"fedpetuning__rounds": 3, **changes}
-        uninterrupted = bench.run(**changes)
-        grid, trained = bench.grid(**changes), []
+        uninterrupted = evaluated.run(**changes)
+        grid, trained = evaluated.grid(**changes), []
 
         def kill(message: Message) -> None:
             header = read(message.content).header
@@ -403,15 +387,15 @@ class TestFedPETuning(Promises):
 
         grid.before_push = kill
         with pytest.raises(Killed):
-            bench.run(grid, **changes)
-        (folder,) = set((bench.folder / "runs").iterdir()) - {uninterrupted}
-        resumed = bench.run(bench.grid(**changes), resume_from=str(folder), **changes)
+            evaluated.run(grid, **changes)
+        (folder,) = set((evaluated.folder / "runs").iterdir()) - {uninterrupted}
+        resumed = evaluated.run(evaluated.grid(**changes), resume_from=str(folder), **changes)
         assert results(resumed) == results(uninterrupted)
         assert summary(resumed) == summary(uninterrupted)
 
     def test_gone_back_a_round_after_a_kill_in_the_middle_of_one_equals_never_killed(self, bench: Bench) -> None:
         """What is said to do where the last checkpoint is damaged: a client that was further gives its kept answers again."""
-        changes = {**FEW_FIGURES, "fedpetuning__rounds": 3}
+        changes = {"fedpetuning__rounds": 3}
         uninterrupted, grid, trained = bench.run(**changes), bench.grid(**changes), []
 
         def kill(message: Message) -> None:
@@ -445,7 +429,7 @@ class TestFedPETuning(Promises):
         return read(grid.answer(message, context).content)
 
     def test_a_round_is_answered_once_and_none_before_it(self, bench: Bench) -> None:
-        changes = {"evaluation__own_text": False, "part_bytes": 1 << 20, "fedpetuning__rounds": 3}
+        changes = {"part_bytes": 1 << 20, "fedpetuning__rounds": 3}
         grid = bench.grid(**changes)
         first = self._train(grid, 1)
         assert first.header.status == "ok"
@@ -469,7 +453,7 @@ class TestFedPETuning(Promises):
     @pytest.mark.parametrize(("least", "status"), [(64, "ok"), (65, "failed")])
     def test_a_site_refuses_a_round_of_few_tokens(self, bench: Bench, least: int, status: str) -> None:
         """Two steps of two sequences of 16 tokens."""
-        grid = bench.grid(evaluation__own_text=False)
+        grid = bench.grid()
         next(iter(grid.contexts.values())).node_config["least-tokens"] = least
         reply = self._train(grid, 1)
         assert reply.header.status == status
@@ -491,8 +475,8 @@ class TestFedPETuning(Promises):
         assert document["metrics"][0]["values"]["federated"] < document["metrics"][0]["values"]["dense"]
         assert (folder / "adapter" / "adapter_model.safetensors").exists()
 
-    def test_plain_peft_loads_the_adapter_to_the_logits_of_the_merged_model(self, bench: Bench) -> None:
-        folder = bench.run()
+    def test_plain_peft_loads_the_adapter_to_the_logits_of_the_merged_model(self, plain: Uninterrupted) -> None:
+        folder, bench = plain.folder, plain.bench
         tokens = torch.arange(40).view(2, 20) + 60
         base, merged = (
             AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32) for path in (bench.model, folder / "model")

@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from bench import Bench, events, model_files, results, summary
+from bench import EVALUATED, Bench, events, model_files, results, summary
 from flwr.app import Message
 from in_process import InProcessGrid
-from promises import Killed, PruningPromises
+from promises import Killed, PruningPromises, Uninterrupted, assert_own_figures
 from safetensors import safe_open
 from safetensors.numpy import load
 from tiny_model import save_tiny_llama
@@ -59,23 +59,22 @@ class TestFedPrLLM(PruningPromises):
                 zeros = (model.get_tensor(linear.parameter) == 0).sum(dim=1)
                 assert set(zeros.tolist()) == {int(linear.shape[1] * 0.3)}
 
-    def test_magnitude_needs_no_data_so_centralized_equals_federated_and_local_only(self, bench: Bench) -> None:
-        values = summary(bench.run(fedprllm__local_metric="magnitude"))["metrics"][0]["values"]
+    def test_magnitude_needs_no_data_so_centralized_equals_federated_and_local_only(self, evaluated: Bench) -> None:
+        values = summary(evaluated.run(fedprllm__local_metric="magnitude"))["metrics"][0]["values"]
         assert values["centralized"] == pytest.approx(values["federated"], rel=1e-12)
         assert values["local_only"] == pytest.approx(values["federated"], rel=6e-4)  # clients round their losses
 
-    def test_figures_on_own_text_with_weight_scaling(self, bench: Bench) -> None:
-        bench.settings = {**bench.settings, "fedprllm.weight-scaling": True}
-        self.test_figures_on_own_text_are_those_of_plain_transformers(bench)
+    def test_figures_on_own_text_with_weight_scaling(self, evaluated: Bench) -> None:
+        assert_own_figures(evaluated.run(fedprllm__weight_scaling=True), evaluated)
 
     def test_a_single_client_s_own_result_is_the_federated_one(self, tmp_path: Path, bench: Bench) -> None:
-        alone = Bench(tmp_path / "alone", self.method, bench.settings, num_clients=1)
+        alone = Bench(tmp_path / "alone", self.method, bench.settings | EVALUATED, num_clients=1)
         for values in (metric["values"] for metric in summary(alone.run())["metrics"]):
             assert values["local_only"] == pytest.approx(values["federated"], rel=6e-4)  # clients round their losses
             assert values["federated"] != values["dense"]
 
-    def test_ledger_counts_every_byte_of_the_masks(self, bench: Bench) -> None:
-        folder = bench.run()
+    def test_ledger_counts_every_byte_of_the_masks(self, whole: Uninterrupted) -> None:
+        folder, bench = whole.folder, whole.bench
         entries = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
         plan = OpenedModel(bench.model).plan
         masks = sum(
@@ -91,7 +90,7 @@ class TestFedPrLLM(PruningPromises):
 
     def test_a_site_with_too_little_text_says_so_in_numbers(self, bench: Bench) -> None:
         (bench.folder / "text-3.txt").write_text("hawthorn hedge")
-        document = summary(bench.run(evaluation__own_text=False))
+        document = summary(bench.run())
         assert [client["rank"] for client in document["clients"]] == [0, 1, 2]
         (reason,) = document["refused"].values()
         assert "gives 0 windows of 16 tokens, data.windows = 2 are needed" in reason
@@ -181,6 +180,7 @@ class TestFedPrLLM(PruningPromises):
             bench.run(resume_from=str(bench.folder))
 
     def test_private_state_is_for_its_owner_alone(self, bench: Bench) -> None:
+        bench.settings = bench.settings | EVALUATED
         grid, seen = bench.grid(), []
 
         def look(message) -> None:
@@ -217,7 +217,6 @@ class TestIterativeFedPrLLM(PruningPromises):
 
         The published code scales a block before the clients go through it, the paper's step 7 does not say so.
         """
-        bench.settings = bench.settings | {"evaluation.own-text": False}
         folder = bench.run(**changes)
         run = parse(bench.config())
         opened = OpenedModel(bench.model)
@@ -247,16 +246,16 @@ class TestIterativeFedPrLLM(PruningPromises):
                             scaled = float(module.weight[row, column]) * (4 - int(votes[name][row, column])) / 4
                             module.weight[row, column] = torch.tensor(scaled).to(torch.bfloat16).float()
 
-    def test_votes_go_down_with_a_decision_where_clients_go_on_behind_the_scaled_block(self, bench: Bench) -> None:
+    def test_votes_go_down_with_a_decision_where_clients_go_on_behind_the_scaled_block(self, evaluated: Bench) -> None:
         """Killed in the second round and resumed, with the result delivered to the clients, it equals never killed."""
         changes = {
             "fedprllm__weight_scaling": True,
             "fedprllm__continue_behind": "scaled",
             "fedprllm__comparison_group": "column",
         }
-        grid, requests = bench.grid(**changes), list[Any]()
+        grid, requests = evaluated.grid(**changes), list[Any]()
         grid.before_push = requests.append
-        uninterrupted = bench.run(grid, **changes)
+        uninterrupted = evaluated.run(grid, **changes)
         votes = votes_of(grid)
         letters = [read(request.content) for request in requests]
         orders = [letter for letter in letters if letter.header.kind == "train"]
@@ -272,14 +271,14 @@ class TestIterativeFedPrLLM(PruningPromises):
             if (header.kind, header.server_round, header.rank) == ("train", 2, 2):
                 raise Killed
 
-        killed = bench.grid(**changes)
+        killed = evaluated.grid(**changes)
         killed.before_push = kill
         with pytest.raises(Killed):
-            bench.run(killed, **changes)
-        (folder,) = set((bench.folder / "runs").iterdir()) - {uninterrupted}
-        resumed = bench.run(bench.grid(**changes), resume_from=str(folder), **changes)
+            evaluated.run(killed, **changes)
+        (folder,) = set((evaluated.folder / "runs").iterdir()) - {uninterrupted}
+        resumed = evaluated.run(evaluated.grid(**changes), resume_from=str(folder), **changes)
         assert results(resumed) == results(uninterrupted)
-        masked = bench.run(**{**changes, "fedprllm__continue_behind": "masked"})
+        masked = evaluated.run(**{**changes, "fedprllm__continue_behind": "masked"})
         assert model_files(masked) != model_files(uninterrupted)
 
     def test_one_client_iterative_is_one_shot(self, bench: Bench) -> None:
@@ -426,12 +425,12 @@ class TestVariants:
     @pytest.fixture
     def bench(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
         monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "state"))
-        return Bench(tmp_path, "fedprllm", {"evaluation.own-text": False})
+        return Bench(tmp_path, "fedprllm", {})
 
     def test_local_column_comparison_makes_wanda_magnitude_and_clients_alike(self, bench: Bench) -> None:
         """Table 4: a column shares its input norm, so all clients agree, and pooling their data changes nothing."""
         common = {"fedprllm__local_comparison_group": "column", "fedprllm__comparison_group": "column"}
-        wanda = bench.run(**common)
+        wanda = bench.run(**common, evaluation__local_only=True, evaluation__centralized="on")
         magnitude = bench.run(**common, fedprllm__local_metric="magnitude")
         values = summary(wanda)["metrics"][0]["values"]
         assert values["centralized"] == values["federated"] == pytest.approx(values["local_only"], rel=6e-4)

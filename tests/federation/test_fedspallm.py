@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from bench import Bench, events, model_files, results, summary
+from bench import EVALUATED, Bench, events, model_files, results, summary
 from flwr.app import Array
 from in_process import InProcessGrid
 from promises import PruningPromises, spoiled
@@ -126,7 +126,7 @@ class TestFedSpaLLM(PruningPromises):
         assert 0 < share < 0.5
 
     def test_a_single_client_s_own_result_is_the_federated_one(self, tmp_path: Path, bench: Bench) -> None:
-        alone = Bench(tmp_path / "alone", self.method, bench.settings, num_clients=1)
+        alone = Bench(tmp_path / "alone", self.method, bench.settings | EVALUATED, num_clients=1)
         for values in (metric["values"] for metric in summary(alone.run())["metrics"]):
             assert values["local_only"] == pytest.approx(values["federated"], rel=6e-4)  # clients round their losses
             assert values["federated"] != values["dense"]
@@ -271,7 +271,7 @@ class TestRounds(PruningPromises):
 
     def test_before_a_round_go_the_stale_layers_that_it_reads_and_at_the_end_the_rest(self, bench: Bench) -> None:
         """Told from the messages alone: six layers, of which clients sample one or two in each of four rounds."""
-        _, sent = requests_of(bench, evaluation__own_text=False, **_six_layers(bench))
+        _, sent = requests_of(bench, evaluation__local_only=True, **_six_layers(bench))
         sampled = {
             (letter.header.server_round, letter.header.rank): letter.scalars["blocks"]
             for letter in sent
@@ -301,14 +301,14 @@ class TestRounds(PruningPromises):
         assert held == [versions[3]] * 4
 
     def test_results_are_those_of_clients_that_get_all_stale_layers(
-        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
+        self, evaluated: Bench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        few = bench.run(**_six_layers(bench))
+        few = evaluated.run(**_six_layers(evaluated))
         updates = HeldLayers.updates
         monkeypatch.setattr(
             HeldLayers, "updates", lambda held, rounds, number, model, ends=None: updates(held, rounds, number, model)
         )
-        many = bench.run(**_six_layers(bench))
+        many = evaluated.run(**_six_layers(evaluated))
         files = [{name: data for name, data in results(folder).items() if name not in STATES} for folder in (few, many)]
         assert files[0] == files[1]
         metrics = [[client["metrics"] for client in summary(folder)["clients"]] for folder in (few, many)]
@@ -317,7 +317,7 @@ class TestRounds(PruningPromises):
         assert down[0] < down[1]
 
     @pytest.mark.parametrize("kind", ["deliver", "evaluate"])
-    def test_killed_while_the_rest_is_brought(self, bench: Bench, kind: str) -> None:
+    def test_killed_while_the_rest_is_brought(self, evaluated: Bench, kind: str) -> None:
         class Killed(BaseException):
             pass
 
@@ -330,14 +330,14 @@ class TestRounds(PruningPromises):
             if header.kind == kind and 4 in trained and header.rank == 2:
                 raise Killed
 
-        changes = _six_layers(bench)
-        whole = bench.run(**changes)
-        grid = bench.grid(**changes)
+        changes = _six_layers(evaluated)
+        whole = evaluated.run(**changes)
+        grid = evaluated.grid(**changes)
         grid.before_push = kill
         with pytest.raises(Killed):
-            bench.run(grid, **changes)
-        (cut,) = set((bench.folder / "runs").iterdir()) - {whole}
-        resumed = bench.run(resume_from=str(cut), **changes)
+            evaluated.run(grid, **changes)
+        (cut,) = set((evaluated.folder / "runs").iterdir()) - {whole}
+        resumed = evaluated.run(resume_from=str(cut), **changes)
         assert results(resumed) == results(whole)
         assert all(client["status"] == "completed" for client in summary(resumed)["clients"])
         losses = [[client["metrics"] for client in summary(folder)["clients"]] for folder in (whole, resumed)]
@@ -352,12 +352,12 @@ class TestRounds(PruningPromises):
         expected = sum(pruned) / 4 / OpenedModel(bench.model).plan.num_weights
         assert summary(folder)["sparsity"]["local"] == pytest.approx(expected, abs=1e-12)
 
-    def test_the_table_tells_the_sparsity_of_each_model(self, bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_the_table_tells_the_sparsity_of_each_model(self, evaluated: Bench, capsys: pytest.CaptureFixture[str]) -> None:
         """Weights of the tiny model: the own models at the share of the test above, pooled and federated ones at a half."""
-        local = summary(bench.run())["sparsity"]["local"]
+        local = summary(evaluated.run())["sparsity"]["local"]
         rows = [line.split("│") for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
         found = {cells[1].strip(): next(cell.strip() for cell in cells[2:] if "%" in cell) for cells in rows}
-        half = f"{self.expected_sparsity(OpenedModel(bench.model)):.2%}"
+        half = f"{self.expected_sparsity(OpenedModel(evaluated.model)):.2%}"
         expected = {"dense": "0.00%", "local-only (mean)": f"{local:.2%}", "centralized": half, "federated": half}
         assert found == expected
         assert found["local-only (mean)"] != half
@@ -380,7 +380,7 @@ class TestRounds(PruningPromises):
 
         grid.tamper = dict.fromkeys((1, 2, 3), die)
         grid.before_push = lambda message: sent.append(read(message.content))
-        folder = bench.run(grid, fedspallm__rounds=4, quorum=0.25, evaluation__own_text=False)
+        folder = bench.run(grid, fedspallm__rounds=4, quorum=0.25)
         last = [letter for letter in sent if letter.header.kind == "train" and letter.header.server_round == 4]
         assert [(letter.header.rank, len(letter.scalars["blocks"])) for letter in last] == [(0, 1)]
         assert [event["round"] for event in events(folder) if event["event"] == "not_covered"] == [4]
@@ -419,21 +419,21 @@ class TestRounds(PruningPromises):
 
         deliver = DELIVERIES["fedspallm"]
         monkeypatch.setitem(DELIVERIES, "fedspallm", refuse)
-        document = summary(bench.run(evaluation__own_text=False))
+        document = summary(bench.run())
         assert [client["status"] for client in document["clients"]] == ["completed", "dropped", "completed", "completed"]
         assert document["clients"][1]["reason"] == "deliver: the disk is full"
 
-    def test_state_holds_the_newest_layers_alone(self, bench: Bench) -> None:
+    def test_state_holds_the_newest_layers_alone(self, evaluated: Bench) -> None:
         """Of each client, the layers before and after the last delivery: the other blobs were let go."""
         counts = []
-        grid = bench.grid(fedspallm__rounds=5)
+        grid = evaluated.grid(fedspallm__rounds=5)
 
         def look(message: Any) -> None:
             if read(message.content).header.kind == "evaluate":
-                counts.extend(len(list(f.glob("*.blob"))) for f in (bench.folder / "state").glob("*/*/lasting"))
+                counts.extend(len(list(f.glob("*.blob"))) for f in (evaluated.folder / "state").glob("*/*/lasting"))
 
         grid.before_push = look
-        bench.run(grid, fedspallm__rounds=5)
+        evaluated.run(grid, fedspallm__rounds=5)
         assert set(counts) == {4}  # two layers, of rounds 4 and 5
 
 

@@ -83,11 +83,11 @@ class TestHetLoRA(Promises):
 
     # ----- ranks ------------------------------------------------------------------------------------------------------
 
-    def test_adapters_of_every_rank_travel_with_its_shapes(self, bench: Bench) -> None:
+    def test_adapters_of_every_rank_travel_with_its_shapes(self, evaluated: Bench) -> None:
         changes = {"hetlora__self_pruning": False}
-        grid, requests = bench.grid(**changes), list[Message]()
+        grid, requests = evaluated.grid(**changes), list[Message]()
         grid.before_push = requests.append
-        clients = summary(bench.run(grid, **changes))["clients"]
+        clients = summary(evaluated.run(grid, **changes))["clients"]
         assert limits(requests, 1) == limits(requests, 2) == {0: 2, 1: 4, 2: 8, 3: 8}
         assert limits(requests, 3, "deliver") == dict.fromkeys(range(4), 8)  # the result is whole
         assert [client["metrics"]["lora_rank"] for client in clients] == [2, 4, 8, 8]
@@ -133,7 +133,7 @@ class TestHetLoRA(Promises):
             return alone(site, state, header, adapters)
 
         monkeypatch.setattr(client_app.tuning, "_train_alone", noted)
-        changes = {"hetlora__ranks": "", "hetlora__rounds": 1, "hetlora__sampled_clients": 0.25}
+        changes = {"hetlora__ranks": "", "hetlora__rounds": 1, "hetlora__sampled_clients": 0.25, "evaluation__local_only": True}
         grid = bench.grid(**changes)
         for context, capability in zip(grid.contexts.values(), (4.0, 2.0, 0.1, 3.0), strict=True):
             context.node_config["capability"] = capability
@@ -149,7 +149,7 @@ class TestHetLoRA(Promises):
     # ----- the average ------------------------------------------------------------------------------------------------
 
     def _last(self, bench: Bench, **changes: Any) -> tuple[InProcessGrid, Any]:
-        changes |= {"hetlora__rounds": 1, "evaluation__own_text": False}
+        changes |= {"hetlora__rounds": 1}
         grid = bench.grid(**changes)
         return grid, bench.run(grid, **changes)
 
@@ -267,7 +267,7 @@ class TestHetLoRA(Promises):
         self, bench: Bench, payload: str
     ) -> None:
         """Of ranks that a client gave up nothing is left, though others still have them; by loops, round by round."""
-        changes = PRUNED | {"hetlora__payload": payload, "hetlora__client_weights": "equal", "evaluation__own_text": False}
+        changes = PRUNED | {"hetlora__payload": payload, "hetlora__client_weights": "equal"}
         grid = bench.grid(**changes)
         folder = bench.run(grid, **changes)
         opened = open_model(str(bench.model))
@@ -306,10 +306,6 @@ class TestHetLoRA(Promises):
             "hetlora__self_pruning": False,
             "training__steps": 5,
             "training__learning_rate": 0.002,
-            "evaluation__own_text": False,
-            "evaluation__centralized": "off",
-            "evaluation__local_only": False,
-            "lora__merge": False,
         }
         exact, errors = updates(bench.run(**common)), {}
         for rounding in ("differences", "values"):
@@ -317,10 +313,10 @@ class TestHetLoRA(Promises):
             errors[rounding] = float(np.linalg.norm(found - exact) / np.linalg.norm(exact))
         assert errors["differences"] < 0.6 * errors["values"], errors
 
-    def test_killed_after_ranks_fell_and_resumed_equals_never_killed(self, bench: Bench) -> None:
+    def test_killed_after_ranks_fell_and_resumed_equals_never_killed(self, evaluated: Bench) -> None:
         changes = PRUNED | {"hetlora__payload": "nf4"}
-        uninterrupted = bench.run(**changes)
-        grid, trained = bench.grid(**changes), []
+        uninterrupted = evaluated.run(**changes)
+        grid, trained = evaluated.grid(**changes), []
 
         def kill(message: Message) -> None:
             header = read(message.content).header
@@ -331,9 +327,9 @@ class TestHetLoRA(Promises):
 
         grid.before_push = kill
         with pytest.raises(Killed):
-            bench.run(grid, **changes)
-        (folder,) = set((bench.folder / "runs").iterdir()) - {uninterrupted}
-        resumed = bench.run(bench.grid(**changes), resume_from=str(folder), **changes)
+            evaluated.run(grid, **changes)
+        (folder,) = set((evaluated.folder / "runs").iterdir()) - {uninterrupted}
+        resumed = evaluated.run(evaluated.grid(**changes), resume_from=str(folder), **changes)
         assert results(resumed) == results(uninterrupted)
         assert summary(resumed) == summary(uninterrupted)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench import Bench, summary
+from bench import LOCAL_ONLY, Bench, summary
 from flwr.app import Message
 from in_process import InProcessGrid
 
@@ -18,13 +18,11 @@ from server_app.table import closing_line
 from strategies.roster import Roster, Seat
 from strategies.rounds import RunFailed
 
-SETTINGS = {"evaluation.own-text": False, "evaluation.centralized": "off"}
-
 
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "state"))
-    return Bench(tmp_path, "fedprllm", SETTINGS, num_clients=3)
+    return Bench(tmp_path, "fedprllm", LOCAL_ONLY, num_clients=3)
 
 
 def with_a_typo(grid: InProcessGrid, partition: int) -> InProcessGrid:

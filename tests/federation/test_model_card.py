@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from bench import Bench, summary
+from bench import EVALUATED, Bench, summary
 from huggingface_hub import ModelCard
 from tiny_model import save_tiny_llama
 
@@ -116,7 +116,7 @@ def test_a_dataset_of_the_hub_is_named_and_a_directory_is_not(model: OpenedModel
 def test_a_run_writes_its_cards(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "state"))
     settings = {"fedpetuning.rounds": 1, "training.steps": 1, "lora.merge": True} if method == "fedpetuning" else {}
-    bench = Bench(tmp_path, method, {**settings, "evaluation.own-text": False}, num_clients=2)
+    bench = Bench(tmp_path, method, {**EVALUATED, **settings, "evaluation.own-text": False}, num_clients=2)
     folder = bench.run()
     document, tuned = summary(folder), method == "fedpetuning"
     cards = {path.parent.name: path.read_text() for path in folder.glob("*/README.md")}

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from bench import Bench, events, model_files, summary
+from bench import LOCAL_ONLY, Bench, events, model_files, summary
 from flwr.app import Message
 from in_process import InProcessGrid
 
@@ -37,8 +37,7 @@ METHODS: dict[str, dict[str, Any]] = {
 def bench(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "state"))
     method = getattr(request, "param", "fedpetuning")
-    common = {"evaluation.own-text": False, "evaluation.centralized": "off"}
-    return Bench(tmp_path, method, METHODS.get(method, {}) | common, num_clients=2)
+    return Bench(tmp_path, method, METHODS.get(method, {}) | LOCAL_ONLY, num_clients=2)
 
 
 every_method = pytest.mark.parametrize("bench", sorted(METHODS), indirect=True)

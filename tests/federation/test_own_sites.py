@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from bench import Bench, private_text
+from bench import EVALUATED, LOCAL_ONLY, Bench, private_text
 from in_process import InProcessGrid
 from safetensors.numpy import save
 
@@ -59,13 +59,13 @@ class OneSite:
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "state"))
-    return Bench(tmp_path, "fedprllm", {"evaluation.own-text": False}, num_clients=2)
+    return Bench(tmp_path, "fedprllm", EVALUATED | {"evaluation.own-text": False}, num_clients=2)
 
 
 def tuning(bench: Bench) -> Bench:
     bench.method = "fedpetuning"
-    bench.settings = {
-        "evaluation.own-text": False, "lora.rank": 2, "lora.targets": "attn.q", "training.steps": 2, "training.batch-size": 2,
+    bench.settings = LOCAL_ONLY | {
+        "lora.rank": 2, "lora.targets": "attn.q", "training.steps": 2, "training.batch-size": 2,
         "fedpetuning.rounds": 2,
     }  # fmt: skip
     return bench

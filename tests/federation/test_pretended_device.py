@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from bench import Bench, model_files
+from bench import EVALUATED, Bench, model_files
 from devices import pretended
 
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -24,7 +24,7 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
 def test_a_run_has_the_bytes_of_one_on_the_cpu(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     method, settings = RUNS[name]
     monkeypatch.setattr("espalier.corpora.client_text.LEAST_PREDICTIONS", 15)  # the texts of the bench are short
-    bench = Bench(tmp_path, method, settings, num_clients=2)
+    bench = Bench(tmp_path, method, settings | EVALUATED, num_clients=2)
     on_cpu = model_files(bench.run(device="cpu"))
     there = SimpleNamespace(is_available=lambda: True)  # for the choice of the device alone; bitsandbytes would believe it, too
     monkeypatch.setattr("espalier.modeling.computing.torch", SimpleNamespace(**vars(torch) | {"cuda": there}))

@@ -14,7 +14,7 @@ from espalier.wire.messages import read
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "state"))
-    return Bench(tmp_path, "fedprllm", {"evaluation.own-text": False, "evaluation.centralized": "off", "quorum": 0.5}, 2)
+    return Bench(tmp_path, "fedprllm", {"quorum": 0.5}, 2)
 
 
 def second_site(grid: InProcessGrid, **config: Any) -> Context:

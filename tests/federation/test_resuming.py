@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench import Bench, model_files, results
+from bench import LOCAL_ONLY, Bench, model_files, results
 from flwr.app import Message
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from espalier.settings.mistakes import Mistake
 from espalier.wire.messages import read
 
-QUICK = {"evaluation.own-text": False, "evaluation.centralized": "off"}
 METHODS: dict[str, dict[str, Any]] = {
     "fedprllm": {"fedprllm.strategy": "iterative"},
     "fedspallm": {"fedspallm.rounds": 2, "fedspallm.schedule": "linear"},
@@ -54,7 +53,7 @@ class Interrupted:
 def interrupted(folder: Path, method: str) -> Interrupted:
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setenv("ESPALIER_STATE_DIR", str(folder / "state"))
-        bench = Bench(folder, method, METHODS[method] | QUICK, num_clients=2)
+        bench = Bench(folder, method, METHODS[method] | LOCAL_ONLY, num_clients=2)
         whole = bench.run()
         grid = bench.grid()
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from bench import Bench, model_files, summary
+from bench import EVALUATED, Bench, model_files, summary
 from in_process import InProcessGrid
 from peft import PeftModel
 from safetensors.torch import load, load_file
@@ -74,7 +74,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def bench_of(folder: Path, task: str, records: Any, **more: Any) -> Bench:
     """Four clients with a file of records each, and a public one."""
     paths = {"data.path": str(folder / "text-{rank}.txt"), "task.test-path": str(folder / "test.jsonl")}
-    bench = Bench(folder, "fedpetuning", TUNING | paths | {"task.name": task} | more)
+    bench = Bench(folder, "fedpetuning", EVALUATED | TUNING | paths | {"task.name": task} | more)
     for client in range(bench.num_clients):
         write(folder / f"text-{client}.txt", records(client))
     write(folder / "test.jsonl", records(99))

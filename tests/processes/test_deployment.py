@@ -1,11 +1,12 @@
 """The same run in simulation and as real processes over gRPC gives the same bytes."""
 
 import json
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from deployment import espalier, federation
+from deployment import Federation, espalier, federation
 
 pytestmark = pytest.mark.processes
 
@@ -40,15 +41,25 @@ METHODS = {
 """Settings, and which messages leave the first site in what order."""
 
 
+SITES = ("hospital-a", "hospital-b")
+
+
+@pytest.fixture(scope="module")
+def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    """One SuperLink and two SuperNodes for all runs, as they are outside tests."""
+    with federation(tmp_path_factory.mktemp("sites"), SITES) as started:
+        yield started
+
+
 @pytest.mark.parametrize("method", sorted(METHODS))
-def test_real_processes_give_the_bytes_of_the_simulation(tmp_path: Path, method: str) -> None:
+def test_real_processes_give_the_bytes_of_the_simulation(tmp_path: Path, sites: Federation, method: str) -> None:
     more, expected_kinds = METHODS[method]
     words = ("run", "two-sites", f"method={method}", *SETTINGS, *more, "--app", str(ROOT))
-    tmp_path.joinpath("simulated").mkdir()
-    sites = ("hospital-a", "hospital-b")
-    with ThreadPoolExecutor() as pool, federation(tmp_path / "deployed", sites) as deployed_on:
+    for way in ("simulated", "deployed"):
+        (tmp_path / way).mkdir()
+    with ThreadPoolExecutor() as pool:
         simulation = pool.submit(espalier, tmp_path / "simulated", *words)
-        deployment = pool.submit(espalier, tmp_path / "deployed", *words, "--superlink", deployed_on.control)
+        deployment = pool.submit(espalier, tmp_path / "deployed", *words, "--superlink", sites.control)
         for done in (simulation.result(), deployment.result()):
             assert done.returncode == 0, done.stdout + done.stderr
     simulated, deployed = (results_of(tmp_path / way / "runs") for way in ("simulated", "deployed"))
@@ -61,16 +72,15 @@ def test_real_processes_give_the_bytes_of_the_simulation(tmp_path: Path, method:
     assert summary["status"] == "completed"
     assert [client["site"] for client in summary["clients"]] == ["hospital-a", "hospital-b"]
     assert summary["metrics"][0]["values"]["centralized"] is None
-    for name in sites:
-        (log,) = (tmp_path / "deployed" / name).glob(f"egress/*-{name}.jsonl")
+    lineage = json.loads((deployed / "run.json").read_text())["lineage"]
+    for name in SITES:
+        log = sites.folder / name / "egress" / f"{lineage}-{name}.jsonl"
         kinds = [json.loads(line)["kind"] for line in log.read_text().splitlines()]
-        assert kinds == expected_kinds if name == sites[0] else kinds[:2] == ["enrol", "train"]
+        assert kinds == expected_kinds if name == SITES[0] else kinds[:2] == ["enrol", "train"]
 
 
-def test_pooled_data_is_refused_in_deployment(tmp_path: Path) -> None:
-    with federation(tmp_path, []) as started:
-        command = ("run", "evaluation.centralized=on", "--app", str(ROOT), "--superlink", started.control)
-        done = espalier(tmp_path, *command)
+def test_pooled_data_is_refused_in_deployment(tmp_path: Path, sites: Federation) -> None:
+    done = espalier(tmp_path, "run", "evaluation.centralized=on", "--app", str(ROOT), "--superlink", sites.control)
     assert done.returncode == 1
     assert "evaluation.centralized = 'on'" in done.stdout
     assert "simulation only" in done.stdout

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from bench import EVALUATED, model_files, private_text
 from bench import Bench as Federation
-from bench import model_files, private_text
 from safetensors.torch import load
 
 from benchmarks.fedspallm import studies
@@ -31,7 +31,7 @@ def sites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Federation:
     monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.setattr("espalier.corpora.client_text.LEAST_PREDICTIONS", 15)
     shared = tmp_path / "shared.txt"
-    settings = {"data.source": "text", "data.path": str(shared), "evaluation.own-text": False}
+    settings = EVALUATED | {"data.source": "text", "data.path": str(shared), "evaluation.own-text": False}
     made = Federation(tmp_path, "fedspallm", settings)
     shared.write_text("\n\n".join(private_text(client) for client in range(4)))
     return made

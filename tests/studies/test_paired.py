@@ -1,12 +1,16 @@
 """Arms that share seeds are compared seed by seed."""
 
+import csv
+from itertools import product
 from pathlib import Path
 
 import pytest
 
 from benchmarks.conditions import together
+from benchmarks.fedspallm.studies import FEDERATIONS, FOLDS, SPARSITIES
 from benchmarks.paired import Difference, Pair, difference, paired_table
 from benchmarks.reports import write_again
+from benchmarks.studies.cells import table_1
 
 ARMS = {
     ("a", "50%"): {"0": 10.0, "1": 11.0, "2": 12.0},
@@ -52,6 +56,30 @@ def test_texts_may_be_added_but_not_changed() -> None:
 
 
 DOCS = Path(__file__).parents[2] / "docs" / "studies"
+SEEDS, TEXTS = (0, 1, 2), ("wikitext2", "c4", "stories")
+
+
+def rows_of(study: str, *columns: str) -> set[tuple[str, ...]]:
+    """What the rows of a study's figures are about."""
+    with open((DOCS / study).with_suffix(".csv"), newline="") as file:
+        return {tuple(row[column] for column in columns) for row in csv.DictReader(file)}
+
+
+@pytest.mark.parametrize("study", ["table-1", "table-1-ties-published"])
+def test_table_1_has_every_cell_for_three_texts(study: str) -> None:
+    scaled = {False: "off", True: "on"}
+    asked = {
+        (str(cell.setting.seed), str(cell.setting.sparsity), cell.method, cell.server_group, scaled[cell.weight_scaling], text)
+        for cell in table_1(SEEDS)
+        for text in TEXTS
+    }
+    assert asked <= rows_of(study, "seed", "sparsity", "method", "server_group", "weight_scaling", "text")
+
+
+def test_tables_of_fedspallm_have_every_baseline_for_each_size_of_federation() -> None:
+    names = (*FOLDS, "standalone", "centralized")
+    cells = product(map(str, SEEDS), map(str, SPARSITIES), map(str, FEDERATIONS), names, TEXTS)
+    assert set(cells) <= rows_of("fedspallm-tables", "seed", "sparsity", "clients", "model", "text")
 
 
 @pytest.mark.parametrize("study", sorted(path.stem for path in DOCS.glob("*.csv")))

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from bench import EVALUATED, private_text, summary
 from bench import Bench as Federation
-from bench import private_text, summary
 from in_process import InProcessGrid
 
 from benchmarks.studies import measure as measuring
@@ -38,7 +38,7 @@ def sites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Federation:
     """A tiny model and one body of text that is dealt out to four clients."""
     monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "state"))
     shared = tmp_path / "shared.txt"
-    settings = {"data.source": "text", "data.path": str(shared), "seed": SETTING.seed, "evaluation.own-text": False}
+    settings = EVALUATED | {"data.source": "text", "data.path": str(shared), "seed": SETTING.seed, "evaluation.own-text": False}
     made = Federation(tmp_path, "fedprllm", settings)
     shared.write_text("\n\n".join(private_text(client) for client in range(4)))
     return made

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from bench import EVALUATED
 from bench import Bench as Federated
 from safetensors.torch import load, load_file
 from tiny_model import WORDS, save_tiny_roberta
@@ -25,6 +26,7 @@ from espalier.settings.mistakes import Mistake
 from espalier.settings.run import parse
 
 SMALL: dict[str, Any] = {
+    **EVALUATED,
     "training.steps": 2,
     "training.batch-size": 2,
     "training.learning-rate": 0.02,
