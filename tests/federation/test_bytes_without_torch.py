@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from bench import Bench
+from bench import EVALUATED, Bench
 from flwr.app import Message
 from tiny_model import save_tiny_llama
 
@@ -37,7 +37,7 @@ def test_masks_and_kept_weights_are_fetched_and_delivered_without_torch(
 ) -> None:
     monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.setattr("espalier.corpora.client_text.LEAST_PREDICTIONS", 15)  # the texts of the bench are short
-    bench, answered = Bench(tmp_path, method, {f"{method}.sparsity": 0.5}, num_clients=2), set[str]()
+    bench, answered = Bench(tmp_path, method, EVALUATED | {f"{method}.sparsity": 0.5}, num_clients=2), set[str]()
     bench.model = save_tiny_llama(tmp_path / "deep", blocks=8)
     grid = bench.grid()
     node = next(dict(context.node_config) for context in grid.contexts.values() if context.node_config["partition-id"] == 0)
