@@ -42,6 +42,29 @@ def beats(parts: Collection[T], what: str) -> Iterator[T]:
         yield part
 
 
+class Share:
+    """Beats of a long piece of work of a known size: the share that is done, and the time left at this pace.
+
+    Parameters
+    ----------
+    what : is done
+    total : its size, in whatever unit
+    now : seconds that only grow
+    """
+
+    def __init__(self, what: str, total: float, now: Callable[[], float] = time.monotonic) -> None:
+        self._what, self._total, self._now = what, total, now
+        self._began = now()
+
+    def __call__(self, done: float) -> None:
+        """Say that so much is done."""
+        if _listener.get() is None or done <= 0:
+            return
+        total = max(done, self._total)
+        left = (self._now() - self._began) * (total - done) / done
+        beat(f"{self._what}: {done / total:.0%}, {left:.0f} s left")
+
+
 class Pace:
     """A listener that makes a line of a beat every few seconds, with the seconds since it began.
 
