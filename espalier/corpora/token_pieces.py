@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from espalier.pace.beats import Share, beat
+from espalier.pace.beats import Share, beat, in_shares
 
 Encode = Callable[[str], Sequence[int]]
 """A tokenizer: text to token ids."""
@@ -100,9 +100,7 @@ class TokenPieces:
         """Tokens from each of some places on: (places, length), int64."""
         found = torch.empty(len(starts), length, dtype=torch.int64)
         firsts = [piece.start for piece in self._pieces]
-        share = Share("encoding windows", len(starts))
-        for done, place in enumerate(sorted(range(len(starts)), key=lambda place: starts[place])):
-            share(done)
+        for place in in_shares(sorted(range(len(starts)), key=lambda place: starts[place]), "encoding windows"):
             begin, end = starts[place], starts[place] + length
             number, parts = int(np.searchsorted(firsts, begin, side="right")) - 1, []
             while begin < end:

@@ -29,6 +29,17 @@ def heard_by(listener: Listener) -> Iterator[None]:
         _listener.reset(token)
 
 
+@contextmanager
+def beats_of(whom: str) -> Iterator[None]:
+    """Whoever listens hears of all beats until the end of the block whose they are: ``client 3: block 2 of 12``."""
+    listener = _listener.get()
+    if listener is None:
+        yield
+        return
+    with heard_by(lambda text: listener(f"{whom}: {text}")):
+        yield
+
+
 def beat(text: str) -> None:
     """Say what is being done now; where nobody listens this costs nothing."""
     if (listener := _listener.get()) is not None:
@@ -63,6 +74,14 @@ class Share:
         total = max(done, self._total)
         left = (self._now() - self._began) * (total - done) / done
         beat(f"{self._what}: {done / total:.0%}, {left:.0f} s left")
+
+
+def in_shares(parts: Collection[T], what: str) -> Iterator[T]:
+    """Go through the many parts of a piece of work, and say what share of them is done."""
+    share = Share(what, len(parts))
+    for number, part in enumerate(parts):
+        share(number)
+        yield part
 
 
 class Pace:

@@ -15,6 +15,7 @@ from espalier.corpora.file_text import FileText
 from espalier.corpora.files import text_record, text_records
 from espalier.corpora.passages import passages, split
 from espalier.corpora.public_text import public_windows
+from espalier.pace.beats import heard_by
 from espalier.settings.mistakes import Mistake
 from espalier.settings.node import simulated_node
 from espalier.settings.run import parse
@@ -107,9 +108,14 @@ def test_a_tokenizer_never_gets_much_of_a_text_of_single_lines(
     path.write_text(between.join(f"line {number} of many" for number in range(3000)) + "\n")
     given: dict[str, Any] = {"num-clients": 1, "data.source": "text", "data.path": str(path), "data.window-tokens": 16}
     settings = parse(given | {"evaluation.texts": f"a={path}", "evaluation.window-tokens": 16, "evaluation.max-windows": 0})
-    encode = Words()
-    client_windows(settings, simulated_node(state_dir=str(tmp_path / "state")), encode, 0)
-    public = public_windows(settings.evaluation, encode)["a"]
+    encode, heard = Words(), list[str]()
+    monkeypatch.setattr(files, "BLOCK_BYTES", path.stat().st_size // 4 + 1)
+    with heard_by(heard.append):
+        client_windows(settings, simulated_node(state_dir=str(tmp_path / "state")), encode, 0)
+        public = public_windows(settings.evaluation, encode)["a"]
+    said = [line.split(",")[0] for line in heard]
+    assert [line for line in said if line.startswith("reading")] == [f"reading a.txt: {n}%" for n in (25, 50, 75, 100)] * 2
+    assert sum(line.startswith("tokenising") for line in said) > 20
     assert encode.longest < 2000 + 500 + token_pieces.LONGEST_CONTEXT
     whole = Words()(path.read_text())
     assert public.flatten().tolist() == whole[: len(whole) // 16 * 16]
