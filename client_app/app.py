@@ -26,13 +26,13 @@ from client_app.site import Site, reply_to
 from client_app.told_once import told_once
 from espalier.settings.libraries import require_libraries
 from espalier.settings.mistakes import Mistake, StateLost
-from espalier.settings.node import is_site_name
+from espalier.settings.node import claimed_name
 from espalier.storage.at_work import collect_old_work
 from espalier.storage.private import collect_old_runs
 from espalier.wire.code_hash import code_sha256
 from espalier.wire.contract import check
 from espalier.wire.contracts import contract_for
-from espalier.wire.enrolment import Enrolment
+from espalier.wire.enrolment import Enrolment, refusal
 from espalier.wire.messages import Letter, failure, read, write
 
 Work = Callable[[Site, Letter], Letter]
@@ -145,10 +145,9 @@ def _collect_old(site: Site) -> None:
     collect_old_work(site.node.state_root(), long_ago)
 
 
-def _who(request: Letter, context: Context) -> str:
-    """A site that refuses to enrol says which it is, if its configuration says so: nobody knows it yet."""
-    site = context.node_config.get("site")
-    return f"site {site}: " if request.header.kind == "enrol" and site and is_site_name(site) else ""
+def _told(request: Letter, context: Context, reason: str) -> str:
+    """What is told of a failure; a site that refuses to enrol says which it is."""
+    return refusal(claimed_name(context.node_config), reason) if request.header.kind == "enrol" else reason
 
 
 def _answer(message: Message, context: Context, work: Work) -> Message:
@@ -172,7 +171,7 @@ def _answer(message: Message, context: Context, work: Work) -> Message:
     except Mistake as mistake:
         logging.getLogger("espalier").warning("%s refused: %s", request.header.kind, mistake)
         told = str(mistake) if in_simulation() else mistake.outward
-        letter = failure(request.header, f"{_who(request, context)}{told}", isinstance(mistake, StateLost))
+        letter = failure(request.header, _told(request, context, told), isinstance(mistake, StateLost))
     except Exception as error:
         logging.getLogger("espalier").exception("the %s handler failed", request.header.kind)
         letter = failure(request.header, f"unexpected {type(error).__name__} in {request.header.kind}; see this node's log")

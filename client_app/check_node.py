@@ -1,6 +1,7 @@
 """What a SuperNode with some configuration would say to a run, found out without one; ``espalier check-node`` does it.
 
-It goes through all that the node would read, and prints what it found. Covers: what is found is shown on this terminal alone.
+It goes through all that the node would read, and prints what it found; while that takes long, how far it is.
+Covers: what is found is shown on this terminal alone.
 Does not cover: whether the SuperLink can be reached, and whether the server has the same program and model; their hashes are
 shown, to compare.
 """
@@ -14,6 +15,7 @@ from flwr.app import Context, RecordDict
 from client_app.limits import require_allowed
 from client_app.readiness import require_ready
 from client_app.site import Site
+from espalier.pace.beats import Pace, heard_by
 from espalier.settings.mistakes import Mistake
 from espalier.settings.run import METHODS
 from espalier.storage.private import private_folder
@@ -55,8 +57,9 @@ def look(node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> Itera
 def main(given: Mapping[str, Any]) -> int:
     """Check the configuration ``node`` for the configuration ``run``, both flat; 2 if the node would refuse."""
     try:
-        for line in look(given["node"], given["run"]):
-            print(line, flush=True)
+        with heard_by(Pace(lambda line: print(f"           {line}", file=sys.stderr, flush=True))):
+            for line in look(given["node"], given["run"]):
+                print(line, flush=True)
     except Mistake as mistake:
         print(f"espalier: {mistake}", file=sys.stderr)
         return 2

@@ -15,7 +15,7 @@ from espalier.corpora.client_text import client_windows
 from espalier.modeling.block_stream import BlockStream
 from espalier.modeling.calibration import prune_layers
 from espalier.modeling.edits import Edits, replaced
-from espalier.settings.mistakes import Mistake
+from espalier.settings.mistakes import Mistake, StateLost
 from espalier.storage.private import PrivateState
 from espalier.wire.fedspallm import PruneReport, Sample, sample_parts
 from espalier.wire.messages import Letter, validate
@@ -45,11 +45,17 @@ def train(site: Site, request: Letter) -> Letter:
 
 
 def _prune(site: Site, state: PrivateState, request: Letter, sample: Sample) -> PruneReport:
-    """Walk through the global model up to the last sampled layer, and keep each sampled one as soon as it is pruned."""
+    """Walk through the global model up to the last sampled layer, and keep each sampled one as soon as it is pruned.
+
+    Raises
+    ------
+    StateLost
+        Layers that it has to go through are not here, or damaged; the server can bring them again.
+    """
     started, server_round = time.monotonic(), request.header.server_round
     held = held_in(state, server_round)
-    if not holds(held, sample.versions, range(sample.blocks[-1] + 1)):
-        raise Mistake("train: this client no longer holds the layers that the server sent; it cannot join later")
+    if not holds(state, held, sample.versions, range(sample.blocks[-1] + 1)):
+        raise StateLost("this client no longer holds the layers that the server sent")
     hold(state, server_round, held)
     windows = client_windows(site.settings, site.node, site.model.encode, request.header.rank)
     job, store, hashes, damping = site.settings.fedspallm, state.blobs(server_round), [], 0.0
@@ -77,7 +83,7 @@ def evaluate(site: Site, request: Letter) -> Letter:
     hashes = dict(zip(saved["asked"]["blocks"], saved["report"]["blob_sha256"], strict=True))
     held = held_in(state, header.server_round)
     others = [index for index in range(len(site.model.plan.blocks)) if index not in hashes]
-    if not holds(held, saved["asked"]["versions"], others):
+    if not holds(state, held, saved["asked"]["versions"], others):
         raise Mistake("evaluate: this client does not hold the layers that the server sent; run the round again")
     before = _global(site, state, held)
     pruned = _stored(site, lambda index: state.blobs(header.server_round).get(hashes[index]))

@@ -1,9 +1,11 @@
 """Layers of the global model at a client of FedSpaLLM: kept as they are delivered, until newer ones take their place."""
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from client_app.site import Site, reply_to
+from espalier.settings.mistakes import Mistake
 from espalier.storage.private import PrivateState
 from espalier.wire.fedspallm import Update
 from espalier.wire.messages import Letter, NoScalars, validate
@@ -27,13 +29,15 @@ def take_layers(site: Site, request: Letter) -> Letter:
 
 def held_in(state: PrivateState, server_round: int) -> Held:
     """What the client holds in a round: what was delivered for it, else what it held in the round before."""
-    document = state.load(server_round, "held") or state.load(server_round - 1, "held") or {}
-    return dict(document)
+    return _document(state, server_round) or _document(state, server_round - 1)
 
 
-def holds(held: Held, versions: Sequence[int], layers: Iterable[int]) -> bool:
-    """Whether some layers are held in the versions that the global model has, by number of the layer."""
-    return all(held.get(str(index), {"version": 0})["version"] == versions[index] for index in layers)
+def holds(state: PrivateState, held: Held, versions: Sequence[int], layers: Iterable[int]) -> bool:
+    """Whether some layers are held, and whole, in the versions that the global model has, by number of the layer."""
+    wanted = {str(index): versions[index] for index in layers}
+    if any(held.get(index, {"version": 0})["version"] != version for index, version in wanted.items()):
+        return False
+    return all(state.lasting().is_whole(held[index]["blob"]) for index in wanted if index in held)
 
 
 def hold(state: PrivateState, server_round: int, held: Held) -> None:
@@ -42,5 +46,12 @@ def hold(state: PrivateState, server_round: int, held: Held) -> None:
     The round after it is there when a message comes once more that brings what is evaluated after the last round.
     """
     state.save(server_round, "held", held)
-    beside = [state.load(server_round + step, "held") or {} for step in (-1, 1)]
+    beside = [_document(state, server_round + step) for step in (-1, 1)]
     state.lasting().keep_only({layer["blob"] for document in (held, *beside) for layer in document.values()})
+
+
+def _document(state: PrivateState, server_round: int) -> Held:
+    """What is noted of a round; nothing where that is damaged, so that its layers count as lost."""
+    with suppress(Mistake):
+        return dict(state.load(server_round, "held") or {})
+    return {}

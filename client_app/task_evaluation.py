@@ -30,8 +30,8 @@ def _own_items(site: Site, header: Header) -> ScoredItems:
     """The held-out items; how many are cut is told in this node's log alone, as it is a count of single items."""
     classes = site.model.family.kind == "encoder"
     own = held_out_items(site.settings, site.node, site.model.tokenizer, header.rank, classes, site.model.num_positions)
-    if own.num_cut:
-        logging.getLogger("espalier").warning("%d of %d own test items are too long and were cut", own.num_cut, len(own))
+    if own.cut:
+        logging.getLogger("espalier").warning("%d of %d own test items are too long and were cut", len(own.cut), len(own))
     return own
 
 

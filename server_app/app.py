@@ -13,7 +13,7 @@ from espalier.modeling.computing import Computing, set_up
 from espalier.modeling.export import ExportError
 from espalier.modeling.limits import require_within_limits
 from espalier.modeling.opened import open_model
-from espalier.pace.beats import heard_by
+from espalier.pace.beats import Pace, heard_by
 from espalier.settings.mistakes import FLOWER_REPORTS_IT_TOO, RUN_DIRECTORY, Mistake
 from espalier.settings.node import NodeSettings
 from espalier.settings.run import changed, parse
@@ -80,10 +80,11 @@ def _run_method(grid: Grid, context: Context, clock: Clock, held: ExitStack) -> 
             "simulation only; set it to 'off' or 'auto'"
         )
     computing = set_up(settings, Path(settings.out_dir))
-    model = open_model(settings.model)
-    require_within_limits(settings, model)
-    tests = public_tests(settings, model)
-    require_fit(settings, model, tests)
+    with heard_by(Pace(lambda line: print(f"opening      {line}", flush=True))):
+        model = open_model(settings.model)
+        require_within_limits(settings, model)
+        tests = public_tests(settings, model)
+        require_fit(settings, model, tests)
     directory = held.enter_context(open_run_directory(settings, model, str(context.run_id)))
     folder, lineage = directory.folder, directory.lineage
     print(f"{RUN_DIRECTORY}{folder.path}", flush=True)

@@ -14,6 +14,7 @@ from typing import Any
 from espalier.modeling.computing import set_up
 from espalier.modeling.limits import require_within_limits
 from espalier.modeling.opened import OpenedModel, open_model
+from espalier.pace.beats import Pace, beats_of, heard_by
 from espalier.settings.mistakes import Mistake
 from espalier.settings.node import simulated_node
 from espalier.settings.run import RunSettings, parse
@@ -51,7 +52,8 @@ def _unusable(settings: RunSettings, model: OpenedModel) -> dict[str, list[int]]
     found: dict[str, list[int]] = {}
     for rank in range(settings.num_clients):
         try:
-            read_client_data(settings, simulated_node(), model, rank)
+            with beats_of(f"client {rank}"):
+                read_client_data(settings, simulated_node(), model, rank)
         except Mistake as mistake:
             found.setdefault(str(mistake), []).append(rank)
     return found
@@ -61,10 +63,15 @@ def _clients(ranks: list[int]) -> str:
     return f"client{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
+def _tell(line: str) -> None:
+    print(f"espalier: {line}", file=sys.stderr, flush=True)
+
+
 def main(config: Mapping[str, Any]) -> int:
     """Open what a run with this flat configuration reads; 2 if something in it cannot be used."""
     try:
-        open_all(config, lambda line: print(f"espalier: {line}", file=sys.stderr))
+        with heard_by(Pace(_tell)):
+            open_all(config, _tell)
     except Mistake as mistake:
         print(f"espalier: {mistake}", file=sys.stderr)
         return 2

@@ -7,20 +7,24 @@ from dataclasses import replace
 from typing import TypeVar
 
 from espalier.corpora.tasks.catalogue import task_named
+from espalier.corpora.tasks.task import Generation
 from espalier.evaluation.chance import chance_of_options, majority_share, uniform_loss
-from espalier.evaluation.exact_match import exact_match, generate
+from espalier.evaluation.exact_match import exact_match, generate, shortened
 from espalier.evaluation.perplexity import mean_losses, perplexity
 from espalier.evaluation.scores import score
 from espalier.modeling.adapters import factors_of, merged
 from espalier.modeling.block_stream import BlockStream
 from espalier.modeling.computing import Computing
 from espalier.modeling.edits import Edits, dense
+from espalier.modeling.opened import OpenedModel
 from espalier.settings.mistakes import Mistake
+from espalier.settings.run import RunSettings
 from espalier.storage.blobs import BlobStore
 from espalier.training.adapted import AdaptedModel
 from espalier.wire.adapters import Tensors
 from espalier.wire.payload import block_key
 from pruning_kernels.factors import Factors
+from server_app.figures import figure
 from server_app.public_tests import PublicTests
 from server_app.results import Summary
 from strategies.adapter_result import AdapterResult
@@ -83,7 +87,7 @@ def _measure_texts(run: Run, stream: BlockStream, edits: Mapping[str, Edits], te
         losses = mean_losses(stream, tests.texts, made)
         for name, loss in losses.items():
             summary.losses[name][column] = loss
-        text = ", ".join(f"{name} {perplexity(loss):.2f}" for name, loss in losses.items())
+        text = ", ".join(f"{name} {figure(perplexity(loss))}" for name, loss in losses.items())
         run.progress.step("evaluated", f"{column}: {text}", column=column, losses=losses)
 
 
@@ -97,8 +101,10 @@ def _measure_items(
 ) -> None:
     """Score all columns with one model in memory, the base as it was trained on."""
     assert tests.encoded is not None
-    settings, task = run.settings, task_named(run.settings.task.name)
-    summary.tests = {"number": len(tests.encoded), "cut": tests.encoded.num_cut}
+    settings = run.settings
+    prompts, how = [item.prompt for item in tests.items], _writing(settings, tests)
+    limit, tokenizer = run.model.num_positions or sys.maxsize, run.model.tokenizer
+    summary.tests = {"number": len(tests.encoded), "cut": num_cut(settings, run.model, tests)}
     adapted = AdaptedModel.load(run.model, computing, settings, result.adapters)
     base, size = adapted.values(), settings.training.batch_size
     run.progress.begin("testing", len(columns))
@@ -106,17 +112,29 @@ def _measure_items(
         adapted.set(tensors or base)
         scores = score(adapted.whole, tests.encoded, tests.num_classes > 0, size, computing.device)
         scores = {metric: scores[metric] for metric in tests.metrics}
-        if task.generation and not tests.num_classes:
-            prompts = [item.prompt for item in tests.items]
-            how = replace(task.generation, max_new_tokens=settings.task.answer_tokens)
-            limit = run.model.num_positions or sys.maxsize
-            written = generate(adapted.whole, run.model.tokenizer, prompts, how, limit, size, computing.device)
-            scores |= exact_match(written, tests.items, task.generation)
+        if how is not None:
+            written = generate(adapted.whole, tokenizer, prompts, how, limit, size, computing.device)
+            scores |= exact_match(written, tests.items, how)
         for metric, value in scores.items():
             summary.scores.setdefault(metric, {})[column] = value
-        text = ", ".join(f"{metric} {value:.3f}" for metric, value in scores.items())
+        text = ", ".join(f"{metric} {figure(value, 3)}" for metric, value in scores.items())
         run.progress.step("tested", f"{column}: {text}", column=column, scores=scores)
     summary.chances = {metric: _chance(run, tests, metric) for metric in summary.scores}
+
+
+def _writing(settings: RunSettings, tests: PublicTests) -> Generation | None:
+    """How a model writes its answers to the items; None where it writes none."""
+    how = task_named(settings.task.name).generation
+    return replace(how, max_new_tokens=settings.task.answer_tokens) if how and not tests.num_classes else None
+
+
+def num_cut(settings: RunSettings, model: OpenedModel, tests: PublicTests) -> int:
+    """Items that lose tokens because they are too long: with their answer, or as the prompt of one that is to be written."""
+    assert tests.encoded is not None
+    lost = set(tests.encoded.cut)
+    if (how := _writing(settings, tests)) is not None:
+        lost |= shortened(model.tokenizer, [item.prompt for item in tests.items], how, model.num_positions or sys.maxsize)
+    return len(lost)
 
 
 def _chance(run: Run, tests: PublicTests, metric: str) -> float:

@@ -4,7 +4,7 @@ import platform
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from statistics import median
+from statistics import median_low
 from typing import Any
 
 import numpy as np
@@ -82,7 +82,7 @@ class Summary:
     local_scores: dict[str, dict[int, float]] = field(default_factory=dict)
     """metric -> rank -> score of the client's own result."""
     tests: dict[str, int] = field(default_factory=dict)
-    """Public items that were scored, and how many of them were too long and lost tokens; empty where there are none."""
+    """Public items that were scored, and how many of them lost tokens, as scored or as a prompt; empty where there are none."""
     chances: dict[str, float] = field(default_factory=dict)
     """metric -> what a model reaches that has learnt nothing."""
     seconds: float = 0.0
@@ -107,13 +107,13 @@ class Summary:
         return self.scores.get(metric, {}).get(column)
 
     def median_perplexities(self, text: str) -> dict[str, float]:
-        """Beside each mean over clients, by column, the median, which one client cannot spoil."""
+        """Beside each mean over clients, by column, the median, which one client cannot spoil; of two the lower figure."""
         found = {column: self._perplexities_of_clients(text, column) for column in COLUMNS}
-        return {column: median(values) for column, values in found.items() if values}
+        return {column: median_low(values) for column, values in found.items() if values}
 
     def median_scores(self, metric: str) -> dict[str, float]:
         """The same of a score."""
-        return {"local_only": median(values.values())} if (values := self.local_scores.get(metric)) else {}
+        return {"local_only": median_low(values.values())} if (values := self.local_scores.get(metric)) else {}
 
     def _perplexities_of_clients(self, text: str, column: str) -> list[float]:
         """What the clients said of a text for one column; empty where the figure is not theirs."""

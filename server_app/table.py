@@ -5,6 +5,7 @@ from rich.table import Table
 
 from espalier.wire.ledger import Traffic
 from pruning_kernels.comparison_groups import pruned_in_matrix
+from server_app.figures import figure
 from server_app.results import COLUMNS, Summary
 
 SPOILT = 0.05
@@ -29,8 +30,8 @@ def show(summary: Summary, traffic: Traffic) -> None:
         table.add_column(name, justify="right")
     clients = max(1, len(summary.roster.seats))
     for column in COLUMNS:
-        figures = [_figure(summary.perplexity(text, column)) for text in summary.texts()]
-        figures += [_figure(summary.score(metric, column), 3) for metric in summary.scores]
+        figures = [figure(summary.perplexity(text, column)) for text in summary.texts()]
+        figures += [figure(summary.score(metric, column), 3) for metric in summary.scores]
         federated = column == "federated"
         shares = {
             "local_only": summary.local_sparsity,
@@ -49,7 +50,7 @@ def show(summary: Summary, traffic: Traffic) -> None:
         if column == "local_only" and (medians := _spoilt(summary)):
             table.add_row("local-only (median)", *medians, *["-"] * (3 if prunes else 2))
     if summary.chances:
-        chances = [_figure(summary.chances[metric], 3) for metric in summary.scores]
+        chances = [figure(summary.chances[metric], 3) for metric in summary.scores]
         table.add_row("chance", *["-"] * len(summary.texts()), *chances, *["-"] * (3 if prunes else 2))
     Console(width=110, color_system=None).print(table)
     for note in rounding_notes(summary):
@@ -59,7 +60,10 @@ def show(summary: Summary, traffic: Traffic) -> None:
             print(f"{seat.site}: its {what} {claim['claimed']:g} counted as {claim['counted']:g}")
     if cut := summary.tests.get("cut", 0):
         number = summary.tests["number"]
-        print(f"{cut} of {number} test items are longer than the model takes, or task.max-test-tokens allows, and were cut")
+        print(
+            f"{cut} of {number} test items are longer than the model takes (written answers need task.answer-tokens of it), or "
+            "task.max-test-tokens allows, and were cut"
+        )
 
 
 def rounding_notes(summary: Summary) -> list[str]:
@@ -92,7 +96,7 @@ def _spoilt(summary: Summary) -> list[str]:
     found = [(mean, medians.get("local_only")) for mean, medians in texts + scores]
     far = any(mean is not None and middle is not None and abs(mean - middle) > SPOILT * abs(middle) for mean, middle in found)
     digits = [2] * len(texts) + [3] * len(scores)
-    return [_figure(middle, number) for (_, middle), number in zip(found, digits, strict=True)] if far else []
+    return [figure(middle, number) for (_, middle), number in zip(found, digits, strict=True)] if far else []
 
 
 def closing_line(summary: Summary) -> str:
@@ -108,7 +112,3 @@ def closing_line(summary: Summary) -> str:
 def _on_one_line(reason: str) -> str:
     words = " ".join(reason.split())
     return words if len(words) <= LONGEST_REASON else f"{words[:LONGEST_REASON]} ..."
-
-
-def _figure(value: float | None, digits: int = 2) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from flwr.app import Message
 
 from espalier.settings.mistakes import Mistake
-from espalier.wire.enrolment import Enrolment
+from espalier.wire.enrolment import Enrolment, refused_by
 from espalier.wire.messages import Letter, NoScalars, read, validate
 from strategies.roster import Seat
 from strategies.rounds import POLL_SECONDS, Rounds
@@ -22,6 +22,9 @@ from strategies.rounds import POLL_SECONDS, Rounds
 NO_RANK = -1
 TELL_SECONDS = 10.0
 """How often it is said how many sites are connected while nothing changes."""
+
+
+SECOND = "a second node with this site name; give each node a site name of its own"
 
 
 @dataclass
@@ -100,10 +103,13 @@ class Enroller:
         if reason := self._refusal(enrolment):
             self._refuse(site, reason)
         elif site in sites and sites[site][0] in self.rounds.grid.get_node_ids():
+            if site not in self._claims and self.rounds.roster.refuse(site, SECOND) is not None:
+                text = f"refused      a second node named {site} was turned away; give each node a site name of its own"
+                self.rounds.progress.note("refused", text, who=site, reason=SECOND)
             self._claims.setdefault(site, []).append(node_id)
-            self._refuse(site, "a second node with this site name; give each node a site name of its own")
         else:
             sites[site] = (node_id, enrolment)
+            self.rounds.roster.refused.pop(site, None)  # what another node of its name said, or itself before
 
     def _tell(self, found: int, wanted: int, left: float) -> None:
         """Say how many sites are connected, and how long others are waited for."""
@@ -140,10 +146,10 @@ class Enroller:
             letter = self.rounds.checked(reply, request, Seat(NO_RANK, "", node_id))
             if letter.header.status == "ok":
                 return validate(Enrolment, letter.scalars)
-            reason = str(letter.scalars["reason"])
+            site, reason = refused_by(str(letter.scalars["reason"]))
         except Mistake as mistake:
-            reason = str(mistake)
-        self._refuse(f"node {node_id}", reason)
+            site, reason = "", str(mistake)
+        self._refuse(site or f"node {node_id}", reason)
         return None
 
     def _refuse(self, who: str, reason: str) -> None:

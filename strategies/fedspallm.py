@@ -7,6 +7,7 @@ not reach, because the samples are too few or their clients died, are pruned in 
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -121,11 +122,26 @@ class FedSpaLLM(Method):
         if left := sorted(set(self._to_sample(server_round)) - sampled):
             text = f"round {server_round} does not reach layers {', '.join(map(str, left))}"
             self.run.progress.note("not_covered", text, round=server_round, layers=left)
+        self.rounds.lost = {}
+        return self._orders(server_round, self._samples)
+
+    def _orders(self, server_round: int, ranks: Iterable[int]) -> list[Message]:
         requests = []
-        for rank, blocks in self._samples.items():
-            sample = Sample(blocks=blocks, versions=self.result.versions)
+        for rank in ranks:
+            sample = Sample(blocks=self._samples[rank], versions=self.result.versions)
             requests.append(self.rounds.request("train", self.rounds.roster.seats[rank], server_round, sample))
         return requests
+
+    def _caught_up(self, server_round: int) -> Iterator[Message]:
+        """Bring clients that lost their layers of the global model those that they read in this round, and ask again."""
+        lost = {rank: self._samples[rank][-1] + 1 for rank in sorted(self.rounds.lost or {})}
+        for rank in lost:
+            self.held.forget(rank)
+        for requests in self.held.updates(self.rounds, server_round, self.result.layers(), lost):
+            for _ in self.rounds.exchange(requests):
+                pass
+        active = {seat.rank for seat in self.rounds.roster.active()}
+        yield from self.rounds.exchange(self._orders(server_round, [rank for rank in lost if rank in active]), self.next_part)
 
     def _draw(self, server_round: int) -> dict[int, list[int]]:
         """The layers of each client in a round: of all, those that were pruned longest ago first if not all can be covered."""
@@ -167,7 +183,7 @@ class FedSpaLLM(Method):
         """Fold the sampled layers, one after the other (lines 15 to 18)."""
         self.run.progress.begin("layers", len(self.rounds.roster.active()))
         inbox = Inbox(self.run.folder.inbox)
-        for letter in inbox.receive(replies):
+        for letter in inbox.receive(chain(replies, self._caught_up(server_round))):
             self._note_arrival(letter)
         complete = [rank for rank in inbox.complete_ranks() if self._is_plausible(inbox, rank)]
         self.rounds.require_quorum(len(complete), "sent their layers")

@@ -33,6 +33,10 @@ class HeldLayers:
         """Take over what ``state`` returned."""
         self._versions = {int(rank): versions for rank, versions in state.items()}
 
+    def forget(self, rank: int) -> None:
+        """A client lost what it held, and has the dense model again."""
+        self._versions.pop(rank, None)
+
     def stale(self, rank: int, model: Layers) -> list[int]:
         """Layers of which a client holds another version than a model has."""
         held = self._held(rank)

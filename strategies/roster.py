@@ -98,12 +98,15 @@ class Roster:
         return sum(seat.status == "completed" for seat in self.seats.values())
 
     def missing(self, asked: int) -> list[tuple[str, str]]:
-        """Who of the ``asked`` clients did not do its part, and why: dropped ones, and where seats are free, those refused."""
+        """Who of the ``asked`` clients did not do its part, and why: dropped ones, and where seats are free, those refused.
+
+        A second node with the name of a seat's site is none of them.
+        """
         missing = [(seat.site, seat.reason) for _, seat in sorted(self.seats.items()) if seat.status == "dropped"]
         free = max(0, asked - len(self.seats))
         if not free:
             return missing
-        refused = [(who, f"refused: {why}") for who, why in sorted(self.refused.items())]
+        refused = [(who, f"refused: {why}") for who, why in sorted(self.refused.items()) if self.of_site(who) is None]
         never = max(0, free - len(refused))
         return missing + refused + [("a client", "never connected")] * never
 

@@ -36,7 +36,7 @@ from espalier.storage.private import OWNER_ONLY_FILE, mark_as_ours, private_fold
 
 LARGE_BYTES = 1 << 24
 """Rows of a file of this size are kept on disk; those of a smaller one are made whenever they are needed."""
-INDEX_VERSION = 1
+INDEX_VERSION = 2
 """Of the files in which rows are kept."""
 ROWS_AT_ONCE = 1 << 14
 SORTED_AT_ONCE = 1 << 19

@@ -2,6 +2,7 @@
 
 import codecs
 import json
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,17 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from espalier.corpora.long_passages import BLANK, full_parts, parts
 from espalier.corpora.records import Record
+from espalier.pace.beats import Share
 from espalier.settings.mistakes import Mistake
 
 CLIENT_KEYS = "data.path or the node's data-path"
 """The settings that name a client's file."""
 
 BLOCK_BYTES = 1 << 22
-"""So much of a file is read at a time; more is in memory only of a passage or a line that is longer."""
+"""So much of a file is read at a time; more is in memory only of a line of JSON Lines that is longer."""
 
 _BLANK_LINES = re.compile(rb"\n(?:[ \t]*\r?\n)+")
-_BLANK = b" \t\r\n"
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ def read_text(path: str, keys: str = CLIENT_KEYS) -> Iterator[str]:
 def text_records(path: str) -> Iterator[Located]:
     """Yield the passages of a UTF-8 file in their order; raises as ``read_text`` does."""
     found = False
-    with _opened(path, CLIENT_KEYS) as file:
+    with opened(path, CLIENT_KEYS) as file:
         for start, data in _between_blank_lines(file):
             try:
                 record = text_record(data)
@@ -66,7 +68,7 @@ def text_records(path: str) -> Iterator[Located]:
 
 
 def text_record(data: bytes) -> Record:
-    """What stands between two blank lines of a text file; UnicodeDecodeError if it is not UTF-8."""
+    """What stands between two blank lines of a text file, or a part of it; UnicodeDecodeError if it is not UTF-8."""
     return Record(data.decode().replace("\r\n", "\n").strip("\n").rstrip())
 
 
@@ -86,7 +88,7 @@ def json_records(path: str, field: str, label_field: str) -> Iterator[Located]:
         The file is missing or empty, a line is not a JSON object, or the field is missing or not a string.
     """
     found = False
-    with _opened(path, CLIENT_KEYS) as file:
+    with opened(path, CLIENT_KEYS) as file:
         for number, (start, line) in enumerate(_lines(file), start=1):
             if line.strip():
                 found = True
@@ -131,30 +133,48 @@ def _is_unicode(text: str) -> bool:
 def _between_blank_lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
     """Yield what stands between blank lines of a file, and at which byte; a mark of the byte order is left out.
 
-    A blank line has nothing but spaces and tabs. Lines end in a newline, with a carriage return before it or not.
+    What is very long is cut, also while its end is not read yet (``long_passages.py``). A blank line has nothing but spaces and
+    tabs. Lines end in a newline, with a carriage return before it or not.
     """
-    start = len(codecs.BOM_UTF8) if file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8 else 0
-    file.seek(start)
-    waiting, start = bytearray(b"\n"), start - 1  # as if the first line stood behind another
+    waiting, start = bytearray(b"\n"), behind_mark(file) - 1  # as if the first line stood behind another
     seen = 0  # before here no blank lines begin that were not found
-    while block := file.read(BLOCK_BYTES):
+    for block in blocks(file):
         waiting += block
-        place = 0
+        place = 0  # of the byte before what was not yielded yet
         for blank in _BLANK_LINES.finditer(waiting, seen):
             if blank.start() > place:
-                yield start + place + 1, bytes(waiting[place + 1 : blank.start()])
+                yield from (
+                    (start + first, bytes(waiting[first:end])) for first, end in parts(waiting, place + 1, blank.start())
+                )
             place = blank.end() - 1  # its last newline stands before what follows
-        if filled := len(block.rstrip(_BLANK)):
+        if filled := len(block.rstrip(BLANK)):
             seen = len(waiting) - len(block) + filled
+        for first, end, following in full_parts(waiting, place + 1, seen):
+            yield start + first, bytes(waiting[first:end])
+            place = following - 1
         start, seen = start + place, max(0, seen - place)
         del waiting[:place]
-    yield start + 1, bytes(waiting[1:])
+    yield from ((start + first, bytes(waiting[first:end])) for first, end in parts(waiting, 1, len(waiting)))
+
+
+def behind_mark(file: BinaryIO) -> int:
+    """Pass over a mark of the byte order at the beginning of a file; returns where the text begins."""
+    start = len(codecs.BOM_UTF8) if file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8 else 0
+    return file.seek(start)
+
+
+def blocks(file: BinaryIO) -> Iterator[bytes]:
+    """Read a file on, and say how far that is."""
+    share = Share(f"reading {Path(file.name).name}", os.fstat(file.fileno()).st_size)
+    while block := file.read(BLOCK_BYTES):
+        share(file.tell())
+        yield block
 
 
 def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
     """Yield the lines of a file with what ends them, and at which byte each begins."""
     start, waiting = 0, b""
-    while block := file.read(BLOCK_BYTES):
+    for block in blocks(file):
         lines = (waiting + block).splitlines(keepends=True)
         waiting = b"" if lines[-1].endswith(b"\n") else lines.pop()  # a carriage return may be half of what ends a line
         for line in lines:
@@ -166,19 +186,18 @@ def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
 
 
 def _bytes(path: str, keys: str) -> bytes:
-    with _opened(path, keys) as file:
+    with opened(path, keys) as file:
         return file.read()
 
 
 @contextmanager
-def _opened(path: str, keys: str) -> Iterator[BinaryIO]:
+def opened(path: str, keys: str) -> Iterator[BinaryIO]:
+    """A file, to be read; ``keys`` are the settings to blame if it cannot be."""
     file = Path(path).expanduser()
     try:
-        with open(file, "rb") as opened:
-            yield opened
+        with open(file, "rb") as found:
+            yield found
     except FileNotFoundError:
         raise Mistake(f"{file.absolute()}: no such file; check {keys}") from None
     except OSError as error:
-        raise Mistake(
-            f"{file.absolute()}: cannot be read ({error.strerror}); check data.path or the node's data-path"
-        ) from None
+        raise Mistake(f"{file.absolute()}: cannot be read ({error.strerror}); check {keys}") from None

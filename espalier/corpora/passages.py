@@ -1,7 +1,8 @@
 """Passages: the unit of text that is split into calibration and held-out parts.
 
-A passage is a run of lines without a blank line between them. Whether it is held out depends on a hash of its words
-alone, so the same passage falls on the same side wherever it occurs, on every machine and in every order.
+A passage is a run of lines without a blank line between them, or a part of one that is very long (``long_passages.py``).
+Whether it is held out depends on a hash of its words alone, so the same passage falls on the same side wherever it occurs, on
+every machine and in every order.
 """
 
 import hashlib
@@ -10,6 +11,8 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
+
+from espalier.corpora.long_passages import text_parts
 
 HELD_OUT_PERCENT = 10
 """Share of passages, in percent, that no calibration window and no training token is ever taken from."""
@@ -20,8 +23,9 @@ _BLANK_LINES = re.compile(r"\n(?:[ \t]*\n)+")
 def passages(text: str) -> Iterator[str]:
     """Yield the passages of a text, without surrounding blank space."""
     for passage in _BLANK_LINES.split(f"\n{text}".replace("\r\n", "\n")):
-        if passage := passage.strip("\n").rstrip():
-            yield passage
+        for part in text_parts(passage.strip("\n")):
+            if part := part.strip("\n").rstrip():
+                yield part
 
 
 def digest(passage: str) -> bytes:

@@ -3,12 +3,12 @@
 from torch import Tensor
 
 from espalier.corpora.built_in import public_part
-from espalier.corpora.files import read_text
+from espalier.corpora.file_text import FileText
 from espalier.corpora.windows import Encode, evaluation_windows
 from espalier.settings.run import EvaluationSettings
 
 
-def public_text(name: str, path: str) -> str:
+def public_text(name: str, path: str) -> str | FileText:
     """Text of one entry of ``evaluation.texts``: a file as it is, or the held-out part of a built-in text.
 
     Raises
@@ -17,7 +17,7 @@ def public_text(name: str, path: str) -> str:
         The file is missing, empty or not UTF-8.
     """
     if path:
-        return "".join(read_text(path, "evaluation.texts"))
+        return FileText(path, "evaluation.texts")
     return public_part(name)
 
 

@@ -1,9 +1,10 @@
-"""The tokens of passages joined by blank lines, of which a piece is in memory at a time.
+"""The tokens of passages joined by blank lines, or of a text in stretches, of which a piece is in memory at a time.
 
 The pieces must have the tokens of the whole text. It is cut between two passages, where encoding the end of what stands before
-the cut gives the first tokens of encoding that end together with what follows; each piece is then encoded behind such an end,
-whose tokens are left out. So a token that would reach over the cut is noticed, and one that a tokenizer sets before every text
-does no harm. A place that fails is passed over; a text that cannot be cut is encoded whole.
+the cut gives the first tokens of encoding that end together with what follows; blanks between them may go to either side. Each
+piece is then encoded behind such an end, whose tokens are left out. So a token that would reach over the cut is noticed, and
+one that a tokenizer sets before every text does no harm. A place that fails is passed over; a text that cannot be cut is
+encoded whole.
 
 This rests on tokenizers that look no further than a few words, as those do which split a text into words first, and those
 whose tokens do not join words across lines.
@@ -11,7 +12,7 @@ whose tokens do not join words across lines.
 
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -20,6 +21,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from espalier.pace.beats import Share, beat, in_shares
 
 Encode = Callable[[str], Sequence[int]]
 """A tokenizer: text to token ids."""
@@ -33,6 +36,8 @@ LONGEST_CONTEXT = 4096
 MOST_FAILURES = 16
 """A text that cannot be cut at so many places, one after the other, is not cut there or behind."""
 BETWEEN = "\n\n"
+MOST_MOVED = 2
+"""Blanks at the end of what stands before a cut that may go to what follows it."""
 IN_MEMORY = 1 << 24
 """Of a text with more tokens, all together are kept in a file."""
 
@@ -58,24 +63,26 @@ class Piece:
     """Its first passage."""
     context: int
     """The passage with which its context begins."""
-    cut: int
-    """How many newlines before its first passage belong to the piece before."""
+    moved: int
+    """How many characters that stand before its first passage belong to it, and not to the piece before."""
     start: int
     """Its first token, of the whole text."""
 
 
 class TokenPieces:
-    """The tokens of passages that are joined by blank lines.
+    """The tokens of passages that are joined.
 
     Parameters
     ----------
     passages : at least one; they are read again for every piece
     encode : tokenizer; what it adds before and behind a text stands before and behind the whole
+    between : what stands between two passages: a blank line, or nothing where they are stretches of a text
     """
 
-    def __init__(self, passages: Sequence[str], encode: Encode) -> None:
+    def __init__(self, passages: Sequence[str], encode: Encode, between: str = BETWEEN) -> None:
         self.passages = passages
         self.encode = encode
+        self.between = between
         self._last: tuple[int, Tokens] = (-1, np.empty(0, np.int64))
         name = f"pieces-{of_encoder}" if (of_encoder := identity_of(encode)) else ""
         known = passages.load(name) if name and isinstance(passages, Remembering) else None
@@ -93,7 +100,7 @@ class TokenPieces:
         """Tokens from each of some places on: (places, length), int64."""
         found = torch.empty(len(starts), length, dtype=torch.int64)
         firsts = [piece.start for piece in self._pieces]
-        for place in sorted(range(len(starts)), key=lambda place: starts[place]):
+        for place in in_shares(sorted(range(len(starts)), key=lambda place: starts[place]), "encoding windows"):
             begin, end = starts[place], starts[place] + length
             number, parts = int(np.searchsorted(firsts, begin, side="right")) - 1, []
             while begin < end:
@@ -107,7 +114,9 @@ class TokenPieces:
     def all(self, folder: Path | None = None) -> Tensor:
         """All tokens, int64; many are in a file without a name, which goes with the tensor, in ``folder``."""
         tokens: Tokens = np.empty(len(self), np.int64) if len(self) < IN_MEMORY else _in_file(len(self), folder)
+        share = Share("encoding", len(self))
         for number, piece in enumerate(self._pieces):
+            share(piece.start)
             part = self._tokens(number)
             tokens[piece.start : piece.start + len(part)] = part
         return torch.from_numpy(tokens)
@@ -119,9 +128,10 @@ class TokenPieces:
             following = None if last else self._pieces[number + 1]
             passages = list(self.passages[piece.context : None if following is None else following.first])
             split = piece.first - piece.context
-            context = BETWEEN.join(passages[:split])[-LONGEST_CONTEXT:] + BETWEEN[: piece.cut] if split else ""
-            text = _text(passages[split:], piece.cut if split else len(BETWEEN), following.cut if following else 0)
-            opened = _Open(context, _encoded(self.encode, context, self._ending or ()) if context else [], piece)
+            before = self._before(passages[:split])
+            context = before[: len(before) - piece.moved]
+            text = self._text(before[len(context) :], passages[split:], following)
+            opened = _Open(context, _encoded(self.encode, context, self._ending or ()) if context else [], "", piece)
             tokens = self._behind(opened, text, () if last else self._ending or ()) or []
             self._last = number, np.array(tokens, dtype=np.int64)
             wanted = (len(self) if following is None else following.start) - piece.start
@@ -135,43 +145,58 @@ class TokenPieces:
 
     def _counted(self) -> dict[str, Any]:
         """Cut the text and count its tokens."""
-        open_piece, pieces = _Open("", [], Piece(0, 0, len(BETWEEN), 0)), list[Piece]()
+        open_piece, pieces = _Open("", [], "", Piece(0, 0, 0, 0)), list[Piece]()
         body, size, failures = list[str](), 0, 0
+        share = Share("tokenising", len(self.passages))
         for number, passage in enumerate(self.passages):
             if size >= PIECE_CHARACTERS and failures < MOST_FAILURES:
                 following = self._cut(open_piece, body, passage, number)
                 failures = 0 if following else failures + 1
+                share(number)
                 if following:
                     pieces.append(open_piece.piece)
                     open_piece, body, size = following, [], 0
             body.append(passage)
-            size += len(passage) + len(BETWEEN)
+            size += len(passage) + len(self.between)
         pieces.append(open_piece.piece)
-        tokens = self._behind(open_piece, _text(body, open_piece.piece.cut, 0), ())
+        tokens = self._behind(open_piece, self._text(open_piece.moved, body, None), ())
         if tokens is None:  # encode the text whole
-            pieces = [Piece(0, 0, len(BETWEEN), 0)]
-            tokens = list(self.encode(BETWEEN.join(self.passages)))
+            beat("tokenising all of a text that cannot be cut")
+            pieces = [Piece(0, 0, 0, 0)]
+            tokens = list(self.encode(self.between.join(self.passages)))
         self._last = len(pieces) - 1, np.array(tokens, dtype=np.int64)
         return {"tokens": pieces[-1].start + len(tokens), "pieces": [astuple(piece) for piece in pieces]}
 
-    def _cut(self, before: "_Open", body: list[str], passage: str, number: int) -> "_Open | None":
+    def _cut(self, open_piece: "_Open", body: list[str], passage: str, number: int) -> "_Open | None":
         """End a piece behind ``body`` and begin one with ``passage``; None if the text cannot be cut there."""
         if (ending := self._ending) is None:
             return None
         context = _context_of(body)
-        text = BETWEEN.join(body[len(body) - context :])[-LONGEST_CONTEXT:]
-        for newlines in range(len(BETWEEN), -1, -1):
-            stem = text + BETWEEN[:newlines]
+        before = self._before(body[len(body) - context :])
+        blanks = len(before) - len(before.rstrip())
+        for moved in range(min(blanks, MOST_MOVED) + 1):
+            stem, rest = before[: len(before) - moved], before[len(before) - moved :]
             alone = _encoded(self.encode, stem, ending)
-            together = _encoded(self.encode, stem + BETWEEN[newlines:] + passage[:LONGEST_CONTEXT], ending)
+            together = _encoded(self.encode, before + passage[:LONGEST_CONTEXT], ending)
             if not alone or together[: len(alone)] != alone:
                 continue
-            tokens = self._behind(before, _text(body, before.piece.cut, newlines), ending)
+            piece = Piece(number, number - context, moved, 0)
+            tokens = self._behind(open_piece, self._text(open_piece.moved, body, piece), ending)
             end = alone[len(alone) // 2 :]
             if tokens is not None and tokens[-len(end) :] == end:
-                piece = Piece(number, number - context, newlines, before.piece.start + len(tokens))
-                return _Open(stem, alone, piece)
+                return _Open(stem, alone, rest, replace(piece, start=open_piece.piece.start + len(tokens)))
         return None
+
+    def _before(self, passages: Sequence[str]) -> str:
+        """The end of some passages and of what stands behind them; empty if there are none."""
+        return (self.between.join(passages)[-LONGEST_CONTEXT:] + self.between) if passages else ""
+
+    def _text(self, moved: str, passages: Sequence[str], following: Piece | None) -> str:
+        """Passages of a piece, behind what it has of the characters before them, up to what the ``following`` one has."""
+        if following is None:
+            return moved + self.between.join(passages)
+        text = moved + self.between.join(passages) + self.between
+        return text[: len(text) - following.moved]
 
     def _behind(self, piece: "_Open", text: str, ending: tuple[int, ...]) -> list[int] | None:
         """The tokens of a piece without those of its context; None if the context has others before this text."""
@@ -186,6 +211,8 @@ class _Open:
     context: str
     tokens: list[int]
     """Of the context."""
+    moved: str
+    """What stands between the context and the piece's first passage."""
     piece: Piece
 
 
@@ -208,11 +235,6 @@ def _encoded(encode: Encode, text: str, ending: tuple[int, ...]) -> list[int]:
     """Tokens of a text, without those that a tokenizer adds behind it."""
     tokens = list(encode(text))
     return tokens[: len(tokens) - len(ending)]
-
-
-def _text(passages: Sequence[str], before: int, behind: int) -> str:
-    """Passages with blank lines between them, and what belongs to them of the newlines on both sides."""
-    return BETWEEN[before:] + BETWEEN.join(passages) + BETWEEN[:behind]
 
 
 def _context_of(passages: Sequence[str]) -> int:

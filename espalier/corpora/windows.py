@@ -1,6 +1,6 @@
 """Token windows: drawn at random for calibration, in order for evaluation; never overlapping, never padded.
 
-Of passages that are joined by blank lines, a piece at a time is in memory (``token_pieces.py``).
+Of passages that are joined by blank lines, and of a file's text, a piece at a time is in memory (``token_pieces.py``).
 """
 
 import hashlib
@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from espalier.corpora.file_text import FileText
 from espalier.corpora.token_pieces import Encode, TokenPieces
 from espalier.settings.mistakes import Mistake
 
@@ -80,6 +81,8 @@ def all_windows(
 
 
 def _tokens(text: str | Sequence[str], encode: Encode) -> TokenPieces:
+    if isinstance(text, FileText):
+        return TokenPieces(text, encode, between="")
     return TokenPieces([text] if isinstance(text, str) else text or [""], encode)
 
 

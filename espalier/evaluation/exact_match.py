@@ -57,12 +57,7 @@ def generate(
     Mistake
         The model takes no more tokens than it is to write.
     """
-    room = max_tokens - how.max_new_tokens
-    if room < 1:
-        raise Mistake(
-            f"the model takes {max_tokens} tokens, and an answer may have {how.max_new_tokens}, which leaves none for the "
-            "prompt; lower task.answer-tokens, or take a model that takes more"
-        )
+    room = _room(how, max_tokens)
     encoded = [tokenizer.encode(prompt)[-room:] for prompt in prompts]
     stop = (*how.stop, tokenizer.eos_token)
     written = [""] * len(prompts)
@@ -81,6 +76,22 @@ def generate(
         for place, row in zip(places, tokens[:, input_ids.shape[1] :], strict=True):
             written[place] = _up_to(stop, tokenizer.decode(row, skip_special_tokens=True))
     return written
+
+
+def shortened(tokenizer: Any, prompts: Sequence[str], how: Generation, max_tokens: int) -> set[int]:
+    """Which prompts lose tokens in ``generate``; it raises as that does."""
+    room = _room(how, max_tokens)
+    return {place for place, prompt in enumerate(prompts) if len(tokenizer.encode(prompt)) > room}
+
+
+def _room(how: Generation, max_tokens: int) -> int:
+    """Tokens that a prompt may have."""
+    if (room := max_tokens - how.max_new_tokens) < 1:
+        raise Mistake(
+            f"the model takes {max_tokens} tokens, and an answer may have {how.max_new_tokens}, which leaves none for the "
+            "prompt; lower task.answer-tokens, or take a model that takes more"
+        )
+    return room
 
 
 def _padded_on_the_left(rows: Sequence[Sequence[int]], pad_token: int) -> tuple[Tensor, Tensor]:

@@ -29,6 +29,17 @@ def heard_by(listener: Listener) -> Iterator[None]:
         _listener.reset(token)
 
 
+@contextmanager
+def beats_of(whom: str) -> Iterator[None]:
+    """Whoever listens hears of all beats until the end of the block whose they are: ``client 3: block 2 of 12``."""
+    listener = _listener.get()
+    if listener is None:
+        yield
+        return
+    with heard_by(lambda text: listener(f"{whom}: {text}")):
+        yield
+
+
 def beat(text: str) -> None:
     """Say what is being done now; where nobody listens this costs nothing."""
     if (listener := _listener.get()) is not None:
@@ -39,6 +50,37 @@ def beats(parts: Collection[T], what: str) -> Iterator[T]:
     """Go through the parts of a piece of work, and say of each that it begins: ``block 3 of 12``."""
     for number, part in enumerate(parts, start=1):
         beat(f"{what} {number} of {len(parts)}")
+        yield part
+
+
+class Share:
+    """Beats of a long piece of work of a known size: the share that is done, and the time left at this pace.
+
+    Parameters
+    ----------
+    what : is done
+    total : its size, in whatever unit
+    now : seconds that only grow
+    """
+
+    def __init__(self, what: str, total: float, now: Callable[[], float] = time.monotonic) -> None:
+        self._what, self._total, self._now = what, total, now
+        self._began = now()
+
+    def __call__(self, done: float) -> None:
+        """Say that so much is done."""
+        if _listener.get() is None or done <= 0:
+            return
+        total = max(done, self._total)
+        left = (self._now() - self._began) * (total - done) / done
+        beat(f"{self._what}: {done / total:.0%}, {left:.0f} s left")
+
+
+def in_shares(parts: Collection[T], what: str) -> Iterator[T]:
+    """Go through the many parts of a piece of work, and say what share of them is done."""
+    share = Share(what, len(parts))
+    for number, part in enumerate(parts):
+        share(number)
         yield part
 
 

@@ -157,6 +157,14 @@ def is_site_name(name: object) -> bool:
     return isinstance(name, str) and len(name) <= MOST_NAME and re.fullmatch(SITE_NAME, name) is not None
 
 
+def claimed_name(config: Mapping[str, Any]) -> str:
+    """The name that a node configuration gives, also where something else in it is wrong; empty if it gives none."""
+    site, partition = config.get("site"), config.get("partition-id", -1)
+    if site:
+        return str(site) if is_site_name(site) and site not in (".", "..") else ""
+    return f"node-{partition:05d}" if type(partition) is int and 0 <= partition < 10**9 else ""
+
+
 def site_id(settings: NodeSettings) -> str:
     """Name under which a node takes part: its ``site``, else one made of its partition id."""
     return settings.site or f"node-{settings.partition_id:05d}"

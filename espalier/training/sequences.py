@@ -15,6 +15,7 @@ from espalier.corpora.tasks.encoding import Encoded, encode_pair
 from espalier.corpora.tasks.item import Item
 from espalier.corpora.tasks.scored_items import cut
 from espalier.modeling.opened import OpenedModel
+from espalier.pace.beats import in_shares
 from espalier.settings.node import NodeSettings
 from espalier.settings.run import RunSettings
 from espalier.settings.task import TEXT
@@ -113,7 +114,8 @@ def client_sequences(settings: RunSettings, node: NodeSettings, model: OpenedMod
     train, _ = client_items(settings, node, rank)
     if model.family.kind == "encoder":
         return ClassSequences(tuple(train), model.tokenizer, chosen.max_tokens)
-    return TokenSequences(tuple(_encoded(settings, model, item) for item in train), chosen.loss_on)
+    items = in_shares(train, "tokenising items")
+    return TokenSequences(tuple(_encoded(settings, model, item) for item in items), chosen.loss_on)
 
 
 def _encoded(settings: RunSettings, model: OpenedModel, item: Item) -> Encoded:

@@ -1,5 +1,6 @@
 """Contract of ``enrol``: who a node is, and whether it runs the same program on the same model."""
 
+import re
 from typing import Literal
 
 from pydantic import Field
@@ -25,6 +26,20 @@ class Enrolment(Scalars):
     """Whether the capability was measured; stated and measured ones cannot be compared."""
     python: str = Field(max_length=32, pattern=VERSION)
     torch: str = Field(max_length=64, pattern=VERSION)
+
+
+_REFUSED_BY = re.compile(r"site ([A-Za-z0-9._-]{1,64}): ")
+
+
+def refusal(site: str, reason: str) -> str:
+    """What a node says that refuses to enrol: the reason, behind the site's name if it has one; nobody knows it yet."""
+    return f"site {site}: {reason}" if site else reason
+
+
+def refused_by(text: str) -> tuple[str, str]:
+    """The site and the reason that ``refusal`` put together; the name is a claim, and empty where none is told."""
+    named = _REFUSED_BY.match(text)
+    return (named[1], text[named.end() :]) if named else ("", text)
 
 
 def contract(method: str) -> Contract:

@@ -154,9 +154,11 @@ def large_text(path: Path, megabytes: int) -> None:
 def test_memory_is_far_below_the_size_of_the_file_and_a_second_client_reads_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """30 MB of text, dealt out to six; a tokenizer whose tokens are words, so that it is quick."""
+    """6 MB of text, dealt out to six; a tokenizer whose tokens are words, so that it is quick."""
     path = tmp_path / "a.txt"
-    large_text(path, 30)
+    large_text(path, 6)
+    monkeypatch.setattr(corpus_index, "LARGE_BYTES", 1 << 20)
+    monkeypatch.setattr(files, "BLOCK_BYTES", 1 << 17)
     settings = parse(config_of(path, clients=6))
     counted = [0]
     pread = os.pread
@@ -166,12 +168,12 @@ def test_memory_is_far_below_the_size_of_the_file_and_a_second_client_reads_its_
         return pread(file, length, place)
 
     monkeypatch.setattr(os, "pread", counting)
-    monkeypatch.setattr("espalier.corpora.token_pieces.PIECE_CHARACTERS", 1 << 16)
+    monkeypatch.setattr("espalier.corpora.token_pieces.PIECE_CHARACTERS", 1 << 14)
     tracemalloc.start()
     first = client_windows(settings, node(tmp_path), words, 0)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < 12_000_000  # three blocks, a piece and its tokens, and the rows of a part
+    assert peak < 3_000_000  # three blocks, a piece and its tokens, and the rows of a part
     assert first.shape == (8, 256)
 
     monkeypatch.setattr("espalier.corpora.corpus_index.text_records", None)  # the file is not read through again

@@ -2,13 +2,16 @@
 
 import random
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from espalier.corpora import token_pieces
+from espalier.corpora import long_passages, token_pieces
+from espalier.corpora.file_text import FileText
 from espalier.corpora.token_pieces import TokenPieces, special_ending
+from espalier.corpora.windows import evaluation_windows
 
 GENERATOR = random.Random(5)
 WORDS = [
@@ -85,7 +88,7 @@ def tokenizer(kind: str) -> Tokenizer:
 
 
 @pytest.mark.parametrize("kind", ["gpt-2", "roberta", "llama-3", "llama-2", "metaspace", "words"])
-def test_pieces_have_the_tokens_of_the_whole(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pieces_have_the_tokens_of_the_whole(kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     made = tokenizer(kind)
     longest = [0]
 
@@ -103,6 +106,14 @@ def test_pieces_have_the_tokens_of_the_whole(kind: str, monkeypatch: pytest.Monk
     starts = GENERATOR.sample(range(len(expected) - 50), 60)
     assert found.spans(starts, 50).tolist() == [expected[start : start + 50] for start in starts]
     assert longest[0] < 4000 < len(WHOLE) / 5  # it was cut
+
+    monkeypatch.setattr(long_passages, "LONGEST_PASSAGE", 300)
+    (tmp_path / "a.txt").write_text(WHOLE)
+    longest[0] = 0
+    windows = evaluation_windows(FileText(str(tmp_path / "a.txt"), "evaluation.texts"), encode, 50, 0, "a.txt")
+    assert windows.flatten().tolist() == expected[: windows.numel()]
+    assert windows.numel() > len(expected) - 50
+    assert longest[0] < 4000
 
 
 @pytest.mark.parametrize("size", [1, 7, 100])

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from espalier.corpora.tasks.item import Item
 from espalier.corpora.tasks.task import Generation
 from espalier.corpora.tasks.written import NUMBERS
-from espalier.evaluation.exact_match import exact_match, found_answers, generate
+from espalier.evaluation.exact_match import exact_match, found_answers, generate, shortened
 from espalier.settings.mistakes import Mistake
 
 pytestmark = pytest.mark.usefixtures("tests_on_device")
@@ -48,6 +48,17 @@ def test_texts_equal_those_of_a_slow_loop_up_to_the_stop_string(
     assert len({text.split(stop)[0] for text in whole}) > 1
     how = Generation((stop,), NUMBERS.patterns, NUMBERS.ignored, 12)
     assert generate(model, tokenizer, PROMPTS, how, 22, batch_size, device) == [text.split(stop)[0] for text in whole]
+
+
+def test_prompts_that_lose_their_beginning_are_told(model_and_tokenizer: tuple[Any, Any]) -> None:
+    """One token more, as many as there is room for, and one less."""
+    _, tokenizer = model_and_tokenizer
+    prompt = "birch cedar elder fir gorse"
+    tokens, how = len(tokenizer.encode(prompt)), Generation(("x",), NUMBERS.patterns, NUMBERS.ignored, 12)
+    lost = [shortened(tokenizer, ["oak", prompt], how, 12 + tokens + room) for room in (-1, 0, 1)]
+    assert lost == [{1}, set(), set()]
+    with pytest.raises(Mistake, match="leaves none for the prompt"):
+        shortened(tokenizer, PROMPTS, how, 12)
 
 
 def test_a_model_without_room_for_an_answer_is_a_mistake(model_and_tokenizer: tuple[Any, Any]) -> None:

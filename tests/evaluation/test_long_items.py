@@ -19,6 +19,8 @@ from espalier.modeling.limits import require_within_limits
 from espalier.modeling.opened import OpenedModel
 from espalier.settings.mistakes import Mistake
 from espalier.settings.run import RunSettings, parse
+from server_app.measurement import num_cut
+from server_app.public_tests import PublicTests
 
 POSITIONS = 600
 
@@ -54,7 +56,7 @@ def plainly(model: Any, tokens: list[int], first: int) -> float:
 def test_log_likelihoods_of_long_items_are_those_of_the_whole_prompt(long: OpenedModel) -> None:
     items = [boolq(words) for words in (5, 80, 130)]
     tests = as_tests(settings_of(long.directory, max_tokens=64), items, long.tokenizer, False, long.num_positions)
-    assert tests.num_cut == 0
+    assert tests.cut == ()
     assert max(len(one.token_ids) for one in tests.requests) > 256
     model = AutoModelForCausalLM.from_pretrained(long.directory).eval()
     found = log_likelihoods(model, tests.requests, 4, "cpu")
@@ -70,18 +72,31 @@ def test_what_the_model_does_not_take_is_cut_and_counted(long: OpenedModel) -> N
     items = [boolq(5), boolq(700)]
     tests = as_tests(settings_of(long.directory), items, long.tokenizer, False, long.num_positions)
     assert [len(one.token_ids) for one in tests.requests[2:]] == [POSITIONS + 1] * 2
-    assert tests.num_cut == 1
+    assert tests.cut == (1,)
     model = AutoModelForCausalLM.from_pretrained(long.directory).eval()
     assert all(value < 0 for value in log_likelihoods(model, tests.requests, 4, "cpu").values())
 
 
 def test_a_shorter_limit_may_be_set_and_no_longer_one(long: OpenedModel) -> None:
     tests = as_tests(settings_of(long.directory, max_test_tokens=100), [boolq(5), boolq(80)], long.tokenizer, False, POSITIONS)
-    assert (max(len(one.token_ids) for one in tests.requests), tests.num_cut) == (100, 1)
+    assert (max(len(one.token_ids) for one in tests.requests), tests.cut) == (100, (1,))
     with pytest.raises(Mistake, match=r"task\.max-test-tokens = 601: the model has 600 positions"):
         require_within_limits(settings_of(long.directory, max_test_tokens=601), long)
     with pytest.raises(Mistake, match=r"raise task\.max-test-tokens"):
         as_tests(settings_of(long.directory, max_test_tokens=1), [boolq(5)], long.tokenizer, False, POSITIONS)
+
+
+def test_items_whose_prompt_is_shortened_to_leave_room_for_an_answer_count_as_cut(long: OpenedModel) -> None:
+    """Prompts of three lengths, with room for an answer of 500 tokens, of 3, and of none that is as short as the right one."""
+    words = random.Random(0).choices(WORDS, k=700)
+    records = [{"question": " ".join(words[:number]), "answer": "#### 4"} for number in (2, 60, 700)]
+    items = [task_named("gsm8k").item(Fields(record, "here")) for record in records]
+    for answer_tokens, expected in ((3, 1), (500, 2)):
+        settings = settings_of(long.directory, name="gsm8k", answer_tokens=answer_tokens)
+        tests = PublicTests({}, items, as_tests(settings, items, long.tokenizer, False, long.num_positions))
+        assert tests.encoded is not None
+        assert tests.encoded.cut == (2,)
+        assert num_cut(settings, long, tests) == expected
 
 
 def test_an_encoder_reads_as_much_as_it_has_positions_for(tmp_path: Path) -> None:
@@ -92,7 +107,7 @@ def test_an_encoder_reads_as_much_as_it_has_positions_for(tmp_path: Path) -> Non
     assert model.num_positions is not None
     assert 16 < whole[0] < model.num_positions < whole[1]
     assert [len(one.token_ids) for one in tests.requests] == [whole[0], model.num_positions]
-    assert tests.num_cut == 1
+    assert tests.cut == (1,)
 
 
 def test_tokens_of_a_pass_are_bounded(long: OpenedModel, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -396,19 +396,49 @@ class TestRounds(PruningPromises):
                     for linear in plan.blocks[int(key[-4:])].linears:
                         assert tensors[f"{linear.name}.kept"].numel() == linear.num_weights - int(linear.num_weights * sparsity)
 
-    def test_a_node_that_lost_its_state_is_left_out(self, bench: Bench) -> None:
-        grid = bench.grid()
+    def test_clients_that_lost_their_layers_are_brought_them_again_and_go_on(self, bench: Bench) -> None:
+        """In the last of four rounds, one its state, two a part; what they hold beyond what they read then comes at the end."""
+        settings = _six_layers(bench) | {"evaluation__own_text": False, "evaluation__centralized": "off"}
+        damaged = {0: "", 1: "held.json", 2: "*.blob"}
+        whole, grid = bench.run(**settings), bench.grid(**settings)
+        lost, kinds = set[int](), list[tuple[int, str]]()
 
         def lose(message: Any) -> None:
-            letter = read(message.content)
-            if letter.header.kind == "train" and letter.header.server_round == 2 and letter.header.rank == 2:
-                for folder in (bench.folder / "state").glob("*/node-00002"):
-                    shutil.rmtree(folder)
+            header = read(message.content).header
+            if header.server_round == 4:
+                kinds.append((header.rank, header.kind))
+            if (header.kind, header.server_round) == ("train", 4) and header.rank in damaged.keys() - lost:
+                lost.add(header.rank)
+                (state,) = (bench.folder / "state").glob(f"{header.lineage}/node-{header.rank:05d}")
+                for file in state.rglob(damaged[header.rank]) if damaged[header.rank] else ():
+                    file.write_bytes(file.read_bytes()[:-3])
+                if not damaged[header.rank]:
+                    shutil.rmtree(state)
 
         grid.before_push = lose
+        folder = bench.run(grid, **settings)
+        assert {event["rank"] for event in events(folder) if event["event"] == "lost"} == lost == {0, 1, 2}
+        for rank in range(4):
+            own = [kind for one, kind in kinds if one == rank]
+            assert own.count("train") == (2 if rank in lost else 1)
+            assert ("deliver" in own[own.index("train") : -own[::-1].index("train")]) == (rank in lost)
+        assert model_files(folder) == model_files(whole)
+        documents = [summary(one) for one in (whole, folder)]
+        assert documents[0]["metrics"] == documents[1]["metrics"]
+        assert [client["reason"] for client in documents[1]["clients"]] == [None] * 4
+
+    def test_a_client_that_loses_its_layers_again_is_dropped_with_the_reason(self, bench: Bench) -> None:
+        grid = bench.grid()
+
+        def forget(message: Any) -> None:
+            header = read(message.content).header
+            if (header.kind, header.server_round) == ("train", 2):
+                shutil.rmtree(bench.folder / "state" / header.lineage / "node-00002", ignore_errors=True)
+
+        grid.before_push = forget
         document = summary(bench.run(grid))
-        assert document["clients"][2]["status"] == "dropped"
-        assert "no longer holds the layers" in document["clients"][2]["reason"]
+        assert [client["status"] for client in document["clients"]] == ["completed", "completed", "dropped", "completed"]
+        assert document["clients"][2]["reason"] == "train: this client no longer holds the layers that the server sent"
         assert document["sparsity"]["achieved"] == pytest.approx(self.expected_sparsity(OpenedModel(bench.model)))
 
     def test_a_client_that_does_not_take_the_layers_is_dropped(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,9 +26,9 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
 
 
 def with_a_typo(grid: InProcessGrid, partition: int) -> InProcessGrid:
-    """A grid one of whose nodes has a wrong configuration."""
+    """A grid one of whose nodes has a wrong configuration, which names its site all the same."""
     (context,) = [context for context in grid.contexts.values() if context.node_config["partition-id"] == partition]
-    context.node_config["ste"] = "hospital-c"
+    context.node_config |= {"site": "hospital-c", "widows": 16}
     return grid
 
 
@@ -40,12 +40,14 @@ def silent_from(kind: str) -> Callable[[Message, Message], Message | None]:
 def test_a_refused_site_is_told_in_the_last_line(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
     folder = bench.run(with_a_typo(bench.grid(), 2))
     last = capsys.readouterr().out.rstrip().splitlines()[-1]
-    assert last.startswith("2 of 3 clients; missing: node 986 (refused: the node's configuration is wrong: ste: unknown key")
+    assert last.startswith(
+        "2 of 3 clients; missing: hospital-c (refused: the node's configuration is wrong: widows: unknown key"
+    )
     document = summary(folder)
     assert (document["status"], document["finished"]) == ("completed", 2)
     ((missing),) = document["missing"]
-    assert missing["client"] == "node 986"
-    assert "ste: unknown key" in missing["reason"]
+    assert missing["client"] == "hospital-c"
+    assert "widows: unknown key" in missing["reason"]
 
 
 def test_a_client_that_died_is_told_by_its_name(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
@@ -77,6 +79,12 @@ def test_one_that_never_connected_has_no_name() -> None:
     assert roster.missing(5) == [("c", "refused: has another base model"), *[("a client", "never connected")] * 2]
 
 
+def test_a_second_node_of_a_seated_name_is_not_missing() -> None:
+    roster = Roster({0: Seat(0, "a", 1)}, {"a": "a second node with this site name", "c": "has another base model"})
+    assert roster.missing(2) == [("c", "refused: has another base model")]
+    assert roster.missing(3) == [("c", "refused: has another base model"), ("a client", "never connected")]
+
+
 def test_a_long_reason_is_cut(bench: Bench) -> None:
     roster = Roster({0: Seat(0, "a", 1, "dropped", "because\n" * 100)})
     summary: Any = Summary(parse({"num-clients": 1}), bench.model, 1, "cpu", roster)  # type: ignore[arg-type]
@@ -102,10 +110,12 @@ def quorum(folder: Path) -> Any:
 
 @pytest.mark.usefixtures("deployed")
 def test_in_deployment_every_site_is_needed(bench: Bench) -> None:
-    with pytest.raises(RunFailed, match=r"2 clients enrolled, the quorum is 3 of num-clients = 3\n  node 986: the node's conf"):
+    with pytest.raises(
+        RunFailed, match=r"2 clients enrolled, the quorum is 3 of num-clients = 3\n  hospital-c: the node's conf"
+    ):
         bench.run(with_a_typo(bench.grid(), 2))
     (folder,) = (bench.folder / "runs").iterdir()
-    assert json.loads((folder / "summary.json").read_text())["missing"][0]["client"] == "node 986"
+    assert json.loads((folder / "summary.json").read_text())["missing"][0]["client"] == "hospital-c"
     assert quorum(folder) == 1.0
 
 

@@ -10,7 +10,9 @@ from tiny_model import save_tiny_llama
 
 from espalier.launch import in_app
 from espalier.launch.command import BEFORE_START, main
+from espalier.pace.beats import Pace, heard_by
 from espalier.settings.mistakes import Mistake
+from server_app import before_start
 from server_app.before_start import open_all
 
 APP = Path(__file__).parents[2]
@@ -121,3 +123,20 @@ def test_a_running_superlink_is_asked_without_a_look_at_this_machine(monkeypatch
     monkeypatch.setattr("espalier.launch.command.run_in_app", lambda *_: pytest.fail("looked"))
     monkeypatch.setattr("espalier.launch.command._run", lambda *_: ("finished:completed", "", ""))
     assert main(["run", "two-sites", "model=/on/the/server", "--superlink", "127.0.0.1:1", "--app", str(APP)]) == 0
+
+
+def test_how_far_the_reading_of_each_client_s_data_is_can_be_heard(config: dict[str, Any]) -> None:
+    heard: list[str] = []
+    with heard_by(heard.append):
+        assert told(config) == []
+    words = {text.split("%")[0] for text in heard}
+    assert {"reading public.txt: 100", *(f"client {rank}: reading {rank}.txt: 100" for rank in range(3))} <= words
+    assert any(text.startswith("client 2: encoding windows: 50%") for text in heard)
+
+
+def test_what_takes_long_is_told(
+    config: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("server_app.before_start.Pace", lambda say: Pace(say, lambda: 0.0, every=0.0))
+    assert before_start.main(config) == 0
+    assert "espalier: client 1: reading 1.txt: 100%, 0 s left  [0 s]" in capsys.readouterr().err.splitlines()

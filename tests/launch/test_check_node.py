@@ -14,6 +14,7 @@ from client_app.check_node import look
 from client_app.check_node import main as check
 from espalier.launch.check_node import read_node_config
 from espalier.launch.command import main
+from espalier.pace.beats import Pace
 from espalier.settings.mistakes import Mistake
 
 APP = Path(__file__).parents[2]
@@ -38,6 +39,16 @@ def test_it_says_what_it_found(run: dict[str, Any], node: dict[str, Any], capsys
     for found in ("hospital-a", node["data-path"], f"{run['model']}: llama, 2 blocks", "2 calibration windows of 16 tokens"):
         assert found in shown
     assert Path(node["state-dir"]).is_dir()
+
+
+def test_what_takes_long_is_told_as_it_goes(
+    run: dict[str, Any], node: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("client_app.check_node.Pace", lambda say: Pace(say, lambda: 0.0, every=0.0))
+    assert check({"node": node, "run": run}) == 0
+    shown = capsys.readouterr()
+    assert "           reading notes.txt: 100%, 0 s left  [0 s]" in shown.err.splitlines()
+    assert "reading" not in shown.out
 
 
 def test_training_sequences_are_those_of_the_passages_that_are_not_held_out(run: dict[str, Any], node: dict[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 from threading import Thread
 
-from espalier.pace.beats import Pace, beat, beats, heard_by
+from espalier.pace.beats import Pace, Share, beat, beats, beats_of, heard_by, in_shares
 
 
 def test_where_nobody_listens_nothing_happens() -> None:
@@ -56,3 +56,38 @@ def test_a_line_of_another_kind_puts_the_next_one_off() -> None:
         if at == 9.0:
             pace.another_line()
     assert lines == ["step 19  [19 s]"]
+
+
+def test_whose_beats_they_are_is_said_where_somebody_listens() -> None:
+    heard: list[str] = []
+    with beats_of("client 3"):
+        beat("unheard")
+    with heard_by(heard.append):
+        with beats_of("client 3"):
+            beat("block 1 of 2")
+        beat("block 2 of 2")
+    assert heard == ["client 3: block 1 of 2", "block 2 of 2"]
+
+
+def test_a_share_is_told_with_the_time_left_at_this_pace_by_hand() -> None:
+    seconds, heard = [100.0], list[str]()
+    share = Share("reading a.txt", 800, lambda: seconds[0])
+    share(100)  # nobody listens
+    with heard_by(heard.append):
+        share(0)  # nothing is known of the pace
+        for at, done in ((110.0, 200), (130.0, 600), (140.0, 800), (150.0, 900)):
+            seconds[0] = at
+            share(done)
+    assert heard == [
+        "reading a.txt: 25%, 30 s left",
+        "reading a.txt: 75%, 10 s left",
+        "reading a.txt: 100%, 0 s left",
+        "reading a.txt: 100%, 0 s left",  # a file that grew meanwhile
+    ]
+
+
+def test_many_parts_are_told_in_shares() -> None:
+    heard: list[str] = []
+    with heard_by(heard.append):
+        assert list(in_shares("abcd", "encoding")) == ["a", "b", "c", "d"]
+    assert [line.split(",")[0] for line in heard] == ["encoding: 25%", "encoding: 50%", "encoding: 75%"]

@@ -6,6 +6,7 @@ import pytest
 
 from espalier.settings.run import parse
 from espalier.wire.ledger import Traffic
+from server_app.figures import figure
 from server_app.results import Summary
 from server_app.table import show
 
@@ -45,3 +46,29 @@ def test_scores_and_own_text_have_medians_too(capsys: pytest.CaptureFixture[str]
     assert summary.median_perplexities("own-text") == {"dense": 5.0, "federated": 10.0}
     assert summary.median_scores("acc") == {"local_only": 0.3}
     assert rows["local-only (median)"][:3] == ["10.00", "-", "0.300"]
+
+
+def test_of_two_clients_the_lower_figure_is_the_median(capsys: pytest.CaptureFixture[str]) -> None:
+    """A figure that a client has; the mean of two is spoilt by either."""
+    summary, rows = shown(capsys, [1e12, 10.0], scores={"loss": {}}, local_scores={"loss": {0: 4.0, 1: 2.0}})
+    assert rows["local-only (mean)"][:2] == ["5e+11", "3.000"]
+    assert rows["local-only (median)"][:2] == ["10.00", "2.000"]
+    assert summary.median_perplexities("public") == {"local_only": 10.0}
+
+
+@pytest.mark.parametrize(
+    ("value", "digits", "text"),
+    [
+        (None, 2, "-"),
+        (12.345, 2, "12.35"),
+        (0.5, 3, "0.500"),
+        (999_999.99, 2, "999999.99"),
+        (1e6, 2, "1e+06"),
+        (1_234_567.0, 2, "1.23e+06"),
+        (-4.5e300, 3, "-4.5e+300"),
+        (float("inf"), 2, "inf"),
+        (float("nan"), 2, "nan"),
+    ],
+)
+def test_huge_figures_are_short(value: float | None, digits: int, text: str) -> None:
+    assert figure(value, digits) == text

@@ -2,11 +2,12 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from espalier.settings.mistakes import Mistake
-from espalier.settings.node import NodeSettings, parse_node, site_id
+from espalier.settings.node import NodeSettings, claimed_name, parse_node, site_id
 
 
 def mistake_lines(config: dict[str, object]) -> list[str]:
@@ -151,3 +152,22 @@ def test_private_state_is_in_the_home_directory_otherwise(monkeypatch: pytest.Mo
     monkeypatch.delenv("ESPALIER_STATE_DIR", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     assert NodeSettings().state_root() == tmp_path / ".espalier"
+
+
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [
+        ({"site": "hospital-c", "widows": 16}, "hospital-c"),
+        ({"site": "hospital-c", "partition-id": 2, "windows": "many"}, "hospital-c"),
+        ({"partition-id": 2, "ste": "hospital-c"}, "node-00002"),
+        ({"site": "ward\n7", "partition-id": 2}, ""),
+        ({"site": ".."}, ""),
+        ({"site": 7}, ""),
+        ({"partition-id": "2"}, ""),
+        ({"partition-id": True}, ""),
+        ({"partition-id": -1}, ""),
+        ({}, ""),
+    ],
+)
+def test_the_name_in_a_configuration_that_is_wrong(config: dict[str, Any], name: str) -> None:
+    assert claimed_name(config) == name

@@ -12,7 +12,7 @@ from in_process import FakeTime
 
 from espalier.settings.run import parse
 from espalier.storage.blobs import sha256
-from espalier.wire.enrolment import Enrolment
+from espalier.wire.enrolment import Enrolment, refusal
 from espalier.wire.fedprllm import VoteReport
 from espalier.wire.masks import mask_name
 from espalier.wire.messages import Letter, NoScalars, failure, read, write
@@ -269,6 +269,44 @@ def test_nothing_that_a_refused_node_writes_reaches_the_terminal(tmp_path: Path,
     for line in [*server.shown, reason]:
         assert_harmless(line)
     assert sorted(server.rounds.roster.ranks()) == ["a", "b"]
+
+
+def test_a_second_node_of_a_name_is_told_once_and_not_missing(tmp_path: Path) -> None:
+    server = Server(tmp_path, {1: "a", 2: "a", 3: "a", 4: "a"}, quorum=0.5)
+    server.enrol()
+    told = [line for line in server.shown if "a second node named a was turned away" in line]
+    assert len(told) == 1
+    assert [line for line in server.shown if "refused" in line] == told
+    assert server.rounds.roster.missing(2) == [("a client", "never connected")]
+
+
+@pytest.mark.parametrize(
+    ("told", "who", "why"),
+    [
+        (refusal("c", "the node's configuration is wrong:\n  x: y"), "c", "the node's configuration is wrong: x: y"),
+        (refusal("", "unexpected IndexError in enrol"), "node 3", "unexpected IndexError in enrol"),
+        ("site a b: no name", "node 3", "site a b: no name"),
+        (refusal("a", "has a seat already"), "a", "has a seat already"),  # a claim: a takes part all the same
+    ],
+)
+def test_a_node_that_refuses_is_told_by_the_site_that_it_names(tmp_path: Path, told: str, who: str, why: str) -> None:
+    server = Server(tmp_path, {1: "a", 2: "b", 3: "c"})
+    request = read(server.rounds.request("enrol", Seat(-1, "", 3), 0, NoScalars()).content)
+    server.nodes.replies["enrol 3"] = write(failure(request.header, told))
+    server.enrol()
+    assert server.rounds.roster.refused == {who: why}
+    assert server.rounds.roster.ranks() == {"a": 0, "b": 1}
+    assert server.rounds.roster.missing(2) == []
+
+
+def test_a_site_that_enrols_after_it_was_refused_is_refused_no_more(tmp_path: Path) -> None:
+    server = Server(tmp_path, {1: "b", 2: "a"})
+    request = read(server.rounds.request("enrol", Seat(-1, "", 2), 0, NoScalars()).content)
+    server.nodes.replies["enrol 2"] = write(failure(request.header, refusal("a", "the node's configuration is wrong")))
+    server.nodes.joining[5.0] = (3, "a")
+    server.enrol()
+    assert server.rounds.roster.refused == {}
+    assert server.rounds.roster.ranks() == {"a": 0, "b": 1}
 
 
 def test_many_nodes_that_are_turned_away_are_counted(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from espalier.corpora.files import CLIENT_KEYS, read_text
@@ -10,6 +11,7 @@ from espalier.corpora.hub import TRAINING_SPLIT, load_split
 from espalier.corpora.tasks.fields import Fields
 from espalier.corpora.tasks.item import Item
 from espalier.corpora.tasks.task import Task
+from espalier.pace.beats import in_shares
 from espalier.settings.mistakes import Mistake
 
 
@@ -23,7 +25,8 @@ def read_items(task: Task, path: str, keys: str = CLIENT_KEYS) -> Iterator[Item]
         missing or out of range.
     """
     (text,) = read_text(path, keys)
-    for number, line in enumerate(text.split("\n"), start=1):  # splitlines would break at U+2028 within a string
+    lines = in_shares(text.split("\n"), f"reading {Path(path).name}")
+    for number, line in enumerate(lines, start=1):  # splitlines would break at U+2028 within a string
         if not line.strip():
             continue
         where = f"{path}: line {number}"

@@ -12,6 +12,7 @@ from espalier.corpora.tasks.encoding import Encoded, encode_pair, keep_right
 from espalier.corpora.tasks.item import Item
 from espalier.corpora.tasks.task import Task
 from espalier.corpora.windows import Encode
+from espalier.pace.beats import in_shares
 
 TEST_KEY = "task.max-test-tokens"
 """How many tokens a test item may have."""
@@ -29,8 +30,8 @@ class ScoredItems:
     """The right option of each item, or its class."""
     characters: tuple[int, ...]
     """Length of each request's option, for ``acc_norm``."""
-    num_cut: int = field(default=0, compare=False)
-    """Items that were too long and lost tokens; it does not travel."""
+    cut: tuple[int, ...] = field(default=(), compare=False)
+    """Items that were too long and lost tokens, by their places; it does not travel."""
 
     def __len__(self) -> int:
         return len(self.answers)
@@ -49,14 +50,14 @@ def scored_items(task: Task, items: Sequence[Item], encode: Encode, max_tokens: 
     Mistake
         An option alone is longer than ``max_tokens``.
     """
-    whole = [[encode_pair(encode, *request) for request in item.requests] for item in items]
+    whole = [[encode_pair(encode, *request) for request in item.requests] for item in in_shares(items, "tokenising test items")]
     cuts = [[cut(one, max_tokens, task, item.where, TEST_KEY) for one in few] for few, item in zip(whole, items, strict=True)]
     return ScoredItems(
         tuple(one for few in cuts for one in few),
         tuple(len(item.options) for item in items),
         tuple(item.answer for item in items),
         tuple(len(option) for item in items for option in item.options),
-        sum(few != left for few, left in zip(whole, cuts, strict=True)),
+        tuple(place for place, (few, left) in enumerate(zip(whole, cuts, strict=True)) if few != left),
     )
 
 
@@ -76,11 +77,12 @@ def cut(encoded: Encoded, max_tokens: int, task: Task, where: str = "", key: str
 
 def class_items(items: Sequence[Item], tokenizer: Any, max_tokens: int) -> ScoredItems:
     """Items for an encoder with a head for classes."""
-    rows = [next(iter(class_batches([item], tokenizer, 1, max_tokens))).input_ids[0].tolist() for item in items]
+    given = in_shares(items, "tokenising test items")
+    rows = [next(iter(class_batches([item], tokenizer, 1, max_tokens))).input_ids[0].tolist() for item in given]
     requests = tuple(Encoded(tuple(row), 0) for row in rows)
-    full = (item for item, row in zip(items, rows, strict=True) if len(row) == max_tokens)
-    num_cut = sum(len(tokenizer(*item.texts, verbose=False)["input_ids"]) > max_tokens for item in full)
-    return ScoredItems(requests, (1,) * len(items), tuple(item.answer for item in items), (1,) * len(items), num_cut)
+    full = [place for place, row in enumerate(rows) if len(row) == max_tokens]
+    lost = tuple(place for place in full if len(tokenizer(*items[place].texts, verbose=False)["input_ids"]) > max_tokens)
+    return ScoredItems(requests, (1,) * len(items), tuple(item.answer for item in items), (1,) * len(items), lost)
 
 
 def to_arrays(items: ScoredItems) -> dict[str, NDArray[np.int32]]:
