@@ -2,8 +2,8 @@
 
 Covers: the first node that enrols under a site's name holds it as long as it is connected and answers. Another node that says
 the name is only remembered. It gets the seat when the holder is gone, or has let every attempt's deadline pass: Flower lists a
-node that died for a while longer, and a site that is started again comes under another node id. One missed deadline, or an error
-that Flower reports of a connected holder, frees no seat. Nobody who is turned away makes the others wait longer.
+node that died for a while longer, and a site that is started again comes under another node id. One missed deadline, or an
+error that Flower reports of a connected holder, frees no seat. Nobody who is turned away makes the others wait longer.
 Does not cover: who a node is. A name is a claim, which the server cannot check as long as no key of Flower's SuperNode
 authentication is bound to it: a node that claims a name before its owner does has it, and one that waits gets the seat of a
 site that dies, or is too slow for all its attempts.
@@ -97,7 +97,7 @@ class Enroller:
         self.rounds.progress.note("seated_again", text, rank=seat.rank, site=seat.site)
 
     def _take(self, node_id: int, enrolment: Enrolment, sites: dict[str, tuple[int, Enrolment]]) -> bool:
-        """Note an enrolled site, unless it is refused or another node that is connected has its name; whether it is a new one."""
+        """Note an enrolled site, unless it is refused or a connected node has its name already; returns whether it is new."""
         site, is_new = enrolment.site, enrolment.site not in sites
         if reason := self._refusal(enrolment):
             self._refuse(site, reason)
