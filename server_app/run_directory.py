@@ -98,7 +98,9 @@ def require_run_directory(settings: RunSettings, model: OpenedModel) -> None:
     require_free(path)
     _require_continued(settings, model, path)
     folder = RunFolder(path)
-    CheckpointFolder(folder.checkpoint).load(identity(settings, model))
+    checkpoint = CheckpointFolder(folder.checkpoint)
+    if checkpoint.load(identity(settings, model)) is None:
+        checkpoint.load_ranks()
     folder.load_times()
 
 

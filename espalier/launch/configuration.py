@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from espalier.launch.app_folder import default_config, read_preset
+from espalier.settings.hub_names import require_data, require_model
 from espalier.settings.libraries import require_libraries
 from espalier.settings.mistakes import Mistake
-from espalier.settings.model_name import require_on_disk
 from espalier.settings.run import RunSettings, changed, concerns, default_values, parse, unread
 
 Config = dict[str, Any]
@@ -26,7 +26,7 @@ def configuration(app: Path, words: Sequence[str], *, on_this_machine: bool) -> 
     ------
     Mistake
         A word is neither, a setting is wrong, or one that was given is not read in such a run, all of these at once; or, on
-        this machine, a library or the model's directory is missing.
+        this machine, a library is missing, or a model or file that has the form of a name on the hub.
     """
     presets = [word for word in words if "=" not in word]
     if len(presets) > 1:
@@ -44,7 +44,9 @@ def configuration(app: Path, words: Sequence[str], *, on_this_machine: bool) -> 
     if not on_this_machine:
         return flat, settings
     require_libraries(settings)
-    require_on_disk(settings.model)
+    if "model" in given or "/" in settings.model:  # presets name directories that whoever uses them is to make
+        require_model(settings.model)
+    require_data(settings.data.source, settings.data.path)
     flat = _with_absolute_paths(flat)
     return flat, parse(flat, simulation=True)
 

@@ -189,6 +189,43 @@ def test_the_summary_decides_nothing(one_killed: Interrupted, tmp_path: Path, mo
         one_killed.resume(run)
 
 
+# ----- before the first round is finished -----------------------------------------------------------------------------------
+
+
+def test_a_site_keeps_its_rank_where_the_run_was_killed_in_its_first_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of three comes only when the run is resumed; the name of another that has worked stands behind its own."""
+    monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "state"))
+    bench = Bench(tmp_path, "fedprllm", QUICK | {"quorum": 0.5}, num_clients=3)
+    grid = bench.grid()
+    (late,) = [node for node, context in grid.contexts.items() if context.node_config["partition-id"] == 1]
+    del grid.contexts[late]
+
+    def kill(request: Message, reply: Message) -> Message:
+        if read(request.content).header.kind == "train":  # it has worked
+            raise Killed
+        return reply
+
+    grid.tamper[2] = kill
+    with pytest.raises(Killed):
+        bench.run(grid)
+    (run,) = (tmp_path / "runs").iterdir()
+    assert not (run / "checkpoint" / "state.json").exists()
+    whole = (run / "checkpoint" / "ranks.json").read_text()
+    (run / "checkpoint" / "ranks.json").write_text(whole.replace('": 1', '": 2'))
+    for resume in (bench.run, lambda **changes: open_all(bench.config(**changes), pytest.fail)):
+        with pytest.raises(Mistake, match=r"ranks.json: is damaged: .* begin a new run"):
+            resume(resume_from=str(run))
+    (run / "checkpoint" / "ranks.json").write_text(whole)
+    bench.run(resume_from=str(run))
+    clients = json.loads((run / "summary.json").read_text())["clients"]
+    assert [(client["rank"], client["site"], client["status"]) for client in clients] == [
+        (0, "node-00000", "completed"),
+        (1, "node-00002", "completed"),
+    ]
+
+
 # ----- before anything is started -------------------------------------------------------------------------------------------
 
 

@@ -11,6 +11,7 @@ from espalier.launch.app_folder import default_config, find_app, read_preset
 from espalier.launch.command import main
 from espalier.launch.configuration import configuration
 from espalier.launch.superlink import RAY_DID_NOT_START, SuperLink, running_superlink
+from espalier.modeling.opened import open_model
 from espalier.settings.mistakes import FLOWER_REPORTS_IT_TOO, Mistake
 from espalier.settings.run import METHODS, changed, parse
 
@@ -44,6 +45,7 @@ def test_the_later_word_wins_and_values_are_typed() -> None:
 
 def test_paths_mean_what_they_mean_where_the_command_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "m").mkdir()
     words = [
         "fedpetuning",
         "model=m",
@@ -256,6 +258,34 @@ def test_the_name_of_a_model_on_the_hub_is_answered_with_how_to_get_it(
     told = capsys.readouterr().err
     assert f"model = 'meta-llama/Llama-2-7b': there is no directory {tmp_path}/meta-llama/Llama-2-7b." in told
     assert "hf download meta-llama/Llama-2-7b --local-dir Llama-2-7b" in told
+
+
+@pytest.mark.parametrize("name", ["gpt2", "opt-125m"])
+def test_so_is_one_without_an_owner(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(Mistake, match=f"model = '{name}': there is no directory .*hf download {name} --local-dir {name}"):
+        configuration(APP, [f"model={name}"], on_this_machine=True)
+    with pytest.raises(Mistake, match=f"hf download {name}"):
+        open_model(name)
+    (tmp_path / name).mkdir()
+    assert configuration(APP, [f"model={name}"], on_this_machine=True)[0]["model"] == str(tmp_path / name)
+    configuration(APP, ["model=demo"], on_this_machine=True)
+
+
+@pytest.mark.parametrize("source", ["text", "jsonl"])
+def test_the_name_of_a_dataset_on_the_hub_is_answered_with_its_source(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = [f"data.source={source}", "data.path=allenai/c4"]
+    with pytest.raises(
+        Mistake, match=rf"data.path = 'allenai/c4': there is no file .* data.source = '{source}' reads one.*'hub'"
+    ):
+        configuration(APP, words, on_this_machine=True)
+    assert configuration(APP, words, on_this_machine=False)[0]["data.path"] == "allenai/c4"
+    (tmp_path / "allenai").mkdir()
+    (tmp_path / "allenai" / "c4").write_text("x")
+    assert configuration(APP, words, on_this_machine=True)[0]["data.path"] == str(tmp_path / "allenai" / "c4")
 
 
 def test_a_directory_that_is_called_like_a_model_on_the_hub_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
