@@ -121,7 +121,7 @@ def _require_place(settings: RunSettings) -> None:
         return
 
 
-def _cannot_be_made(settings: RunSettings, path: Path, why: str) -> Mistake:
+def _cannot_be_made(settings: RunSettings, path: Path, why: str | None) -> Mistake:
     return Mistake(f"out-dir = {settings.out_dir!r}: {path} cannot be made ({why}); name another directory")
 
 

@@ -220,12 +220,12 @@ def unread(flat: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     """Keys of tables that the method has which it does not read all the same; see ``not_read``."""
     tuning = tuple(method for method, tables in METHODS.items() if "training" in tables)
     pruning = tuple(method for method in METHODS if method not in tuning)
-    return not_read(default_values() | flat, tuning, pruning)
+    return not_read(default_values() | dict(flat), tuning, pruning)
 
 
 def _unread_by_hand(flat: Mapping[str, Any], method: str, by_hand: Collection[str]) -> list[str]:
     """A line per key that somebody gave by hand and that is not read."""
-    found, values, lines = unread(flat), default_values() | flat, []
+    found, values, lines = unread(flat), default_values() | dict(flat), []
     for key in sorted(by_hand):
         if not concerns(key, method):
             lines.append(_unread(key, flat[key], method))

@@ -73,7 +73,7 @@ def _opened(path: Path, flags: int = 0) -> int:
         raise _cannot_be_opened(path, error.strerror) from None
 
 
-def _cannot_be_opened(path: Path, why: str) -> Mistake:
+def _cannot_be_opened(path: Path, why: str | None) -> Mistake:
     return Mistake(f"{path}: cannot be opened: {why}; give this user the right to write there")
 
 
