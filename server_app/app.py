@@ -17,6 +17,7 @@ from espalier.pace.beats import Pace, heard_by
 from espalier.settings.mistakes import FLOWER_REPORTS_IT_TOO, RUN_DIRECTORY, Mistake
 from espalier.settings.node import NodeSettings
 from espalier.settings.run import changed, parse
+from espalier.storage.private import remove_run
 from espalier.wire.evaluation import OWN_TEXT_MODELS
 from server_app.measurement import measure_pruned, measure_tuned
 from server_app.model_fit import require_fit
@@ -173,9 +174,9 @@ def _collect_egress_logs(run: Run) -> None:
 
 
 def _remove_private_state(run: Run) -> None:
-    """A completed simulation leaves nothing in the state directory; at a site of its own, private state stays there."""
+    """A completed simulation leaves nothing of its own in the state directory; at a real site private state stays."""
     root = NodeSettings().state_root()
-    shutil.rmtree(root / run.lineage, ignore_errors=True)
+    remove_run(root, run.lineage)
     if (work := run.work()) is not None:
         work.remove()
     for log in (root / "egress").glob(f"{run.lineage}-*.jsonl"):

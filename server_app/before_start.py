@@ -21,10 +21,11 @@ from espalier.settings.run import RunSettings, parse
 from espalier.training.client_data import read_client_data
 from server_app.model_fit import require_fit
 from server_app.public_tests import public_tests
+from server_app.run_directory import require_run_directory
 
 
 def open_all(config: Mapping[str, Any], tell: Callable[[str], None]) -> None:
-    """Open model, tokenizer, public tests and every client's data as a simulation will.
+    """Open model, tokenizer, the run that is resumed, public tests and every client's data as a simulation will.
 
     A client whose data cannot be used costs its own contribution, so it is told, and no more, as long as the quorum is left.
 
@@ -37,6 +38,7 @@ def open_all(config: Mapping[str, Any], tell: Callable[[str], None]) -> None:
     set_up(settings, Path(settings.out_dir))
     model = open_model(settings.model)
     require_within_limits(settings, model)
+    require_run_directory(settings, model)
     require_fit(settings, model, public_tests(settings, model, built_in=False))
     unusable = _unusable(settings, model)
     lines = [f"{_clients(ranks)}: {reason}" for reason, ranks in unusable.items()]

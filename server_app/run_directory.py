@@ -4,6 +4,7 @@ Whether a run is completed stands in ``run.json``; ``summary.json`` is for peopl
 read here.
 """
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,8 +20,10 @@ from espalier.settings.mistakes import Mistake
 from espalier.settings.run import NOT_PART_OF_THE_RESULT, RunSettings
 from espalier.storage.atomic import write_bytes
 from espalier.storage.blobs import sha256
-from espalier.storage.directory_lock import locked
+from espalier.storage.directory_lock import locked, require_free
 from espalier.storage.sealed import Damaged, read_sealed, sealed
+from strategies.checkpoint import CheckpointFolder
+from strategies.run import identity
 from strategies.run_folder import RunFolder
 
 FILE = "run.json"
@@ -70,9 +73,7 @@ def open_run_directory(settings: RunSettings, model: OpenedModel, run_id: str) -
     try:
         folder = RunFolder(path)
     except OSError as error:
-        raise Mistake(
-            f"out-dir = {settings.out_dir!r}: {path} cannot be made ({error.strerror}); name another directory"
-        ) from None
+        raise _cannot_be_made(settings, path, error.strerror) from None
     lineage = f"{stamp}-{sha256(run_id.encode())[:12]}"  # of one length for all runs, so that equal runs send equal bytes
     of_the_run = {"lineage": lineage, "model_sha256": model.sha256, "settings": _of_the_result(settings)}
     with locked(path):
@@ -82,24 +83,81 @@ def open_run_directory(settings: RunSettings, model: OpenedModel, run_id: str) -
         yield directory
 
 
+def require_run_directory(settings: RunSettings, model: OpenedModel) -> None:
+    """See whether the run directory can be made, or resumed, as far as that shows before; nothing is made or held.
+
+    Raises
+    ------
+    Mistake
+        As ``open_run_directory`` does, and where a run is resumed as the load of its checkpoint does.
+    """
+    if not settings.resume_from:
+        _require_place(settings)
+        return
+    path = _existing(settings)
+    require_free(path)
+    _require_continued(settings, model, path)
+    folder = RunFolder(path)
+    checkpoint = CheckpointFolder(folder.checkpoint)
+    if checkpoint.load(identity(settings, model)) is None:
+        checkpoint.load_ranks()
+    folder.load_times()
+
+
+def _require_place(settings: RunSettings) -> None:
+    """Raise Mistake if no directory can be made in ``out-dir``: its next directory that exists is none, or is not ours."""
+    path = Path(settings.out_dir).expanduser().absolute()
+    for place in (path, *path.parents):
+        try:
+            os.stat(place)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise _cannot_be_made(settings, path, error.strerror) from None
+        if not place.is_dir():
+            raise _cannot_be_made(settings, path, os.strerror(errno.ENOTDIR))
+        if not os.access(place, os.W_OK | os.X_OK):
+            raise _cannot_be_made(settings, path, os.strerror(errno.EACCES))
+        return
+
+
+def _cannot_be_made(settings: RunSettings, path: Path, why: str | None) -> Mistake:
+    return Mistake(f"out-dir = {settings.out_dir!r}: {path} cannot be made ({why}); name another directory")
+
+
 @contextmanager
 def _resumed(settings: RunSettings, model: OpenedModel) -> Iterator[RunDirectory]:
-    given = f"resume-from = {settings.resume_from!r}"
+    path = _existing(settings)
+    with locked(path):
+        was = _require_continued(settings, model, path)
+        yield RunDirectory(RunFolder(path), was)
+
+
+def _existing(settings: RunSettings) -> Path:
     path = Path(settings.resume_from).expanduser().absolute()
     if not os.path.isfile(path / FILE):
-        raise Mistake(f"{given}: {path} is not a run directory")
-    with locked(path):
-        was = _read(path, given)
-        now, before = _of_the_result(settings), was["settings"]
-        changed = [key for key in sorted(now.keys() | before.keys()) if before.get(key) != now.get(key)]
-        differing = [f"{key} was {before.get(key)!r}, is {now.get(key)!r}" for key in changed]
-        if was["model_sha256"] != model.sha256:
-            differing.append("the base model is another one")
-        if differing:
-            raise Mistake(f"{given}: a resumed run keeps its settings, but {'; '.join(differing)}")
-        if was["completed"]:
-            raise Mistake(f"{given}: that run is completed; leave resume-from empty for a new run")
-        yield RunDirectory(RunFolder(path), was)
+        raise Mistake(f"{_given(settings)}: {path} is not a run directory")
+    return path
+
+
+def _require_continued(settings: RunSettings, model: OpenedModel, path: Path) -> dict[str, Any]:
+    """What ``run.json`` says, if these settings and this model go on with that run."""
+    given = _given(settings)
+    was = _read(path, given)
+    now, before = _of_the_result(settings), was["settings"]
+    changed = [key for key in sorted(now.keys() | before.keys()) if before.get(key) != now.get(key)]
+    differing = [f"{key} was {before.get(key)!r}, is {now.get(key)!r}" for key in changed]
+    if was["model_sha256"] != model.sha256:
+        differing.append("the base model is another one")
+    if differing:
+        raise Mistake(f"{given}: a resumed run keeps its settings, but {'; '.join(differing)}")
+    if was["completed"]:
+        raise Mistake(f"{given}: that run is completed; leave resume-from empty for a new run")
+    return was
+
+
+def _given(settings: RunSettings) -> str:
+    return f"resume-from = {settings.resume_from!r}"
 
 
 def _read(path: Path, given: str) -> dict[str, Any]:

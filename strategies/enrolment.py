@@ -1,11 +1,12 @@
 """Enrolment: sites that run the same program on the same model receive a seat each, and keep it.
 
 Covers: the first node that enrols under a site's name holds it as long as it is connected and answers. Another node that says
-the name is only remembered. It gets the seat when the holder is gone, or a message of this very seat was lost on it: Flower
-lists a node that died for a while longer, and a site that is started again comes under another node id.
+the name is only remembered. It gets the seat when the holder is gone, or has let every attempt's deadline pass: Flower lists a
+node that died for a while longer, and a site that is started again comes under another node id. One missed deadline, or an
+error that Flower reports of a connected holder, frees no seat. Nobody who is turned away makes the others wait longer.
 Does not cover: who a node is. A name is a claim, which the server cannot check as long as no key of Flower's SuperNode
 authentication is bound to it: a node that claims a name before its owner does has it, and one that waits gets the seat of a
-site that dies, or is too slow for a deadline.
+site that dies, or is too slow for all its attempts.
 """
 
 from collections.abc import Iterator, Mapping
@@ -51,7 +52,7 @@ class Enroller:
         Raises
         ------
         RunFailed
-            Fewer sites than the quorum came before ``enrol-seconds`` had passed without a new one.
+            Fewer sites than the quorum came before ``enrol-seconds`` had passed without a new one that can have a seat.
         """
         rounds, settings = self.rounds, self.rounds.settings
         wanted = settings.num_clients if ranks is None else len(ranks)
@@ -61,8 +62,9 @@ class Enroller:
         told, told_at = -1, 0.0
         while True:
             for node_id, enrolment in self._newly_enrolled():
-                self._take(node_id, enrolment, sites)
-                end = rounds.clock.now() + settings.enrol_seconds
+                is_new = self._take(node_id, enrolment, sites)
+                if is_new and (ranks is None or enrolment.site in ranks):
+                    end = rounds.clock.now() + settings.enrol_seconds
             if self._waiting and rounds.somebody_works():
                 end = rounds.clock.now() + settings.enrol_seconds
             found, now = len(sites if ranks is None else sites.keys() & ranks.keys()), rounds.clock.now()
@@ -85,7 +87,7 @@ class Enroller:
                 self._claims.setdefault(enrolment.site, []).append(node_id)
 
     def reseat(self, seat: Seat) -> None:
-        """Give a seat whose own message was lost to the next connected node of its name; the one that held it goes last."""
+        """Give a seat to the next connected node of its name, if there is one; the one that held it goes last."""
         self.look_for_nodes()
         connected = set(self.rounds.grid.get_node_ids())
         claims = [node_id for node_id in self._claims.get(seat.site, ()) if node_id in connected]
@@ -97,19 +99,21 @@ class Enroller:
         text = f"seated again {seat.site}: it answers from another node now"
         self.rounds.progress.note("seated_again", text, rank=seat.rank, site=seat.site)
 
-    def _take(self, node_id: int, enrolment: Enrolment, sites: dict[str, tuple[int, Enrolment]]) -> None:
-        """Note an enrolled site, unless it is refused or another node that is connected has its name."""
-        site = enrolment.site
+    def _take(self, node_id: int, enrolment: Enrolment, sites: dict[str, tuple[int, Enrolment]]) -> bool:
+        """Note an enrolled site, unless it is refused or a connected node has its name already; returns whether it is new."""
+        site, is_new = enrolment.site, enrolment.site not in sites
         if reason := self._refusal(enrolment):
             self._refuse(site, reason)
-        elif site in sites and sites[site][0] in self.rounds.grid.get_node_ids():
+            return False
+        if not is_new and sites[site][0] in self.rounds.grid.get_node_ids():
             if site not in self._claims and self.rounds.roster.refuse(site, SECOND) is not None:
                 text = f"refused      a second node named {site} was turned away; give each node a site name of its own"
                 self.rounds.progress.note("refused", text, who=site, reason=SECOND)
             self._claims.setdefault(site, []).append(node_id)
-        else:
-            sites[site] = (node_id, enrolment)
-            self.rounds.roster.refused.pop(site, None)  # what another node of its name said, or itself before
+            return False
+        sites[site] = (node_id, enrolment)
+        self.rounds.roster.refused.pop(site, None)  # what another node of its name said, or itself before
+        return is_new
 
     def _tell(self, found: int, wanted: int, left: float) -> None:
         """Say how many sites are connected, and how long others are waited for."""

@@ -3,7 +3,7 @@
 Flower loses a message that is in flight when its node restarts, so every message has a deadline of its own and is sent
 again under a new id; handlers are idempotent. A client that fails, is late too often, or sends what its contract does
 not allow loses its own contribution, with the reason on record; the round goes on while the quorum holds. A seat goes to
-another node only when its own message was lost on the node that holds it (see ``enrolment``).
+another node only when the node that holds it is gone, or let the last attempt's deadline pass too (see ``enrolment``).
 """
 
 import math
@@ -93,8 +93,8 @@ class Rounds:
     look_for_nodes: Callable[[], None] = lambda: None
     """Asks nodes that are new who they are (see ``enrolment``)."""
     reseat: Callable[[Seat], None] = lambda _: None
-    """Gives a seat whose own message was lost to another node of its site, if there is one; for a while Flower lists a node
-    that is gone beside the one that came for it."""
+    """Gives a seat whose node is gone, or silent to the last, to another node of its site, if there is one; for a while Flower
+    lists a node that is gone beside the one that came for it."""
 
     def request(
         self, kind: Kind, seat: Seat, server_round: int, scalars: Scalars, blobs: dict[str, bytes] | None = None, part: int = 0
@@ -159,7 +159,7 @@ class Rounds:
                 if reply is None:
                     late = self.clock.now() >= entry.deadline and not self._work_goes_on(pending)
                     if entry.message_id is None or late:
-                        self._send_again(entry, pending, "no reply before the deadline")
+                        self._send_again(entry, pending, "no reply before the deadline", late=late)
                     continue
                 idle = False
                 if self.shared_workers:
@@ -218,18 +218,24 @@ class Rounds:
         message_id = self.push(letter, seat, seconds)
         return _Pending(letter, seat, message_id, seconds, self.clock.now() + seconds, seat.node_id)
 
-    def _send_again(self, entry: _Pending, pending: list[_Pending], reason: str) -> None:
-        """Send a request again to wherever its site now is; after the last attempt the client is dropped."""
-        seat, header = entry.seat, entry.request.header
-        if entry.node_id == seat.node_id:  # else the seat has gone to another node since, which was not asked yet
+    def _send_again(self, entry: _Pending, pending: list[_Pending], reason: str, *, late: bool) -> None:
+        """Send a request again to wherever its site now is; after the last attempt the client is dropped.
+
+        ``attempts`` are the holder's of a seat. Where another node of its name takes the seat, as many more follow at most.
+        """
+        seat, header, attempts = entry.seat, entry.request.header, self.settings.attempts
+        gone = seat.node_id not in self.grid.get_node_ids()
+        if entry.node_id == seat.node_id and (gone or (late and header.attempt >= attempts)):
             self.reseat(seat)
-        if seat.node_id not in self.grid.get_node_ids():
-            if self.clock.now() < entry.deadline:
+            gone = seat.node_id not in self.grid.get_node_ids()
+        if gone:
+            if not late:
                 entry.message_id = None
                 return
             reason = "its node is not connected"
-        if header.attempt >= self.settings.attempts:
-            self._give_up(entry, pending, f"{reason} ({header.attempt} of {self.settings.attempts} attempts)")
+        elsewhere = entry.node_id != seat.node_id  # the seat has gone to another node, which was not asked yet
+        if header.attempt >= (2 * attempts if elsewhere else attempts):
+            self._give_up(entry, pending, f"{reason} ({header.attempt} of {max(header.attempt, attempts)} attempts)")
             return
         text = f"sending again to {seat.site}: {reason}"
         self.progress.note("sent_again", text, rank=seat.rank, kind=header.kind, attempt=header.attempt + 1, reason=reason)
@@ -239,7 +245,7 @@ class Rounds:
     def _accept(self, entry: _Pending, reply: Message, pending: list[_Pending]) -> Letter | None:
         """Check a reply; None means that the client was dropped, is asked again, or is to catch up."""
         if not reply.has_content():
-            self._send_again(entry, pending, f"Flower reports error {reply.error.code}")
+            self._send_again(entry, pending, f"Flower reports error {reply.error.code}", late=False)
             return None
         try:
             letter = self.checked(reply, entry.request, entry.seat)

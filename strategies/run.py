@@ -42,4 +42,9 @@ class Run:
 
     def identity(self) -> dict[str, str]:
         """What a resumed run must share with the run that it continues."""
-        return {"settings": self.settings.digest(), "model": self.model.sha256}
+        return identity(self.settings, self.model)
+
+
+def identity(settings: RunSettings, model: OpenedModel) -> dict[str, str]:
+    """What a checkpoint says of the run that it is of."""
+    return {"settings": settings.digest(), "model": model.sha256}

@@ -13,6 +13,7 @@ from tiny_model import WORDS, save_tiny_llama
 
 import client_app.app
 import server_app.app
+from espalier.settings.run import default_values, unread
 
 ROOT = Path(__file__).parent.parent
 DEFAULTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
@@ -89,7 +90,9 @@ class Bench:
             "evaluation.centralized": "off",
         }
         given = {key.replace("__", ".").replace("_", "-"): value for key, value in changes.items()}
-        return flatten(DEFAULTS) | common | self.settings | given
+        chosen = flatten(DEFAULTS) | common | self.settings | given
+        of_others = unread(chosen).keys() & common.keys() - self.settings.keys() - given.keys()
+        return chosen | {key: value for key, value in default_values().items() if key in of_others}
 
     def grid(self, **changes: Any) -> InProcessGrid:
         """A grid with one connected node per site."""

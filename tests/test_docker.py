@@ -78,7 +78,25 @@ def test_the_run_uses_a_preset_that_exists_and_asks_for_as_many_clients_as_there
     given = _parser().parse_args(COMPOSE["services"]["run"]["command"][1:])
     preset = tomllib.loads((ROOT / "conf" / f"{given.words[0]}.toml").read_text())
     assert preset["num-clients"] == 2
-    assert given.superlink == "superlink:9093"
+    assert given.superlink == "127.0.0.1:9093"
+
+
+def test_only_the_fleet_api_can_be_reached_from_another_container() -> None:
+    """The command that starts the run shares the SuperLink's loopback address; nothing is published on the host."""
+    services = COMPOSE["services"]
+    listening = {}
+    for name, service in services.items():
+        words = service["command"]
+        listening |= {(name, word): words[place + 1] for place, word in enumerate(words) if word.endswith("-api-address")}
+        assert "ports" not in service
+    assert listening == {
+        ("superlink", "--fleet-api-address"): "0.0.0.0:9092",
+        ("superlink", "--control-api-address"): "127.0.0.1:9093",
+        ("superlink", "--serverappio-api-address"): "127.0.0.1:9091",
+        ("hospital-a", "--clientappio-api-address"): "127.0.0.1:9094",
+        ("hospital-b", "--clientappio-api-address"): "127.0.0.1:9094",
+    }
+    assert services["run"]["network_mode"] == "service:superlink"
 
 
 def test_volumes_are_declared_and_services_wait_for_the_superlink() -> None:

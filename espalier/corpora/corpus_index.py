@@ -32,7 +32,7 @@ from espalier.corpora.partition import Partition, point_of
 from espalier.corpora.passages import digest, digests_are_held_out, passages
 from espalier.settings.mistakes import Mistake
 from espalier.storage.atomic import replacing, write_json
-from espalier.storage.private import OWNER_ONLY_FILE, mark_as_ours, private_folder
+from espalier.storage.private import OWNER_ONLY_FILE, VERSION_FILE, is_ours, mark_as_ours, private_folder
 
 LARGE_BYTES = 1 << 24
 """Rows of a file of this size are kept on disk; those of a smaller one are made whenever they are needed."""
@@ -280,6 +280,8 @@ def _locked(source: Source, root: Path) -> Iterator[Path]:
     with open(os.open(folder / "lock", os.O_WRONLY | os.O_CREAT, OWNER_ONLY_FILE), "w") as file:
         os.utime(file.fileno())
         fcntl.flock(file, fcntl.LOCK_EX)
+        if not is_ours(folder):
+            mark_as_ours(folder)  # refuses what holds another program's files
         yield folder
 
 
@@ -300,9 +302,8 @@ def _kept(source: Source, folder: Path, state: dict[str, int]) -> CorpusIndex | 
 
 def _make(source: Source, folder: Path, state: dict[str, int]) -> None:
     """Read a file, and keep its rows, then what names them, so that rows without a name are not taken for whole ones."""
-    for old in (path for path in folder.iterdir() if path.name != "lock"):
+    for old in (path for path in folder.iterdir() if path.name not in ("lock", VERSION_FILE)):
         old.unlink()
-    mark_as_ours(folder)
     labels, sha256 = dict[str, int](), hashlib.sha256()
     with replacing(folder / "rows", OWNER_ONLY_FILE) as file:
         for row in _packed(source.located(), labels):

@@ -30,7 +30,7 @@ from espalier.launch.app_folder import find_app
 from espalier.launch.check_node import check_node
 from espalier.launch.configuration import configuration
 from espalier.launch.in_app import run_in_app
-from espalier.launch.kept import INTERRUPTS, uninterrupted
+from espalier.launch.kept import INTERRUPTS, interrupted_later, uninterrupted
 from espalier.launch.superlink import RAY_DID_NOT_START, SuperLink, SuperLinkLost, own_superlink, running_superlink
 from espalier.launch.watched_run import COMPLETED, WatchedRun
 from espalier.settings.mistakes import FLOWER_REPORTS_IT_TOO, Mistake
@@ -85,6 +85,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         if watched.completed:
             return 0
+        if given.command == "check-node":
+            print("\nespalier: interrupted; the node was not checked to the end", file=sys.stderr)
+            return 130
         print(f"\nespalier: interrupted; {watched.how_to_go_on()}", file=sys.stderr)
         return 130
 
@@ -153,9 +156,11 @@ def _run(superlink: SuperLink, watched: WatchedRun, app: Path, config: dict[str,
     config_file = superlink.folder / "run-config.toml"
     config_file.write_text(tomli_w.dumps(_nest(config)))
     watched.directory, watched.status, watched.said_why = "", "", False
-    run_id = superlink.start_run(app, config_file, *options)
+    run_id, interrupted = _submit(superlink, app, config_file, *options)
     lines: list[str] = []
     try:
+        if interrupted:
+            raise KeyboardInterrupt
         with closing(superlink.stream_log(run_id)) as log:
             for line in log:
                 lines.append(line)
@@ -170,6 +175,19 @@ def _run(superlink: SuperLink, watched: WatchedRun, app: Path, config: dict[str,
         _break_off(superlink, watched, run_id)
         raise
     return *status, "".join(lines)
+
+
+def _submit(superlink: SuperLink, app: Path, config_file: Path, *options: str) -> tuple[str, bool]:
+    """Submit a run; returns its id, and whether there was an interrupt meanwhile, which would have left the run without one."""
+    if superlink.process is not None:  # one's own ends with all that it was given
+        return superlink.start_run(app, config_file, *options), False
+    try:
+        with interrupted_later() as noted:
+            return superlink.start_run(app, config_file, *options), bool(noted)
+    except KeyboardInterrupt:
+        told = "whether the SuperLink took the run is not known; flwr ls shows its runs, flwr stop ends one"
+        print(f"\nespalier: {told}", file=sys.stderr)
+        raise
 
 
 def _break_off(superlink: SuperLink, watched: WatchedRun, run_id: str) -> None:

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from espalier.launch.app_folder import default_config, read_preset
+from espalier.settings.hub_names import require_data, require_model
 from espalier.settings.libraries import require_libraries
 from espalier.settings.mistakes import Mistake
-from espalier.settings.model_name import require_on_disk
-from espalier.settings.run import RunSettings, changed, concerns, parse
+from espalier.settings.run import RunSettings, changed, concerns, default_values, parse, unread
 
 Config = dict[str, Any]
 
@@ -25,8 +25,8 @@ def configuration(app: Path, words: Sequence[str], *, on_this_machine: bool) -> 
     Raises
     ------
     Mistake
-        A word is neither, a setting is wrong, or one that was given does not concern the method, all of these at once; or, on
-        this machine, a library or the model's directory is missing.
+        A word is neither, a setting is wrong, or one that was given is not read in such a run, all of these at once; or, on
+        this machine, a library is missing, or a model or file that has the form of a name on the hub.
     """
     presets = [word for word in words if "=" not in word]
     if len(presets) > 1:
@@ -35,14 +35,18 @@ def configuration(app: Path, words: Sequence[str], *, on_this_machine: bool) -> 
     preset = _flatten(read_preset(app, presets[0])) if presets else {}
     given = dict(_pair(word, defaults) for word in words if "=" in word)
     flat = defaults | preset | given
-    # what a preset says of its own method is no mistake where another method was chosen by hand
-    by_hand = given.keys() | (set() if "method" in given else changed(preset))
+    # what a preset says for its own method, task and source is no mistake where others were chosen by hand
+    by_choice = unread(flat).keys() - unread(defaults | preset).keys()
+    by_hand = given.keys() | (set() if "method" in given else changed(preset) - by_choice)
     settings = parse(flat, simulation=on_this_machine, by_hand=by_hand)
-    flat |= {key: value for key, value in defaults.items() if not concerns(key, settings.method)}
+    not_read = unread(flat).keys() - given.keys()
+    flat |= {key: value for key, value in default_values().items() if key in not_read or not concerns(key, settings.method)}
     if not on_this_machine:
         return flat, settings
     require_libraries(settings)
-    require_on_disk(settings.model)
+    if "model" in given or "/" in settings.model:  # presets name directories that whoever uses them is to make
+        require_model(settings.model)
+    require_data(settings.data.source, settings.data.path)
     flat = _with_absolute_paths(flat)
     return flat, parse(flat, simulation=True)
 

@@ -59,6 +59,30 @@ def _stop(process: subprocess.Popen[Any], token: str) -> None:
 
 
 @contextmanager
+def interrupted_later() -> Iterator[list[int]]:
+    """The first interrupt has no effect in this block but to be noted in what this yields; the second one counts as ever."""
+    noted: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield noted
+        return
+    before = {number: signal.getsignal(number) for number in INTERRUPTS}
+
+    def note(number: int, _: object) -> None:
+        noted.append(number)
+        for other, handler in before.items():
+            signal.signal(other, handler)
+
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, note)
+    try:
+        yield noted
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
 def uninterrupted() -> Iterator[None]:
     """An interrupt has no effect in this block, which is an end already, and short."""
     if threading.current_thread() is not threading.main_thread():

@@ -129,8 +129,9 @@ class SuperLink:
 
     def _flwr(self, *arguments: str) -> dict[str, Any]:
         done = subprocess.run(
-            [_program("flwr"), *arguments], env=self.environment, cwd=self.folder, capture_output=True, text=True
-        )
+            [_program("flwr"), *arguments], env=self.environment, cwd=self.folder, capture_output=True, text=True,
+            start_new_session=True,  # Ctrl-C comes to the command alone, which decides
+        )  # fmt: skip
         start = done.stdout.find("{")
         try:
             answer: dict[str, Any] = json.loads(done.stdout[start:])

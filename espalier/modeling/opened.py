@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from espalier.modeling.checkpoint import Checkpoint
 from espalier.modeling.families import Family, family_of
 from espalier.pace.beats import beats
+from espalier.settings.hub_names import require_model
 from espalier.settings.mistakes import Mistake
-from espalier.settings.model_name import require_on_disk
 from espalier.wire.plan import BlockPlan, LinearPlan, ModelPlan
 
 if TYPE_CHECKING:
@@ -237,10 +237,10 @@ def open_model(name: str) -> OpenedModel:
     Raises
     ------
     Mistake
-        See ``OpenedModel`` and ``require_on_disk``.
+        See ``OpenedModel`` and ``require_model``.
     """
     if name != "demo":
-        require_on_disk(name)
+        require_model(name)
         return OpenedModel(Path(name).expanduser().absolute())
     try:
         from espalier_assets import DEMO_MODEL

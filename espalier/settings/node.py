@@ -36,6 +36,9 @@ REPLACED = {
 SHOWN_PATH = 200
 """Characters of a path that cannot be used which are told."""
 
+MOST_PATH, LONGEST_BELOW = 4096, 512
+"""Bytes of a path on Linux, and as many at most of what lies below a state directory: run, site, round, the hash of a blob."""
+
 
 SITE_NAME, MOST_NAME = r"^[A-Za-z0-9._-]*$", 64
 """What a site may be called, and characters at most."""
@@ -85,8 +88,25 @@ class NodeSettings(Table):
         return self._simulated
 
     def state_root(self) -> Path:
-        """Directory of the site's private state."""
-        return Path(self.state_dir or os.environ.get("ESPALIER_STATE_DIR") or "~/.espalier").expanduser()
+        """Directory of the site's private state.
+
+        Raises
+        ------
+        Mistake
+            It is another user's home that does not exist, or so long that nothing fits below it.
+        """
+        given = self.state_dir or os.environ.get("ESPALIER_STATE_DIR") or "~/.espalier"
+        key = "state-dir" if self.state_dir else "ESPALIER_STATE_DIR"
+        try:
+            root = Path(given).expanduser()
+        except RuntimeError as error:
+            raise Mistake(f"{key} = {shortened(given)!r}: {error}; name another directory") from None
+        if (length := len(os.fsencode(root))) > MOST_PATH - LONGEST_BELOW:
+            raise Mistake(
+                f"{key} = {shortened(given)!r}: is {length} bytes long, and paths below it would be too long for this system; "
+                f"name a directory of at most {MOST_PATH - LONGEST_BELOW}"
+            )
+        return root
 
     def allows_own_text(self) -> bool:
         """Whether a run may evaluate on the site's held-out text: if its owner says so, or the site is simulated."""
@@ -141,8 +161,12 @@ def parse_node(config: Mapping[str, Any], *, simulated: bool = False) -> NodeSet
     for key in ("data-path", "model-path", "state-dir"):
         path = config.get(key)
         if isinstance(path, str) and path and (why := _unusable(path, missing=key == "state-dir")):
-            shown = path if len(path) <= SHOWN_PATH else path[:SHOWN_PATH] + "..."
-            mistakes.append(f"{key} = {shown!r}: {why} on this node; name a file or directory that it can read")
+            mistakes.append(f"{key} = {shortened(path)!r}: {why} on this node; name a file or directory that it can read")
+    if not mistakes:
+        try:
+            settings.state_root()
+        except Mistake as mistake:
+            mistakes.append(str(mistake))
     if config.get("site") in (".", ".."):
         mistakes.append(f"site = {config['site']!r}: is no file name; name the site otherwise")
     if not config.get("site") and config.get("partition-id", -1) == -1:
@@ -150,6 +174,11 @@ def parse_node(config: Mapping[str, Any], *, simulated: bool = False) -> NodeSet
     if mistakes:
         raise Mistake("the node's configuration is wrong:\n" + "\n".join(f"  {line}" for line in mistakes))
     return settings
+
+
+def shortened(path: str) -> str:
+    """As much of a path as is told where it cannot be used."""
+    return path if len(path) <= SHOWN_PATH else path[:SHOWN_PATH] + "..."
 
 
 def is_site_name(name: object) -> bool:

@@ -18,6 +18,7 @@ from espalier.settings.mistakes import Mistake
 from espalier.settings.table import Table, mistake_lines
 from espalier.settings.task import TEXT, TaskSettings
 from espalier.settings.training import TrainingSettings
+from espalier.settings.unread import not_read
 
 METHODS: dict[str, tuple[str, ...]] = {
     "fedpetuning": ("fedpetuning", "lora", "task", "training"),
@@ -143,7 +144,8 @@ def parse(flat: Mapping[str, Any], *, simulation: bool = False, by_hand: Collect
     """Read the run configuration that Flower hands out (flat, dotted keys).
 
     In ``simulation`` nodes have no data of their own, so that ``[data]`` must say where all of it comes from. Keys that were
-    given ``by_hand`` must concern the method; without them tables of other methods are passed over.
+    given ``by_hand`` must be read: by the method, and with what is chosen beside them. All other keys that nobody reads are
+    passed over.
 
     Raises
     ------
@@ -163,7 +165,7 @@ def parse(flat: Mapping[str, Any], *, simulation: bool = False, by_hand: Collect
     if isinstance(method, str) and method not in METHODS:
         mistakes.append(f"method = {method!r}: choose one of {', '.join(sorted(METHODS))}")
     elif isinstance(method, str):
-        mistakes += [_unread(key, flat[key], method) for key in sorted(by_hand) if not concerns(key, method)]
+        mistakes += _unread_by_hand(flat, method, by_hand)
     chosen = {key: value for key, value in nested.items() if concerns(key, method)}
     try:
         settings = RunSettings.model_validate(chosen)
@@ -202,10 +204,36 @@ def concerns(key: str, method: Any) -> bool:
 
 def changed(flat: Mapping[str, Any]) -> set[str]:
     """Keys whose values are not the defaults, unknown keys among them."""
+    known = default_values()
+    return {key for key, value in flat.items() if key not in known or known[key] != value}
+
+
+def default_values() -> dict[str, Any]:
+    """All keys, dotted, and their defaults."""
     known: dict[str, Any] = {}
     for key, value in RunSettings().model_dump(by_alias=True).items():
         known |= {f"{key}.{name}": inner for name, inner in value.items()} if isinstance(value, dict) else {key: value}
-    return {key for key, value in flat.items() if key not in known or known[key] != value}
+    return known
+
+
+def unread(flat: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """Keys of tables that the method has which it does not read all the same; see ``not_read``."""
+    tuning = tuple(method for method, tables in METHODS.items() if "training" in tables)
+    pruning = tuple(method for method in METHODS if method not in tuning)
+    return not_read(default_values() | dict(flat), tuning, pruning)
+
+
+def _unread_by_hand(flat: Mapping[str, Any], method: str, by_hand: Collection[str]) -> list[str]:
+    """A line per key that somebody gave by hand and that is not read."""
+    found, values, lines = unread(flat), default_values() | dict(flat), []
+    for key in sorted(by_hand):
+        if not concerns(key, method):
+            lines.append(_unread(key, flat[key], method))
+        elif key in found:
+            choice, remedy = found[key]
+            why = f"{choice} = {values[choice]!r} does not read it"
+            lines.append(f"{key} = {flat[key]!r}: {why}; leave it out, or choose {remedy}")
+    return lines
 
 
 def _unread(key: str, value: Any, method: str) -> str:

@@ -14,6 +14,10 @@ NUM_CLASSES = {"sst2": 2, "mnli": 3, "boolq": 2}
 """Classes of the tasks that an encoder can do."""
 
 
+WRITTEN = ("gsm8k",)
+"""Tasks whose test items are answered in writing."""
+
+
 class TaskSettings(Table):
     """Table ``[task]``."""
 

@@ -38,7 +38,7 @@ class AtWork:
         """
         folder = private_folder(self._root, FOLDER)
         if not is_ours(folder):
-            mark_as_ours(folder)
+            mark_as_ours(folder)  # refuses what holds another program's files
         try:
             handle = os.open(self.path, os.O_WRONLY | os.O_CREAT, OWNER_ONLY_FILE)
         except OSError as error:
@@ -88,8 +88,9 @@ class AtWork:
         return said.decode(errors="replace").splitlines()
 
     def remove(self) -> None:
-        """Let go of the file."""
-        self.path.unlink(missing_ok=True)
+        """Let go of the file, where it is one of ours."""
+        if is_ours(self.path.parent):
+            self.path.unlink(missing_ok=True)
 
 
 def collect_old_work(root: Path, older_than: float) -> None:

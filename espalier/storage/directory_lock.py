@@ -34,15 +34,11 @@ def locked(folder: Path) -> Iterator[None]:
         Another process holds it, which is named; or the file of the lock cannot be written.
     """
     path = folder / FILE
-    try:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    except OSError as error:
-        raise Mistake(f"{path}: cannot be opened: {error.strerror}; give this user the right to write there") from None
-    with open(handle, "r+") as file:
+    with open(_opened(path, os.O_CREAT), "r+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise Mistake(f"{folder}: {_holder(path)} is at work there; wait until it has ended, or end it") from None
+            raise _held(path) from None
         except OSError as error:
             if error.errno not in NO_LOCKS:
                 raise Mistake(f"{path}: cannot be locked: {error.strerror}") from None
@@ -52,6 +48,37 @@ def locked(folder: Path) -> Iterator[None]:
             yield
         finally:
             _write(file.fileno(), "")
+
+
+def require_free(folder: Path) -> None:
+    """Raise Mistake as ``locked`` does if another process holds the lock now, or it cannot be had; nothing is written."""
+    path = folder / FILE
+    if not path.exists():
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise _cannot_be_opened(path, os.strerror(errno.EACCES))
+        return
+    with open(_opened(path), "r+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # closing the file lets it go
+        except BlockingIOError:
+            raise _held(path) from None
+        except OSError:
+            return  # ``locked`` has a word for it
+
+
+def _opened(path: Path, flags: int = 0) -> int:
+    try:
+        return os.open(path, os.O_RDWR | flags, 0o644)
+    except OSError as error:
+        raise _cannot_be_opened(path, error.strerror) from None
+
+
+def _cannot_be_opened(path: Path, why: str | None) -> Mistake:
+    return Mistake(f"{path}: cannot be opened: {why}; give this user the right to write there")
+
+
+def _held(path: Path) -> Mistake:
+    return Mistake(f"{path.parent}: {_holder(path)} is at work there; wait until it has ended, or end it")
 
 
 def _oneself() -> str:

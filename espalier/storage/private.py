@@ -3,7 +3,8 @@
 Covers: other users of the machine cannot read it (owner-only permissions); two sites that share a state directory have each
 their own; a site has one rank and one set of settings in a run; two processes of one client do not write at once (a lock per
 client); state of an older layout is refused; of rounds only the last two are kept, what outlasts rounds (``lasting``) is let
-go by whoever put it there, and runs that nobody touched for long are removed, where a directory carries our version file.
+go by whoever put it there, and runs that nobody touched for long are removed, where a directory carries our version file. Only
+an empty directory gets one: what another program keeps below a wrongly chosen state-dir is neither used nor removed.
 Does not cover: encryption at rest, an attacker who has the owner's account, or two nodes under one site name on two machines.
 What a site answered before is forgotten with its state, by ``keep-days`` or by its owner's hand.
 """
@@ -19,12 +20,14 @@ from pathlib import Path
 from typing import Any
 
 from espalier.settings.mistakes import Mistake
+from espalier.settings.node import shortened
 from espalier.storage.atomic import write_json
 from espalier.storage.blobs import BlobStore, sha256
 
 VERSION = 3
 VERSION_FILE = "espalier-version.json"
 """It makes a directory ours."""
+LOCK = "lock"
 OWNER_ONLY_DIRECTORY = 0o700
 OWNER_ONLY_FILE = 0o600
 ROUNDS_KEPT = 2
@@ -44,13 +47,30 @@ def private_folder(root: Path, *parts: str) -> Path:
             folder = root.joinpath(*parts[:depth])
             folder.mkdir(mode=OWNER_ONLY_DIRECTORY, exist_ok=True)
     except OSError as error:
-        raise Mistake(f"state-dir = {str(root)!r}: {error.strerror}; name a directory that this node can write") from error
+        raise _unusable(root, error) from error
     return folder
 
 
 def mark_as_ours(folder: Path, **more: Any) -> None:
-    """Write the version file that lets ``collect_old_runs`` remove a directory."""
+    """Write the version file that lets us remove a directory, where it is empty or has one already.
+
+    Raises
+    ------
+    Mistake
+        Something lies there that is not ours.
+    """
+    others = _others(folder)  # first: who made something there meanwhile has marked it before
+    if others and not is_ours(folder):
+        raise Mistake(
+            f"{folder}: Espalier did not make this directory, and {others[0]} lies in it; name another state-dir, or move it"
+        )
     write_json(folder / VERSION_FILE, {"version": VERSION, **more}, OWNER_ONLY_FILE)
+
+
+def _others(folder: Path) -> list[str]:
+    """What is in a directory beside what can be there before it is marked: our lock, or an unfinished version file."""
+    names = [name for name in os.listdir(folder) if name != VERSION_FILE and not name.startswith(f".{VERSION_FILE}.")]
+    return sorted(name for name in names if name != LOCK or (folder / name).is_dir() or (folder / name).stat().st_size)
 
 
 def collect_old_runs(root: Path, older_than: float) -> None:
@@ -58,12 +78,22 @@ def collect_old_runs(root: Path, older_than: float) -> None:
 
     Whatever else lies below a wrongly chosen ``root`` stays: only directories that carry our version file are removed.
     """
-    for lock in root.glob("*/*/lock"):
-        folder = lock.parent
-        if lock.is_file() and lock.stat().st_mtime < older_than and not folder.is_symlink() and is_ours(folder):
-            shutil.rmtree(folder)
-            with suppress(OSError):
-                folder.parent.rmdir()  # only when no other client's state is in it
+    for lock in root.glob(f"*/*/{LOCK}"):
+        if lock.is_file() and lock.stat().st_mtime < older_than:
+            _remove_ours(lock.parent)
+
+
+def remove_run(root: Path, lineage: str) -> None:
+    """Remove the private state of all clients of one run, and nothing that does not carry our version file."""
+    for folder in (root / lineage).glob("*"):
+        _remove_ours(folder)
+
+
+def _remove_ours(folder: Path) -> None:
+    if not folder.is_symlink() and is_ours(folder):
+        shutil.rmtree(folder, ignore_errors=True)
+        with suppress(OSError):
+            folder.parent.rmdir()  # only when no other client's state is in it
 
 
 def is_ours(folder: Path) -> bool:
@@ -73,7 +103,7 @@ def is_ours(folder: Path) -> bool:
             return isinstance(json.loads((folder / VERSION_FILE).read_text()).get("version"), int)
         older = re.fullmatch("[0-9]{5}", folder.name) is not None
         return older and json.loads((folder / "version.json").read_text()) == {"version": 2}
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, RecursionError):
         return False
 
 
@@ -99,8 +129,12 @@ class PrivateState:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the client's lock; a second process waits until the first is done."""
-        self._open(self.folder)
-        with open(os.open(self.folder / "lock", os.O_WRONLY | os.O_CREAT, OWNER_ONLY_FILE), "w") as file:
+        private_folder(self.root, *self._parts(self.folder))
+        try:
+            handle = os.open(self.folder / LOCK, os.O_WRONLY | os.O_CREAT, OWNER_ONLY_FILE)
+        except OSError as error:
+            raise _unusable(self.root, error) from error
+        with open(handle, "w") as file:
             os.utime(file.fileno())
             fcntl.flock(file, fcntl.LOCK_EX)
             self._check_version()
@@ -108,14 +142,17 @@ class PrivateState:
 
     def require_same_client(self) -> None:
         """Raise Mistake if this site is known in the run under another rank, or with other settings."""
-        if not (path := self.folder / VERSION_FILE).exists():
+        path = self.folder / VERSION_FILE
+        if not os.path.exists(path):
             return
         document = _read_json(path)
         if (found := document.get("version")) != VERSION:
             raise Mistake(
                 f"{self.folder}: private state of version {found}, this program writes {VERSION}; remove the directory"
             )
-        if other := [name for name, value in self.client.items() if document.get("client", {}).get(name) != value]:
+        if not isinstance(client := document.get("client", {}), dict):
+            raise _damaged(path)
+        if other := [name for name, value in self.client.items() if client.get(name) != value]:
             raise Mistake(f"message: this site takes part in this run with another {' and '.join(other)}; begin a new run")
 
     def blobs(self, server_round: int) -> BlobStore:
@@ -162,17 +199,33 @@ class PrivateState:
         return self.folder / f"r{server_round:03d}"
 
     def _open(self, folder: Path) -> Path:
-        return private_folder(self.root, *folder.relative_to(self.root).parts)
+        private_folder(self.root, *self._parts(self.folder))
+        if not os.path.exists(self.folder / VERSION_FILE):
+            mark_as_ours(self.folder, client=self.client)
+        return private_folder(self.root, *self._parts(folder))
+
+    def _parts(self, folder: Path) -> tuple[str, ...]:
+        return folder.relative_to(self.root).parts
 
     def _check_version(self) -> None:
         self.require_same_client()
-        if not (self.folder / VERSION_FILE).exists():
+        if not os.path.exists(self.folder / VERSION_FILE):
             mark_as_ours(self.folder, client=self.client)
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        document: dict[str, Any] = json.loads(path.read_text())
-    except ValueError:
-        raise Mistake(f"{path}: is damaged; remove the directory {path.parent}") from None
+        document = json.loads(path.read_text())
+    except (ValueError, RecursionError):
+        raise _damaged(path) from None
+    if not isinstance(document, dict):
+        raise _damaged(path)
     return document
+
+
+def _damaged(path: Path) -> Mistake:
+    return Mistake(f"{path}: is damaged; remove the directory {path.parent}")
+
+
+def _unusable(root: Path, error: OSError) -> Mistake:
+    return Mistake(f"state-dir = {shortened(str(root))!r}: {error.strerror}; name a directory that this node can write")

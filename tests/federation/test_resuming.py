@@ -14,8 +14,13 @@ from flwr.app import Message
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from espalier.modeling.opened import OpenedModel
 from espalier.settings.mistakes import Mistake
+from espalier.settings.run import parse
+from espalier.storage.directory_lock import locked
 from espalier.wire.messages import read
+from server_app.before_start import open_all
+from server_app.run_directory import require_run_directory
 
 METHODS: dict[str, dict[str, Any]] = {
     "fedprllm": {"fedprllm.strategy": "iterative"},
@@ -181,6 +186,123 @@ def test_the_summary_decides_nothing(one_killed: Interrupted, tmp_path: Path, mo
     (run / "summary.json").write_text(json.dumps(document | {"status": "failed"}))
     with pytest.raises(Mistake, match="that run is completed"):
         one_killed.resume(run)
+
+
+# ----- before the first round is finished -----------------------------------------------------------------------------------
+
+
+def test_a_site_keeps_its_rank_where_the_run_was_killed_in_its_first_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of three comes only when the run is resumed; the name of another that has worked stands behind its own."""
+    monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "state"))
+    bench = Bench(tmp_path, "fedprllm", QUICK | {"quorum": 0.5}, num_clients=3)
+    grid = bench.grid()
+    (late,) = [node for node, context in grid.contexts.items() if context.node_config["partition-id"] == 1]
+    del grid.contexts[late]
+
+    def kill(request: Message, reply: Message) -> Message:
+        if read(request.content).header.kind == "train":  # it has worked
+            raise Killed
+        return reply
+
+    grid.tamper[2] = kill
+    with pytest.raises(Killed):
+        bench.run(grid)
+    (run,) = (tmp_path / "runs").iterdir()
+    assert not (run / "checkpoint" / "state.json").exists()
+    whole = (run / "checkpoint" / "ranks.json").read_text()
+    (run / "checkpoint" / "ranks.json").write_text(whole.replace('": 1', '": 2'))
+    for resume in (bench.run, lambda **changes: open_all(bench.config(**changes), pytest.fail)):
+        with pytest.raises(Mistake, match=r"ranks.json: is damaged: .* begin a new run"):
+            resume(resume_from=str(run))
+    (run / "checkpoint" / "ranks.json").write_text(whole)
+    bench.run(resume_from=str(run))
+    clients = json.loads((run / "summary.json").read_text())["clients"]
+    assert [(client["rank"], client["site"], client["status"]) for client in clients] == [
+        (0, "node-00000", "completed"),
+        (1, "node-00002", "completed"),
+    ]
+
+
+# ----- before anything is started -------------------------------------------------------------------------------------------
+
+
+def looked_at(one_killed: Interrupted, **changes: Any) -> None:
+    """What ``espalier run`` looks at first."""
+    open_all(one_killed.bench.config(**changes), lambda line: pytest.fail(line))
+
+
+def remains(run: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(run)): file.read_bytes() for file in sorted(run.rglob("*")) if file.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (lambda run: (run / "run.json").unlink(), "resume-from = .* is not a run directory"),
+        (lambda run: (run / "run.json").write_text("{"), "run.json: is damaged"),
+        (lambda run: (run / "checkpoint" / "state.json").write_text("{"), "state.json: is damaged.* round 1 is whole"),
+        (lambda run: min((run / "checkpoint" / "blobs").iterdir()).write_text("x"), "damaged or missing is .*.blob"),
+        (lambda run: (run / "seconds.json").write_text("{"), "seconds.json: is damaged"),
+    ],
+)
+def test_what_cannot_be_resumed_is_told_before_anything_is_started(
+    damage: Callable[[Path], Any], told: str, one_killed: Interrupted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = one_killed.again(tmp_path, monkeypatch)
+    damage(run)
+    before = remains(run)
+    with pytest.raises(Mistake, match=told):
+        looked_at(one_killed, resume_from=str(run))
+    assert remains(run) == before
+
+
+def test_other_settings_and_a_server_at_work_are_told_before_too(
+    one_killed: Interrupted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = one_killed.again(tmp_path, monkeypatch)
+    with pytest.raises(Mistake, match="a resumed run keeps its settings, but seed was 0, is 5"):
+        looked_at(one_killed, resume_from=str(run), seed=5)
+    with locked(run):
+        before = remains(run)
+        with pytest.raises(Mistake, match=f"process {os.getpid()} on .* is at work there"):
+            looked_at(one_killed, resume_from=str(run))
+        assert remains(run) == before
+
+
+def test_a_look_neither_holds_nor_changes_what_will_be_resumed(
+    one_killed: Interrupted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = one_killed.again(tmp_path, monkeypatch)
+    before = remains(run)
+    settings = parse(one_killed.bench.config(resume_from=str(run)), simulation=True)
+    require_run_directory(settings, OpenedModel(one_killed.bench.model))
+    assert remains(run) == before
+    (run / "lock").unlink()
+    require_run_directory(settings, OpenedModel(one_killed.bench.model))
+    assert not (run / "lock").exists()
+
+
+@pytest.mark.parametrize(
+    ("below", "told"),
+    [("file", "Not a directory"), ("file/runs", "Not a directory"), ("x" * 300, "File name too long")],
+)
+def test_an_out_dir_that_cannot_be_made_is_told_before(one_killed: Interrupted, tmp_path: Path, below: str, told: str) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(Mistake, match=rf"out-dir = '.*cannot be made \({told}\); name another directory"):
+        looked_at(one_killed, out_dir=str(tmp_path / below))
+
+
+def test_an_out_dir_is_not_made_before(one_killed: Interrupted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = parse(one_killed.bench.config(out_dir=str(tmp_path / "a" / "b")), simulation=True)
+    require_run_directory(settings, OpenedModel(one_killed.bench.model))
+    assert not (tmp_path / "a").exists()
+    closed = tmp_path / "closed"
+    closed.mkdir()
+    monkeypatch.setattr(os, "access", lambda path, _: Path(path) != closed)  # whoever runs the tests may write everywhere
+    with pytest.raises(Mistake, match=r"cannot be made \(Permission denied\)"):
+        looked_at(one_killed, out_dir=str(closed / "runs"))
 
 
 # ----- whatever happens to the files ----------------------------------------------------------------------------------------

@@ -118,6 +118,15 @@ def test_what_flower_would_not_read_is_told(given: str, words: str) -> None:
         read_node_config(given)
 
 
+def test_an_interrupt_speaks_of_the_node(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def run_in_app(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("espalier.launch.check_node.run_in_app", run_in_app)
+    assert main(["check-node", 'site="a"', "--app", str(APP)]) == 130
+    assert capsys.readouterr().err == "\nespalier: interrupted; the node was not checked to the end\n"
+
+
 def test_the_command_takes_a_preset_and_settings_and_passes_the_code_on(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 

@@ -11,8 +11,9 @@ from espalier.launch.app_folder import default_config, find_app, read_preset
 from espalier.launch.command import main
 from espalier.launch.configuration import configuration
 from espalier.launch.superlink import RAY_DID_NOT_START, SuperLink, running_superlink
+from espalier.modeling.opened import open_model
 from espalier.settings.mistakes import FLOWER_REPORTS_IT_TOO, Mistake
-from espalier.settings.run import METHODS
+from espalier.settings.run import METHODS, changed, parse
 
 APP = Path(__file__).parent.parent.parent
 PRESETS = sorted(file.stem for file in (APP / "conf").glob("*.toml"))
@@ -33,7 +34,8 @@ def test_presets_are_valid_and_complete(name: str) -> None:
 
 
 def test_the_later_word_wins_and_values_are_typed() -> None:
-    words = ["two-sites", "num-clients=5", "fedprllm.sparsity=0.7", "evaluation.local-only=false", "data.field=body"]
+    given = ["num-clients=5", "fedprllm.sparsity=0.7", "evaluation.local-only=false", "data.field=body"]
+    words = ["two-sites", *given, "data.source=jsonl", "data.path=notes.jsonl"]
     config, settings = configuration(APP, words, on_this_machine=True)
     assert (settings.num_clients, settings.fedprllm.sparsity) == (5, 0.7)
     assert settings.evaluation.local_only is False
@@ -43,12 +45,14 @@ def test_the_later_word_wins_and_values_are_typed() -> None:
 
 def test_paths_mean_what_they_mean_where_the_command_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "m").mkdir()
     words = [
         "fedpetuning",
         "model=m",
         "evaluation.texts=documentation,w=a/w.txt",
-        "data.source=text",
+        "data.source=jsonl",
         "data.path=t{rank}.txt",
+        "task.name=gsm8k",
         "task.test-path=q.jsonl",
     ]
     config, _ = configuration(APP, words, on_this_machine=True)
@@ -88,6 +92,57 @@ def test_a_setting_of_another_method_is_refused_when_it_is_given_by_hand(words: 
     _, *told = str(caught.value).splitlines()
     assert told[0].strip().startswith(line)
     assert told[1].strip().startswith("seed = -1")
+
+
+@pytest.mark.parametrize(
+    ("words", "key", "reason", "remedy"),
+    [
+        ("fedpetuning data.windows=4", "data.windows = 4", "method = 'fedpetuning'", "method = 'fedprllm' or 'fedspallm'"),
+        ("hetlora data.windows=8", "data.windows = 8", "method = 'hetlora'", "method = "),  # also the default, if it is given
+        ("hetlora task.max-tokens=96", "task.max-tokens = 96", "task.name = 'text'", "another task"),
+        ("fedpetuning BOOLQ data.window-tokens=64", "data.window-tokens = 64", "task.name = 'boolq'", "task.name = 'text'"),
+        ("fedpetuning BOOLQ task.answer-tokens=64", "task.answer-tokens = 64", "task.name = 'boolq'", "task.name = 'gsm8k'"),
+        (
+            "fedpetuning training.double-quantisation=false",
+            "training.double-quantisation = False",
+            "training.base = 'float32'",
+            "training.base = 'nf4'",
+        ),
+        ("TEXT data.field=body", "data.field = 'body'", "data.source = 'text'", "data.source = 'jsonl' or 'hub'"),
+        ("data.hub-split=train", "data.hub-split = 'train'", "data.source = 'documentation'", "data.source = 'hub'"),
+        ("TEXT data.alpha=0.1", "data.alpha = 0.1", "data.partition = 'iid'", "data.partition = 'dirichlet' or 'quantity'"),
+        (
+            "data.source=text data.path={rank}.txt data.partition=quantity",
+            "data.partition = 'quantity'",
+            "data.path = '{rank}.txt'",
+            "a data.path without {rank}",
+        ),
+    ],
+)
+def test_a_setting_that_is_not_read_is_refused_when_it_is_given_by_hand(words: str, key: str, reason: str, remedy: str) -> None:
+    given = words.replace("BOOLQ", "task.name=boolq data.source=hub").replace("TEXT", "data.source=text data.path=a.txt")
+    with pytest.raises(Mistake) as caught:
+        configuration(APP, given.split(), on_this_machine=True)
+    _, told = str(caught.value).splitlines()
+    assert told.strip().startswith(f"{key}: {reason} does not read it; leave it out, or choose {remedy}")
+
+
+def test_what_a_preset_says_of_its_own_choice_is_no_mistake_where_another_is_made_by_hand(tmp_path: Path) -> None:
+    """The preset's windows of 128 tokens are for text; the ServerApp, which sees no words, gets the default."""
+    config, settings = configuration(APP, ["fedpetuning", "task.name=boolq", "data.source=hub"], on_this_machine=True)
+    assert (settings.task.name, config["data.window-tokens"]) == ("boolq", 256)
+    assert parse(config, simulation=True, by_hand=changed(config)).task.name == "boolq"
+    preset = tmp_path / "mine.toml"
+    preset.write_text('method = "fedpetuning"\n[data]\nwindows = 4\nwindow-tokens = 64\n')
+    with pytest.raises(Mistake, match=r"data.windows = 4: method = 'fedpetuning' does not read it"):
+        configuration(APP, [str(preset)], on_this_machine=True)
+    assert configuration(APP, [str(preset), "method=fedprllm"], on_this_machine=True)[1].data.windows == 4
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_server_takes_what_a_preset_says(name: str) -> None:
+    config, _ = configuration(APP, [name], on_this_machine=False)
+    assert parse(config, by_hand=changed(config)).nested() == parse(config).nested()
 
 
 def test_a_preset_of_one_s_own_that_sets_another_method_is_refused(tmp_path: Path) -> None:
@@ -203,6 +258,34 @@ def test_the_name_of_a_model_on_the_hub_is_answered_with_how_to_get_it(
     told = capsys.readouterr().err
     assert f"model = 'meta-llama/Llama-2-7b': there is no directory {tmp_path}/meta-llama/Llama-2-7b." in told
     assert "hf download meta-llama/Llama-2-7b --local-dir Llama-2-7b" in told
+
+
+@pytest.mark.parametrize("name", ["gpt2", "opt-125m"])
+def test_so_is_one_without_an_owner(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(Mistake, match=f"model = '{name}': there is no directory .*hf download {name} --local-dir {name}"):
+        configuration(APP, [f"model={name}"], on_this_machine=True)
+    with pytest.raises(Mistake, match=f"hf download {name}"):
+        open_model(name)
+    (tmp_path / name).mkdir()
+    assert configuration(APP, [f"model={name}"], on_this_machine=True)[0]["model"] == str(tmp_path / name)
+    configuration(APP, ["model=demo"], on_this_machine=True)
+
+
+@pytest.mark.parametrize("source", ["text", "jsonl"])
+def test_the_name_of_a_dataset_on_the_hub_is_answered_with_its_source(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = [f"data.source={source}", "data.path=allenai/c4"]
+    with pytest.raises(
+        Mistake, match=rf"data.path = 'allenai/c4': there is no file .* data.source = '{source}' reads one.*'hub'"
+    ):
+        configuration(APP, words, on_this_machine=True)
+    assert configuration(APP, words, on_this_machine=False)[0]["data.path"] == "allenai/c4"
+    (tmp_path / "allenai").mkdir()
+    (tmp_path / "allenai" / "c4").write_text("x")
+    assert configuration(APP, words, on_this_machine=True)[0]["data.path"] == str(tmp_path / "allenai" / "c4")
 
 
 def test_a_directory_that_is_called_like_a_model_on_the_hub_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from espalier.launch import keeper
 from espalier.launch.keeper import TOKEN, carrying, end_all
-from espalier.launch.kept import kept, uninterrupted
+from espalier.launch.kept import interrupted_later, kept, uninterrupted
 
 SLEEPS = "import time; time.sleep(600)"
 IGNORES_SIGTERM = (
@@ -45,7 +45,7 @@ NAMES = ("child", "session", "deaf", "orphan", "itself")
 PARENT = """
 import os, sys
 from pathlib import Path
-from espalier.launch.kept import kept
+from espalier.launch.kept import interrupted_later, kept
 folder = Path(sys.argv[1])
 with kept([sys.executable, "-c", sys.argv[2], str(folder)], folder / "temporary", os.environ, folder) as process:
     (folder / "keeper").write_text(str(process.pid))
@@ -163,6 +163,16 @@ def test_an_interrupt_does_not_break_off_an_end() -> None:
     with uninterrupted():
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             os.kill(os.getpid(), number)
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_the_first_interrupt_is_put_off_and_the_second_is_not() -> None:
+    with interrupted_later() as noted:
+        signal.raise_signal(signal.SIGINT)
+        assert noted == [signal.SIGINT]
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
 

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -116,6 +117,32 @@ def test_a_run_on_another_s_superlink_is_stopped_there(run: Callable[..., tuple[
     code, superlink = run(log, ["finished:stopped"], "--superlink", "h:1")
     assert (code, superlink.stopped) == (130, True)
     assert run(log, ["finished:completed"], "--superlink", "h:1")[0] == 0
+
+
+def test_a_run_is_stopped_there_also_where_the_interrupt_came_as_it_was_submitted(
+    run: Callable[..., tuple[int, Scripted]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its id is waited for; who cannot wait interrupts once more, and is told where to look."""
+
+    def interrupted(times: int) -> Callable[..., str]:
+        def start_run(*_: object) -> str:
+            for _ in range(times):
+                signal.raise_signal(signal.SIGINT)
+            return "1"
+
+        return start_run
+
+    monkeypatch.setattr(Scripted, "start_run", interrupted(1))
+    code, superlink = run(["never read"], ["finished:stopped"], "--superlink", "h:1")
+    assert (code, superlink.stopped) == (130, True)
+    assert "never read" not in capsys.readouterr().out
+    monkeypatch.setattr(Scripted, "start_run", interrupted(2))
+    code, superlink = run([], [], "--superlink", "h:1")
+    assert (code, superlink.stopped) == (130, False)
+    assert "whether the SuperLink took the run is not known; flwr ls" in capsys.readouterr().err
+    monkeypatch.setattr(Scripted, "start_run", interrupted(1))
+    code, superlink = run([], [])  # one's own ends anyway
+    assert (code, superlink.stopped) == (130, False)
 
 
 def test_a_lost_superlink_is_told_in_words(

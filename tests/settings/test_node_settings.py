@@ -148,6 +148,20 @@ def test_private_state_is_where_the_owner_says(monkeypatch: pytest.MonkeyPatch, 
     assert NodeSettings().state_root() == tmp_path / "environment"
 
 
+def test_a_state_directory_that_leaves_no_room_below_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    deep = "/" + "x/" * 1791 + "x"
+    assert len(deep) == 3584
+    assert parse_node({"site": "a", "state-dir": deep}).state_root() == Path(deep)
+    with pytest.raises(Mistake, match=r"state-dir = '/x.*\.\.\.': is 3586 bytes long.*name a directory of at most 3584"):
+        parse_node({"site": "a", "state-dir": deep + "/x"})
+    monkeypatch.setenv("ESPALIER_STATE_DIR", deep + "/x")
+    with pytest.raises(Mistake, match=r"ESPALIER_STATE_DIR = .*is 3586 bytes long"):
+        NodeSettings().state_root()
+    monkeypatch.setenv("ESPALIER_STATE_DIR", "~nobody-of-this-name/x")
+    with pytest.raises(Mistake, match="ESPALIER_STATE_DIR = '~nobody-of-this-name/x': "):
+        NodeSettings().state_root()
+
+
 def test_private_state_is_in_the_home_directory_otherwise(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("ESPALIER_STATE_DIR", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))

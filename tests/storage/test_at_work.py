@@ -105,8 +105,11 @@ def test_a_folder_that_is_not_ours_is_left_alone(tmp_path: Path) -> None:
     foreign.parent.mkdir()
     foreign.write_text("another program's")
     os.utime(foreign, (1.0, 1.0))
+    with pytest.raises(Mistake, match=r"old.log lies in it; name another state-dir"), AtWork(tmp_path, "old").working():
+        pass
     collect_old_work(tmp_path, time.time())
-    assert foreign.exists()
+    AtWork(tmp_path, "old").remove()
+    assert foreign.read_text() == "another program's"
 
 
 def test_what_was_never_made_can_be_let_go(work: AtWork) -> None:

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from espalier.settings.mistakes import Mistake
-from espalier.storage.private import VERSION_FILE, PrivateState, collect_old_runs, lineages_of, mark_as_ours
+from espalier.storage.private import VERSION_FILE, PrivateState, collect_old_runs, lineages_of, mark_as_ours, remove_run
 
 LOCKING = """
 import sys
 from pathlib import Path
-from espalier.storage.private import VERSION_FILE, PrivateState, collect_old_runs, lineages_of, mark_as_ours
+from espalier.storage.private import PrivateState
 
 print("trying", flush=True)
 with PrivateState(Path(sys.argv[1]), "run-1", "ward", {"rank": 3}).locked():
@@ -80,6 +80,33 @@ def test_a_directory_that_cannot_be_made_is_a_mistake_that_names_the_key(tmp_pat
     with (
         pytest.raises(Mistake, match=r"state-dir = .*file/state"),
         PrivateState(tmp_path / "file" / "state", "run-1", "ward", {"rank": 0}).locked(),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("what", [VERSION_FILE, "r001/report.json"])
+@pytest.mark.parametrize("content", ["", "[]", '"text"', "7", "[" * 100_000, '{"version": 3, "client": [1]}'])
+def test_a_document_that_is_none_is_told_as_damaged(state: PrivateState, what: str, content: str) -> None:
+    (filled(state).folder / what).write_text(content)
+    if what == VERSION_FILE:
+        with pytest.raises(Mistake, match=r"version.json: is damaged; remove the directory"):
+            state.require_same_client()
+    elif not content.startswith("{"):
+        with pytest.raises(Mistake, match=r"report.json: is damaged"):
+            state.load(1, "report")
+
+
+@pytest.mark.parametrize("length", range(4057, 4100, 7))
+def test_a_path_that_gets_too_long_is_a_mistake_that_names_the_key_or_the_file(tmp_path: Path, length: int) -> None:
+    """Wherever below the directory the system's limit is reached; a node refuses much shorter ones at once."""
+    root = tmp_path
+    while len(str(root)) + 202 < length:
+        root /= "x" * 200
+    root /= "x" * (length - len(str(root)) - 1)
+    told = r"state-dir = '|cannot write .*version.json: File name too long"
+    with (
+        pytest.raises(Mistake, match=told),
+        PrivateState(root, "run-1", "ward", {"rank": 0}).locked(),
     ):
         pass
 
@@ -277,6 +304,49 @@ def test_what_does_not_carry_our_version_file_is_never_removed(tmp_path: Path) -
     collect_old_runs(tmp_path, LONG_AGO + 1)
     assert not ours.exists()
     assert all(folder.exists() for folder in [*others, tmp_path / "kept"])
+
+
+def foreign(folder: Path, name: str = "precious") -> Path:
+    """Another program's file, in a directory that lies where we would make one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text("x")
+    return folder / name
+
+
+@pytest.mark.parametrize("name", ["precious", "lock"])
+def test_a_directory_that_others_made_is_refused_and_never_marked(state: PrivateState, name: str) -> None:
+    precious = foreign(state.folder, name)
+    for write in (state.locked().__enter__, lambda: state.save(1, "report", {}), lambda: state.blobs(1)):
+        with pytest.raises(Mistake, match=f"Espalier did not make this directory, and {name} lies in it; name another state-"):
+            write()
+    assert not (state.folder / VERSION_FILE).exists()
+    if name != "lock":
+        aged(state.folder)
+        collect_old_runs(state.root, LONG_AGO + 1)
+    remove_run(state.root, "run-1")
+    assert precious.read_text() == "x"
+
+
+def test_an_empty_directory_is_taken(state: PrivateState) -> None:
+    """So is one that a process left which was killed as it marked it."""
+    state.folder.mkdir(parents=True)
+    (state.folder / "lock").touch()
+    (state.folder / f".{VERSION_FILE}.x7").write_text("{")
+    filled(state)
+    assert state.load(1, "report") == {"seconds": 1.5}
+
+
+def test_of_a_run_only_our_own_is_removed(state: PrivateState) -> None:
+    filled(state)
+    precious = foreign(state.root / "run-1" / "theirs")
+    linked = state.root / "run-1" / "linked"
+    linked.symlink_to(filled(PrivateState(state.root, "run-2", "ward", {"rank": 0})).folder)
+    remove_run(state.root, "run-1")
+    assert not state.folder.exists()
+    assert precious.exists()
+    assert (linked / "r001").exists()
+    remove_run(state.root, "run-2")
+    assert not (state.root / "run-2").exists()
 
 
 def test_state_of_version_2_is_still_removed_when_it_is_old(tmp_path: Path) -> None:

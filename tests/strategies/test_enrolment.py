@@ -128,21 +128,58 @@ def test_a_seat_is_not_given_away_while_its_node_answers(tmp_path: Path) -> None
     assert server.rounds.roster.seats[0].node_id == 1
 
 
-def test_a_seat_whose_own_message_was_lost_goes_to_the_node_that_came_first(tmp_path: Path) -> None:
+def test_a_seat_whose_last_attempt_was_lost_too_goes_to_the_node_that_came_first(tmp_path: Path) -> None:
     server = Server(tmp_path, {1: "a", 2: "b"}, quorum=0.5)
     server.enrol()
     server.nodes.silent = {1}
     server.nodes.joining = {server.time.seconds: (3, "a"), server.time.seconds + 1: (4, "a")}
     assert sorted(server.train()) == [0, 1]
-    assert server.asked_to_train() == [1, 2, 3]
+    assert server.asked_to_train() == [1, 2, 1, 3]
     assert [line for line in server.shown if "another node" in line] == ["seated again a: it answers from another node now"]
 
 
+def test_a_node_that_missed_a_deadline_keeps_its_seat_while_another_waits_for_it(tmp_path: Path) -> None:
+    server = Server(tmp_path, {1: "a", 2: "b", 3: "a"}, attempts=2)
+    server.enrol()
+    server.nodes.silent = {1}
+    again, push = [1, 2, 1], server.nodes.push_messages
+
+    def awake(messages: Iterable[Message]) -> list[str]:
+        if server.asked_to_train() == again[:2]:
+            server.nodes.silent = set()
+        return push(messages)
+
+    server.nodes.push_messages = awake  # type: ignore[method-assign]
+    assert sorted(server.train()) == [0, 1]
+    assert server.asked_to_train() == again
+    assert server.rounds.roster.seats[0].node_id == 1
+
+
+def test_an_error_that_flower_reports_of_a_connected_node_frees_no_seat(tmp_path: Path) -> None:
+    """To the last attempt, which costs the client its contribution."""
+    server = Server(tmp_path, {1: "a", 2: "b", 3: "a"}, quorum=0.5)
+    server.enrol()
+    server.nodes.broken = {1}
+    assert server.train() == [1]
+    assert server.asked_to_train() == [1, 2, 1]
+    assert server.rounds.roster.seats[0].reason == "train: Flower reports error 5 (2 of 2 attempts)"
+
+
+def test_nodes_of_one_name_that_do_not_answer_end(tmp_path: Path) -> None:
+    """Each in turn, as often in all as the holder was asked."""
+    server = Server(tmp_path, {1: "a", 2: "b"} | dict.fromkeys(range(3, 9), "a"), quorum=0.5)
+    server.enrol()
+    server.nodes.silent = {1, *range(3, 9)}
+    assert server.train() == [1]
+    assert server.asked_to_train() == [1, 2, 1, 3, 4]
+    assert server.rounds.roster.seats[0].reason == "train: no reply before the deadline (4 of 4 attempts)"
+
+
 def test_a_node_that_lost_its_seat_has_it_again_where_the_other_does_not_answer(tmp_path: Path) -> None:
-    server = Server(tmp_path, {1: "a", 2: "b", 3: "a"}, attempts=3)
+    server = Server(tmp_path, {1: "a", 2: "b", 3: "a"}, attempts=2)
     server.enrol()
     server.nodes.silent = {1, 3}
-    wake = server.time.seconds + 8
+    wake = server.time.seconds + 13
     answer = server.nodes.get_node_ids
 
     def awake() -> list[int]:
@@ -152,18 +189,18 @@ def test_a_node_that_lost_its_seat_has_it_again_where_the_other_does_not_answer(
 
     server.nodes.get_node_ids = awake  # type: ignore[method-assign]
     assert sorted(server.train()) == [0, 1]
-    assert server.asked_to_train() == [1, 2, 3, 1]
+    assert server.asked_to_train() == [1, 2, 1, 3, 1]
 
 
 def test_a_message_that_went_to_the_node_before_takes_no_seat_from_the_one_after(tmp_path: Path) -> None:
-    server = Server(tmp_path, {1: "a", 2: "b"}, attempts=3)
+    server = Server(tmp_path, {1: "a", 2: "b"}, attempts=2)
     server.enrol()
     seat = server.rounds.roster.seats[0]
     server.nodes.silent = {1}
     server.nodes.joining[server.time.seconds] = (3, "a")
     requests = [server.rounds.request("train", seat, 1, NoScalars()) for _ in range(2)]
     assert len(list(server.rounds.exchange(requests))) == 2
-    assert server.asked_to_train() == [1, 1, 3, 3]
+    assert server.asked_to_train() == [1, 1, 1, 1, 3, 3]
     assert seat.node_id == 3
 
 
@@ -182,14 +219,14 @@ def test_a_site_that_is_started_again_while_others_enrol_has_its_seat(tmp_path: 
     assert server.rounds.roster.refused == {}
 
 
-def test_a_node_that_flower_cannot_reach_makes_room(tmp_path: Path) -> None:
-    server = Server(tmp_path, {1: "a", 2: "b"})
+def test_a_node_that_is_gone_makes_room(tmp_path: Path) -> None:
+    """Flower reports an error of it at once, and does not list it any more."""
+    server = Server(tmp_path, {1: "a", 2: "b", 3: "a"})
     server.enrol()
     server.nodes.broken = {1}
-    server.nodes.joining[server.time.seconds] = (3, "a")
-    server.rounds.look_for_nodes()
+    server.nodes.get_node_ids = lambda: [2, 3]  # type: ignore[method-assign]
     assert sorted(server.train()) == [0, 1]
-    assert 3 in server.asked_to_train()
+    assert server.asked_to_train() == [1, 2, 3]
 
 
 def test_who_has_no_seat_gets_none_by_a_name(tmp_path: Path) -> None:
@@ -199,6 +236,20 @@ def test_who_has_no_seat_gets_none_by_a_name(tmp_path: Path) -> None:
     server.nodes.silent = {1}
     assert server.train() == [1]
     assert 3 not in server.asked_to_train()
+
+
+@pytest.mark.parametrize("ranks", [None, {"a": 0, "b": 1}])
+def test_nodes_that_get_no_seat_make_nobody_wait_longer(tmp_path: Path, ranks: dict[str, int] | None) -> None:
+    """A second node of a name, one with another program, and where a run goes on also a site that had no seat."""
+    server = Server(tmp_path, {1: "a"}, quorum=0.5)
+    server.nodes.joining = {10.0 * number: (number + 1, "a") for number in range(1, 20)}
+    other = ENROLMENT.model_copy(update={"site": "c", "code_sha256": "f" * 64} if ranks is None else {"site": "c"})
+    server.nodes.joining[15.0] = (99, "c")
+    request = read(server.rounds.request("enrol", Seat(-1, "", 99), 0, NoScalars()).content)
+    server.nodes.replies["enrol 99"] = write(Letter(request.header, other.model_dump()))
+    server.enrol(ranks)
+    assert 30.0 <= server.time.seconds < 31.0
+    assert server.rounds.roster.ranks() == (ranks or {"a": 0})
 
 
 # ----- what is told ---------------------------------------------------------------------------------------------------
