@@ -99,6 +99,8 @@ class Method(Strategy):
         self.summary()
         if saved:
             self._resume(saved)
+        else:  # a resumption asks the same of the same clients, who answer a round once
+            self._save(0)
         result, nothing, config = Result(), ArrayRecord(), ConfigRecord()
         while (server_round := self.rounds.finished + 1) <= self.num_rounds:
             self._exchange_all(self.prepare(server_round))
