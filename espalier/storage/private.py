@@ -22,7 +22,7 @@ from espalier.settings.mistakes import Mistake
 from espalier.storage.atomic import write_json
 from espalier.storage.blobs import BlobStore, sha256
 
-VERSION = 3
+VERSION = 4
 VERSION_FILE = "espalier-version.json"
 """It makes a directory ours."""
 OWNER_ONLY_DIRECTORY = 0o700
@@ -106,6 +106,17 @@ class PrivateState:
             self._check_version()
             yield
 
+    def note_asked(self) -> None:
+        """Note that the site was asked to take part: the run is one of those of which it keeps state, whatever it answered.
+
+        Nobody waits for the lock here, which somebody may hold over long work.
+        """
+        self.require_same_client()
+        with open(os.open(self._open(self.folder) / "lock", os.O_WRONLY | os.O_CREAT, OWNER_ONLY_FILE), "w") as file:
+            os.utime(file.fileno())
+        if not (self.folder / VERSION_FILE).exists():
+            mark_as_ours(self.folder, client=self.client)
+
     def require_same_client(self) -> None:
         """Raise Mistake if this site is known in the run under another rank, or with other settings."""
         if not (path := self.folder / VERSION_FILE).exists():
@@ -115,7 +126,8 @@ class PrivateState:
             raise Mistake(
                 f"{self.folder}: private state of version {found}, this program writes {VERSION}; remove the directory"
             )
-        if other := [name for name, value in self.client.items() if document.get("client", {}).get(name) != value]:
+        known = document.get("client", {})
+        if other := [name for name, value in self.client.items() if known.get(name, value) != value]:
             raise Mistake(f"message: this site takes part in this run with another {' and '.join(other)}; begin a new run")
 
     def blobs(self, server_round: int) -> BlobStore:
@@ -166,8 +178,10 @@ class PrivateState:
 
     def _check_version(self) -> None:
         self.require_same_client()
-        if not (self.folder / VERSION_FILE).exists():
-            mark_as_ours(self.folder, client=self.client)
+        path = self.folder / VERSION_FILE
+        known = _read_json(path).get("client", {}) if path.exists() else {}
+        if not known.keys() >= self.client.keys():  # when it was asked to take part, it had no rank as yet
+            mark_as_ours(self.folder, client=known | self.client)
 
 
 def _read_json(path: Path) -> dict[str, Any]:
