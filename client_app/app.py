@@ -123,6 +123,8 @@ def _enrol(site: Site, request: Letter) -> Letter:
     from client_app.readiness import require_ready
 
     require_libraries(site.settings)
+    if not site.node.simulated:  # before it is told whether the data will do, which tells of the data
+        site.state(request.header).note_asked()
     require_ready(site)
     description = Enrolment(
         site=site.name,

@@ -10,8 +10,8 @@ from espalier.corpora.client_text import held_out_windows
 from espalier.evaluation.perplexity import mean_losses
 from espalier.modeling.block_stream import BlockStream
 from espalier.modeling.edits import Edits, dense
-from espalier.wire.evaluation import LOSS_DIGITS, OWN_LOSS_LIMIT, OWN_TEXT_MODELS, WINDOWS_BLOB, Losses
-from espalier.wire.messages import Header, Letter
+from espalier.wire.evaluation import LOSS_DIGITS, OWN_LOSS_LIMIT, OWN_TEXT_MODELS, WINDOWS_BLOB, Losses, Texts, require_many
+from espalier.wire.messages import Header, Letter, validate
 from espalier.wire.payload import unpack_tensors
 
 
@@ -19,6 +19,12 @@ def require_own_text(site: Site, header: Header) -> None:
     """If it will be evaluated on, find out before the work whether there is enough of it."""
     if site.settings.evaluation.own_text and header.server_round == 1:
         held_out_windows(site.settings, site.node, site.model.encode, header.rank)
+
+
+def require_many_at_a_site(site: Site, request: Letter) -> None:
+    """Public texts and items are many at a real site, or nothing is evaluated on them."""
+    if not site.node.simulated:
+        require_many(validate(Texts, request.scalars))
 
 
 def answer(site: Site, request: Letter, alone: Edits, federated: Callable[[], Edits]) -> Letter:
@@ -30,6 +36,7 @@ def answer(site: Site, request: Letter, alone: Edits, federated: Callable[[], Ed
     federated : makes the federated result; asked for only if it is to be evaluated
     """
     started = time.monotonic()
+    require_many_at_a_site(site, request)
     stream, texts = BlockStream(site.model, site.computing), {}
     if WINDOWS_BLOB in request.blobs:
         arrays = unpack_tensors(request.blobs[WINDOWS_BLOB])

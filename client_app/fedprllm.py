@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 
+from client_app.answered_once import Work, answer_once, is_answered, kept_report
 from client_app.delivery import taken
 from client_app.evaluation import answer, require_own_text
 from client_app.kernel_mistakes import mistakes_of_kernels
 from client_app.once import kept_alone, make_alone
-from client_app.site import Site, reply_to
+from client_app.site import Site
 from espalier.corpora.client_text import client_windows
 from espalier.modeling.block_stream import Activations, BlockStream
 from espalier.modeling.calibration import choose_in_dense_block, prune_by_block
@@ -39,27 +40,17 @@ from pruning_kernels.local import LocalPruning
 
 
 def train(site: Site, request: Letter) -> Letter:
-    """Prune locally and reply with the first part of the masks; a repeated request is answered from what was kept."""
-    header, job = request.header, site.settings.fedprllm
-    state = site.state(header)
-    with state.locked():
-        saved = state.load(header.server_round, "report")
-        if saved is not None and saved.pop("settings") == site.settings.digest():
-            report = validate(VoteReport, saved)
-        else:
-            require_own_text(site, header)
-            report = (
-                _vote_on_all_blocks(site, state, header)
-                if job.strategy == "one-shot"
-                else _vote_on_one_block(site, state, request)
-            )
-        state.save(header.server_round, "report", {**report.model_dump(), "settings": site.settings.digest()})
-        state.collect_garbage(header.server_round)
-    store = state.blobs(header.server_round)
-    blocks = blocks_of_round(site.model.plan, job, header.server_round)
-    hashes = dict(zip(blocks, report.blob_sha256, strict=True))
-    first_part = block_parts(site.model.plan, job, header.server_round, site.settings.part_bytes)[0]
-    return reply_to(request, report, {block_key(index): store.get(hashes[index]) for index in first_part})
+    """Prune locally and reply with the first part of the masks; a round is answered once."""
+    header, job, plan = request.header, site.settings.fedprllm, site.model.plan
+    parts = block_parts(plan, job, header.server_round, site.settings.part_bytes)
+
+    def vote(state: PrivateState) -> VoteReport:
+        require_own_text(site, header)
+        one_shot = job.strategy == "one-shot"
+        return _vote_on_all_blocks(site, state, header) if one_shot else _vote_on_one_block(site, state, request)
+
+    keys = [block_key(index) for index in blocks_of_round(plan, job, header.server_round)]
+    return answer_once(site, request, Work(VoteReport, keys, [block_key(index) for index in parts[0]], vote))
 
 
 def _vote_on_all_blocks(site: Site, state: PrivateState, header: Header) -> VoteReport:
@@ -88,6 +79,8 @@ def _vote_on_one_block(site: Site, state: PrivateState, request: Letter) -> Vote
         with earlier.opened(left["hidden"]) as hidden:
             activations = stream.resume(windows, hidden)
         _walk(stream, activations, range(before, before + 1), lambda _: _decided(site, request, before))
+    elif is_answered(state, server_round):  # behind other deliveries it would be another answer
+        raise Mistake(f"train: this client answered round {server_round} and lost what it went on from; begin a new run")
     else:
         decided_before = _delivered_again(site, request.header)
         windows = client_windows(site.settings, site.node, site.model.encode, request.header.rank)
@@ -221,8 +214,4 @@ def _own_masks(site: Site, header: Header) -> tuple[BlobStore, list[str]]:
     store = state.blobs(header.server_round)
     if site.settings.fedprllm.strategy == "iterative":
         return store, kept_alone(site, header)["masks"]
-    saved = state.load(header.server_round, "report")
-    if saved is None:
-        raise Mistake(f"evaluate: this client kept no masks of round {header.server_round}; run the round again")
-    saved.pop("settings")
-    return store, validate(VoteReport, saved).blob_sha256
+    return store, validate(VoteReport, kept_report(site, header, "masks")["report"]).blob_sha256

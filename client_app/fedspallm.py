@@ -7,10 +7,11 @@ global model that the server sent stay in the private state, until newer ones ta
 import time
 from typing import Any
 
+from client_app.answered_once import Work, answer_once, kept_report
 from client_app.evaluation import answer, require_own_text
 from client_app.held_layers import Held, held_in, hold, holds
 from client_app.kernel_mistakes import mistakes_of_kernels
-from client_app.site import Site, reply_to
+from client_app.site import Site
 from espalier.corpora.client_text import client_windows
 from espalier.modeling.block_stream import BlockStream
 from espalier.modeling.calibration import prune_layers
@@ -25,23 +26,20 @@ from pruning_kernels.local import LocalPruning
 
 
 def train(site: Site, request: Letter) -> Letter:
-    """Prune the sampled layers and reply with the first part; a repeated request is answered from what was kept."""
+    """Prune the sampled layers and reply with the first part; a round is answered once."""
     header, sample = request.header, validate(Sample, request.scalars)
-    state = site.state(header)
-    with state.locked():
-        asked = {"settings": site.settings.digest(), **sample.model_dump()}
-        saved = state.load(header.server_round, "report")
-        if saved is not None and saved["asked"] == asked:
-            report = validate(PruneReport, saved["report"])
-        else:
-            require_own_text(site, header)
-            report = _prune(site, state, request, sample)
-        state.save(header.server_round, "report", {"asked": asked, "report": report.model_dump()})
-        state.collect_garbage(header.server_round)
-    hashes = dict(zip(sample.blocks, report.blob_sha256, strict=True))
-    first_part = sample_parts(site.model.plan, site.settings, header.server_round, sample.blocks)[0]
-    store = state.blobs(header.server_round)
-    return reply_to(request, report, {block_key(index): store.get(hashes[index]) for index in first_part})
+    parts = sample_parts(site.model.plan, site.settings, header.server_round, sample.blocks)
+
+    def prune(state: PrivateState) -> PruneReport:
+        require_own_text(site, header)
+        return _prune(site, state, request, sample)
+
+    def goes_through(state: PrivateState) -> dict[str, str]:
+        held = held_in(state, header.server_round)
+        return {index: layer["blob"] for index, layer in held.items() if int(index) <= sample.blocks[-1]}
+
+    keys = [block_key(index) for index in sample.blocks]
+    return answer_once(site, request, Work(PruneReport, keys, [block_key(index) for index in parts[0]], prune, goes_through))
 
 
 def _prune(site: Site, state: PrivateState, request: Letter, sample: Sample) -> PruneReport:
@@ -77,13 +75,12 @@ def evaluate(site: Site, request: Letter) -> Letter:
     """Loss of this client's own model (equation 9) on public text that the server sent along, and of all on its own text."""
     header = request.header
     state = site.state(header)
-    saved = state.load(header.server_round, "report")
-    if saved is None:
-        raise Mistake(f"evaluate: this client kept no layers of round {header.server_round}; run the round again")
-    hashes = dict(zip(saved["asked"]["blocks"], saved["report"]["blob_sha256"], strict=True))
+    kept = kept_report(site, header, "layers")
+    sample = validate(Sample, kept["order"])
+    hashes = dict(zip(sample.blocks, validate(PruneReport, kept["report"]).blob_sha256, strict=True))
     held = held_in(state, header.server_round)
     others = [index for index in range(len(site.model.plan.blocks)) if index not in hashes]
-    if not holds(state, held, saved["asked"]["versions"], others):
+    if not holds(state, held, sample.versions, others):
         raise Mistake("evaluate: this client does not hold the layers that the server sent; run the round again")
     before = _global(site, state, held)
     pruned = _stored(site, lambda index: state.blobs(header.server_round).get(hashes[index]))

@@ -1,7 +1,7 @@
 """Work that is done once: a message that comes again waits for the first one, and is answered from what that one kept.
 
-The lock of the client's private state is held over the whole work, so that no two processes do it at once. ``train`` keeps its
-report and blobs itself, and ``told_once`` the answer to an ``evaluate``; here is what the client makes by itself.
+The lock of the client's private state is held over the whole work, so that no two processes do it at once. ``answered_once``
+has the answers to ``train``, and ``told_once`` that to an ``evaluate``; here is what the client makes by itself.
 """
 
 import time

@@ -79,7 +79,9 @@ class Site:
 
     def state(self, header: Header) -> PrivateState:
         """The private state of this site in the run that a message is of."""
-        client: dict[str, str | int] = {"rank": header.rank, "set of settings": self.settings.digest()}
+        client: dict[str, str | int] = {"set of settings": self.settings.digest()}
+        if header.kind != "enrol":  # a rank comes with a seat
+            client = {"rank": header.rank, **client}
         return PrivateState(self.node.state_root(), header.lineage, self.name, client)
 
 

@@ -4,7 +4,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from client_app.evaluation import require_own_text
+from client_app.evaluation import require_many_at_a_site, require_own_text
 from client_app.site import Site, reply_to
 from espalier.corpora.client_items import held_out_items
 from espalier.corpora.tasks.scored_items import ScoredItems, from_arrays
@@ -57,6 +57,7 @@ def answer_on_task(
     federated : the federated adapters; asked for only if they are to be evaluated
     """
     started, size = time.monotonic(), site.settings.training.batch_size
+    require_many_at_a_site(site, request)
     classes, device = site.model.family.kind == "encoder", site.computing.device
     report = Losses(losses=[], own_losses=[], seconds=0.0)
     base = adapted.values()

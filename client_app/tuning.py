@@ -5,6 +5,7 @@ to hand out further parts, and what their payload lost) stays in the private sta
 """
 
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +14,18 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from client_app import carried
+from client_app.answered_once import Work, answer_once
 from client_app.carried import FEEDBACK, MOMENTS
 from client_app.delivery import taken
 from client_app.evaluation import answer
 from client_app.kernel_mistakes import mistakes_of_kernels
 from client_app.once import kept_alone, make_alone
 from client_app.self_pruning import SelfPruning
-from client_app.site import Site, reply_to
+from client_app.site import Site
 from client_app.task_evaluation import answer_on_task, require_own_data
 from espalier.corpora.own_data import require_tokens
 from espalier.modeling.adapters import factors_of, merged
 from espalier.modeling.edits import Edits
-from espalier.settings.mistakes import Mistake
 from espalier.settings.seeds import derive_seed
 from espalier.settings.task import TEXT
 from espalier.storage.blobs import sha256
@@ -42,69 +43,32 @@ from espalier.wire.tuning import Order, TuningReport, parts, trained
 
 FIRST_ORDER = "first-order"
 """Document that holds the first order of the run."""
-LAST_ROUND = "last-round"
-"""Document that holds the number of the last round that was answered."""
 
 
 def train(site: Site, request: Letter) -> Letter:
-    """Train the round's adapters and reply with the first part; a repeated request is answered from what was kept."""
+    """Train the round's adapters and reply with the first part; a round is answered once."""
     header, order = request.header, validate(Order, request.scalars)
     adapters = trained(site.model.plan, site.settings, order.rank_limit)
-    state = site.state(header)
-    with state.locked():
-        asked = _asked(site, request, adapters, order)
-        saved = state.load(header.server_round, "report")
-        _require_new(state, header, asked, saved)
-        if saved is not None and saved["asked"] == asked:
-            report = validate(TuningReport, saved["report"])
-        else:
-            require_own_data(site, header)
-            if state.load_lasting(FIRST_ORDER) is None:
-                state.save_lasting(FIRST_ORDER, order.model_dump())
-            report = _train(site, state, request, adapters, order.rank_limit)
-            state.save(header.server_round, "report", {"asked": asked, "report": report.model_dump()})
-            state.save_lasting(LAST_ROUND, {"round": header.server_round})
-        state.collect_garbage(header.server_round)
-    hashes = dict(zip(adapters.shapes(), report.blob_sha256, strict=True))
-    store = state.blobs(header.server_round)
-    return reply_to(request, report, {key: store.get(hashes[key]) for key in parts(adapters, site.settings)[0]})
+
+    def tune(state: PrivateState) -> TuningReport:
+        require_own_data(site, header)
+        report = _train(site, state, request, adapters, order.rank_limit)
+        if state.load_lasting(FIRST_ORDER) is None:
+            state.save_lasting(FIRST_ORDER, order.model_dump())
+        return report
+
+    def begins_with(_: PrivateState) -> dict[str, str]:
+        return {key: sha256(blob) for key, blob in _brought(site, request, adapters).items()}
+
+    first_part = parts(adapters, site.settings)[0]
+    return answer_once(site, request, Work(TuningReport, list(adapters.shapes()), first_part, tune, begins_with))
 
 
-def _require_new(state: PrivateState, header: Header, asked: dict[str, Any], saved: dict[str, Any] | None) -> None:
-    """A round is answered once, and none before it any more: each answer to another order would tell more of the same data.
-
-    The same order may come again, after a message was lost, the server was killed, or went back to the checkpoint before.
-    Before its first checkpoint a server may come back with another rank for this client, where capabilities are measured; the
-    first round may have that.
-
-    Raises
-    ------
-    Mistake
-        The round is over, or another order of it was answered.
-    """
-    if saved is not None and saved["asked"] == asked:
-        return
-    last = (state.load_lasting(LAST_ROUND) or {"round": 0})["round"]
-    if header.server_round < last:
-        raise Mistake(f"train: this client answered round {last}; round {header.server_round} is over; begin a new run")
-    if saved is None:
-        return
-    if header.server_round > 1 or saved["asked"]["settings"] != asked["settings"]:
-        which = f"another order of round {header.server_round}, with other adapters or settings"
-        raise Mistake(f"train: this client answered {which}; begin a new run")
-
-
-def _require_enough(site: Site, training: AdapterTraining, first_step: int) -> None:
-    """Raise Mistake if a round from a step on would rest on fewer tokens than the site allows."""
-    tokens = training.rests_on(first_step, site.settings.training.steps, site.node.fewest_tokens())
+def _require_enough(site: Site, training: AdapterTraining, steps: Iterable[int]) -> None:
+    """Raise Mistake if what some steps lead to would rest on fewer tokens than the site allows."""
+    tokens = training.rests_on(steps, site.node.fewest_tokens())
     remedy = "give the site more data, raise training.steps, training.batch-size or training.accumulation"
     require_tokens(site.node, tokens, remedy)
-
-
-def _asked(site: Site, request: Letter, adapters: AdapterPlan, order: Order) -> dict[str, Any]:
-    """All that a round's work depends on, beside the client's own data."""
-    brought = {key: sha256(blob) for key, blob in sorted(_brought(site, request, adapters).items())}
-    return {"settings": site.settings.digest(), **order.model_dump(), "global": brought}
 
 
 def _brought(site: Site, request: Letter, adapters: AdapterPlan) -> dict[str, bytes]:
@@ -130,6 +94,7 @@ def _train(site: Site, state: PrivateState, request: Letter, adapters: AdapterPl
         training.penalty = pruning.penalty
     with mistakes_of_kernels():
         tensors, outcome = training.run(start, first_step, steps, _moments(site, state, server_round, adapters))
+        _require_enough(site, training, outcome.weighed)
         rank = rank_limit if pruning is None else pruning.rank_after(start, tensors)
     if site.settings.job.keep_optimizer:
         carried.keep(state, MOMENTS, server_round, outcome.moments)
@@ -155,7 +120,7 @@ def _part(value: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def _training(site: Site, adapters: AdapterPlan, rank: int, first_step: int = 0) -> AdapterTraining:
-    """A client's training, wherever it happens; it is refused where its first round rests on too few tokens."""
+    """A client's training, wherever it happens; it is refused where its first round comes to too few tokens."""
     settings = site.settings
     training = AdapterTraining(
         model=site.model,
@@ -166,7 +131,7 @@ def _training(site: Site, adapters: AdapterPlan, rank: int, first_step: int = 0)
         seed=derive_seed(settings.seed, "training", rank=rank),
         cache_folder=_cache(site),
     )
-    _require_enough(site, training, first_step)
+    _require_enough(site, training, range(first_step, first_step + settings.training.steps))
     return training
 
 
@@ -224,7 +189,8 @@ def _train_alone(site: Site, state: PrivateState, header: Header, adapters: Adap
     """Train in as many steps as this client has in all rounds, and keep the adapters; the hash of each blob by key."""
     training, store = _training(site, adapters, header.rank), state.blobs(header.server_round)
     with mistakes_of_kernels():
-        tensors, _ = training.run(initial_adapters(adapters, site.settings.seed), 0, training.total_steps)
+        tensors, outcome = training.run(initial_adapters(adapters, site.settings.seed), 0, training.total_steps)
+        _require_enough(site, training, outcome.weighed)
     return {key: store.put(save(block)) for key, block in tensors.items()}
 
 

@@ -98,9 +98,7 @@ def require_run_directory(settings: RunSettings, model: OpenedModel) -> None:
     require_free(path)
     _require_continued(settings, model, path)
     folder = RunFolder(path)
-    checkpoint = CheckpointFolder(folder.checkpoint)
-    if checkpoint.load(identity(settings, model)) is None:
-        checkpoint.load_ranks()
+    CheckpointFolder(folder.checkpoint).load(identity(settings, model))
     folder.load_times()
 
 

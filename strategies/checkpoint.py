@@ -2,8 +2,8 @@
 
 ``checkpoint/state.json`` names blobs of ``checkpoint/blobs`` by hash; it is written after they are, so a crash leaves
 the previous round's checkpoint intact. It carries its own checksum (``espalier/storage/sealed.py``), and the state of the round
-before stays beside it as ``previous.json``: where the last one is damaged, a person can go back to it. ``ranks.json`` says
-who has which rank from enrolment on: a site keeps the rank under which it first worked, also before a round is finished.
+before stays beside it as ``previous.json``: where the last one is damaged, a person can go back to it. Round 0 is the end of
+enrolment: a site keeps the rank under which it was first asked, also before a round is finished.
 """
 
 from collections.abc import Collection
@@ -32,32 +32,8 @@ class CheckpointFolder:
         return self.root / "state.json"
 
     @property
-    def _ranks(self) -> Path:
-        return self.root / "ranks.json"
-
-    @property
     def _previous(self) -> Path:
         return self.root / "previous.json"
-
-    def save_ranks(self, ranks: dict[str, int]) -> None:
-        """Save site -> rank, before anybody works."""
-        write_bytes(self._ranks, sealed({"version": VERSION, "ranks": ranks}))
-
-    def load_ranks(self) -> dict[str, int] | None:
-        """What ``save_ranks`` was given; None if the run ended before.
-
-        Raises
-        ------
-        Mistake
-            The file is damaged, or of another version.
-        """
-        if not self._ranks.exists():
-            return None
-        try:
-            ranks: dict[str, int] = read_sealed(self._ranks, VERSION)["ranks"]
-        except Damaged as damaged:
-            raise Mistake(f"{damaged}; bring it back from a copy, or begin a new run (resume-from = '')") from None
-        return ranks
 
     def save(
         self,

@@ -7,7 +7,7 @@ import torch
 from flwr.app import Message, MetricRecord
 
 from espalier.corpora.tasks.scored_items import ScoredItems, to_arrays
-from espalier.wire.evaluation import TEST_BLOB, WINDOWS_BLOB, Texts
+from espalier.wire.evaluation import TEST_BLOB, WINDOWS_BLOB, Texts, require_many
 from espalier.wire.messages import read
 from espalier.wire.payload import pack_tensors
 from strategies.rounds import Rounds
@@ -22,6 +22,11 @@ class ClientEvaluation:
     run : its ``evaluation`` settings say on what
     public_text : name -> windows (windows, tokens), int64, on which clients evaluate their own result; may be empty
     tests : public test items, and the metrics by which clients score their own result on them; None: no such items
+
+    Raises
+    ------
+    Mistake
+        Real sites would not evaluate on so little.
     """
 
     def __init__(
@@ -31,11 +36,18 @@ class ClientEvaluation:
         self.public_text = public_text
         self.tests = tests
         self.asked = bool(public_text) or tests is not None or run.settings.evaluation.own_text
+        self._texts, self._blobs = self._packed()
+        if not run.simulation:
+            require_many(self._texts)
 
     def requests(self, rounds: Rounds, server_round: int) -> list[Message]:
         """One request per client; the public text is sent along."""
         if not self.asked:
             return []
+        return [rounds.request("evaluate", seat, server_round, self._texts, self._blobs) for seat in rounds.roster.active()]
+
+    def _packed(self) -> tuple[Texts, dict[str, bytes]]:
+        """What is asked of every client, and the texts and items that are sent along."""
         chosen = self.run.settings.evaluation
         windows = {name: windows.numpy().astype(np.int32) for name, windows in self.public_text.items()}
         texts = Texts(
@@ -51,7 +63,7 @@ class ClientEvaluation:
             texts.test_metrics, texts.test_items = list(metrics), len(items)
             texts.test_requests, texts.test_tokens = len(items.requests), len(arrays["tokens"])
             blobs[TEST_BLOB] = pack_tensors(arrays)
-        return [rounds.request("evaluate", seat, server_round, texts, blobs) for seat in rounds.roster.active()]
+        return texts, blobs
 
     def collect(self, rounds: Rounds, replies: Iterable[Message]) -> MetricRecord:
         """Losses of each client's own result per public text, and of ``OWN_TEXT_MODELS`` on its own text."""

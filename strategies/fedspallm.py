@@ -95,11 +95,12 @@ class FedSpaLLM(Method):
     def prepare(self, server_round: int) -> Iterator[list[Message]]:
         """Sample layers for every client, and bring it the stale ones that it will read: those up to its last sampled one.
 
-        Before the first round there are none. When clients do not take them, layers are sampled again for those that are left.
+        Before the first round there are none. When clients do not take them, layers are sampled again for those that are left,
+        unless clients were asked before the run was resumed: they answer a round once.
         """
-        asked: set[int] = set()
+        asked, before = set[int](), self.run.folder.load_samples(server_round)
         while (active := {seat.rank for seat in self.rounds.roster.active()}) and active != asked:
-            asked, self._samples = active, self._draw(server_round)
+            asked, self._samples = active, self._draw(server_round) if before is None else before
             ends = {rank: blocks[-1] + 1 for rank, blocks in self._samples.items()}
             yield from self.held.updates(self.rounds, server_round, self.result.layers(), ends)
 
@@ -118,6 +119,9 @@ class FedSpaLLM(Method):
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
         """Ask every client to prune the layers that ``prepare`` sampled for it (algorithm 1, lines 3 to 7)."""
+        self.run.folder.save_samples(server_round, self._samples)
+        active = {seat.rank for seat in self.rounds.roster.active()}
+        self._samples = {rank: blocks for rank, blocks in self._samples.items() if rank in active}
         sampled = {index for blocks in self._samples.values() for index in blocks}
         if left := sorted(set(self._to_sample(server_round)) - sampled):
             text = f"round {server_round} does not reach layers {', '.join(map(str, left))}"

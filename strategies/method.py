@@ -92,16 +92,15 @@ class Method(Strategy):
         """
         run = self.run
         saved = run.checkpoint.load(run.identity())
-        ranks = saved["ranks"] if saved else run.checkpoint.load_ranks()
         self.rounds = Rounds(grid, run.settings, run.model.plan, run.lineage, run.folder, run.progress, run.clock)
         self.rounds.shared_workers = run.simulation
         self.rounds.work = run.work()
-        Enroller(self.rounds, code_sha256(), run.model.sha256).enrol(ranks)
-        if ranks is None:
-            run.checkpoint.save_ranks(self.rounds.roster.ranks())
+        Enroller(self.rounds, code_sha256(), run.model.sha256).enrol(saved["ranks"] if saved else None)
         self.summary()
         if saved:
             self._resume(saved)
+        else:  # a resumption asks the same of the same clients, who answer a round once
+            self._save(0)
         result, nothing, config = Result(), ArrayRecord(), ConfigRecord()
         while (server_round := self.rounds.finished + 1) <= self.num_rounds:
             self._exchange_all(self.prepare(server_round))

@@ -19,6 +19,13 @@ def state_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True)
+def short_public_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sites of tests evaluate on less than real ones do."""
+    monkeypatch.setattr("espalier.wire.evaluation.LEAST_PREDICTIONS", 15)
+    monkeypatch.setattr("espalier.wire.evaluation.LEAST_ITEMS", 1)
+
+
 @pytest.fixture(params=DEVICES, scope="module")
 def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
     """Every device in turn; without a CUDA device its tests are skipped."""

@@ -24,7 +24,10 @@ from espalier.wire.payload import STYPE, TensorSpec
 from espalier.wire.plan import BlockPlan, LinearPlan, ModelPlan
 
 PLAN = ModelPlan(tuple(BlockPlan(index, (LinearPlan("attn.q", f"{index}", (128, 64), "BF16"),)) for index in range(2)), 0)
-SETTINGS = {"evaluation.own-text": True, "lora.targets": "attn.q", "part-bytes": 1024}
+SETTINGS = {
+    "evaluation.own-text": True, "evaluation.texts": "public=public.txt", "evaluation.window-tokens": 4,
+    "lora.targets": "attn.q", "part-bytes": 1024,
+}  # fmt: skip
 KINDS: tuple[Kind, ...] = ("enrol", "train", "fetch", "deliver", "evaluate")
 HALF = struct.pack("<Q", 0x5555555555555555)
 """A word of a mask that prunes every second weight."""
@@ -55,7 +58,7 @@ def _exchange(method: str, kind: Kind) -> Exchange:
         kind=kind,
         method=method,
         lineage="run-1",
-        server_round=settings.job.rounds if kind == "alone" else 2 if kind == "deliver" else 1,
+        server_round=_round(method, kind, settings),
         rank=0,
         attempt=1,
         part=1 if kind == "fetch" else 0,
@@ -74,9 +77,18 @@ def _exchange(method: str, kind: Kind) -> Exchange:
     return Exchange(settings, request, reply)
 
 
+def _round(method: str, kind: Kind, settings: RunSettings) -> int:
+    """A round in which there is such a message."""
+    tunes = "lora" in METHODS[method]
+    if kind in ("alone", "evaluate") and tunes:
+        last: int = settings.job.rounds
+        return last
+    return {"enrol": 0, "deliver": 2 if tunes else 1}.get(kind, 1)
+
+
 def _asked(method: str, kind: Kind) -> dict[str, Any]:
     if kind == "evaluate":
-        texts = Texts(names=["public"], num_windows=[2], window_tokens=4, own_text=True, test_metrics=["loss", "acc"])
+        texts = Texts(names=["public"], num_windows=[2], window_tokens=4, own_text=True)
         return texts.model_dump()
     if kind == "enrol" or (method == "fedprllm" and kind == "train"):
         return {}
@@ -99,7 +111,7 @@ def _told(method: str, kind: Kind, blobs: Mapping[str, bytes]) -> dict[str, Any]
         who = {"site": "a", "code_sha256": HASH, "model_sha256": HASH, "device": "cpu", "threads": 1, "capability": 1.0}
         return Enrolment(**who, measured=False, python="3.11.7", torch="2.7.0").model_dump()  # type: ignore[arg-type]
     if kind == "evaluate":
-        told = Losses(losses=[1.5], own_losses=[1.0, 2.0, 1.5], test_scores=[2.0, 0.5], seconds=0.5)
+        told = Losses(losses=[1.5], own_losses=[1.0, 2.0, 1.5], seconds=0.5)
         return told.model_dump()
     if kind == "alone":
         return {"seconds": 0.5}

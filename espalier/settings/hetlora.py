@@ -7,6 +7,7 @@ from pydantic import Field, field_validator
 
 from espalier.settings.fedpetuning import AdapterAveraging
 from espalier.settings.lora import LoraSettings
+from espalier.settings.training import MOST_PULL
 
 
 class HetLoRASettings(AdapterAveraging):
@@ -27,7 +28,7 @@ class HetLoRASettings(AdapterAveraging):
     self_pruning: bool = Field(True, description="a client lowers its rank when training has made its last ranks weaker")
     gamma: float = Field(0.85, gt=0, le=1, description="self-pruning: share of a client's ranks that stay")
     regularisation: float = Field(
-        0.005, ge=0, description="self-pruning: weight in the training loss of the ranks that may be pruned"
+        0.005, ge=0, le=MOST_PULL, description="self-pruning: weight in the training loss of the ranks that may be pruned"
     )
 
     @field_validator("ranks")

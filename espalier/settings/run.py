@@ -34,6 +34,9 @@ BUILT_IN_TEXTS = ("documentation", "code")
 OWN_TEXT = "own-text"
 """Name of the clients' own held-out texts among the texts that models are evaluated on."""
 
+MOST_TEXTS = 16
+"""Each of which is a question to every client's own result."""
+
 SIMULATED_QUORUM = 0.5
 
 NOT_PART_OF_THE_RESULT = ("out-dir", "resume-from", "deadline-seconds", "enrol-seconds", "attempts", "activations", "quorum")
@@ -80,6 +83,8 @@ class EvaluationSettings(Table):
             raise ValueError(f"{OWN_TEXT!r} is the name of the clients' own text; choose another")
         if len(set(names)) != len(names):
             raise ValueError("two texts have the same name")
+        if len(names) > MOST_TEXTS:
+            raise ValueError(f"{len(names)} texts, at most {MOST_TEXTS} are evaluated on")
         return value
 
     def named_texts(self) -> dict[str, str]:

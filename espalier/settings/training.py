@@ -2,12 +2,20 @@
 
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from espalier.settings.table import Table
 
 LEAST_GRADIENT_NORM = 1e-3
 """AdamW divides by a gradient's own size, but for 1e-8 that it adds: a gradient far below that would be sent as it is."""
+
+MOST_LEARNING_RATE = 0.1
+"""AdamW moves a number by about the learning rate in a step, whatever the gradient; beyond this the first step ruins any
+adapter, and nothing is learnt from the sequences of the others."""
+MOST_DECAYED = 1.0
+"""Learning rate times weight decay, times the steps of a round: what the first of them led to keeps a third of its weight."""
+MOST_PULL = 1.0
+"""Of FedProx, and of other terms in the loss that know nothing of the data: beside a larger one the text counts no more."""
 
 
 class TrainingSettings(Table):
@@ -20,7 +28,7 @@ class TrainingSettings(Table):
     steps: int = Field(10, ge=1, description="optimiser steps of a client in a round")
     batch_size: int = Field(4, ge=1, description="sequences of a forward pass")
     accumulation: int = Field(1, ge=1, description="forward passes of an optimiser step")
-    learning_rate: float = Field(1e-3, gt=0, description="of AdamW, at its highest")
+    learning_rate: float = Field(1e-3, gt=0, le=MOST_LEARNING_RATE, description="of AdamW, at its highest")
     schedule: Literal["constant", "linear", "cosine"] = Field(
         "constant", description="how the learning rate falls over all rounds together"
     )
@@ -29,7 +37,9 @@ class TrainingSettings(Table):
     beta1: float = Field(0.9, ge=0, lt=1, description="of AdamW")
     beta2: float = Field(0.999, ge=0, lt=1, description="of AdamW")
     max_gradient_norm: float = Field(1.0, ge=0, description="gradients are clipped to this norm, 0.001 or more; 0 leaves them")
-    proximal: float = Field(0.0, ge=0, description="FedProx: strength of the pull towards the round's global adapter")
+    proximal: float = Field(
+        0.0, ge=0, le=MOST_PULL, description="FedProx: strength of the pull towards the round's global adapter"
+    )
     gradient_checkpointing: bool = Field(False, description="compute activations again in the backward pass to save memory")
 
     @field_validator("max_gradient_norm")
@@ -40,3 +50,13 @@ class TrainingSettings(Table):
                 f"is below {LEAST_GRADIENT_NORM}, so that AdamW would send gradients as they are; raise it, or take 0"
             )
         return value
+
+    @model_validator(mode="after")
+    def _no_step_is_forgotten(self) -> "TrainingSettings":
+        decayed = self.learning_rate * self.weight_decay * self.steps
+        if decayed > MOST_DECAYED:
+            raise ValueError(
+                f"weight-decay = {self.weight_decay}: learning-rate x weight-decay x steps = {decayed:g} is above "
+                f"{MOST_DECAYED:g}, so that a round's first steps are forgotten; lower one of them"
+            )
+        return self

@@ -17,14 +17,14 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from espalier.settings.mistakes import Mistake
 from espalier.settings.node import shortened
 from espalier.storage.atomic import write_json
 from espalier.storage.blobs import BlobStore, sha256
 
-VERSION = 3
+VERSION = 4
 VERSION_FILE = "espalier-version.json"
 """It makes a directory ours."""
 LOCK = "lock"
@@ -129,16 +129,30 @@ class PrivateState:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the client's lock; a second process waits until the first is done."""
+        with self._lock_file() as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            self._check_version()
+            yield
+
+    def note_asked(self) -> None:
+        """Note that the site was asked to take part: the run is one of those of which it keeps state, whatever it answered.
+
+        Nobody waits for the lock here, which somebody may hold over long work.
+        """
+        self.require_same_client()
+        with self._lock_file():
+            if not os.path.exists(self.folder / VERSION_FILE):
+                mark_as_ours(self.folder, client=self.client)
+
+    def _lock_file(self) -> IO[str]:
+        """The file that is locked, opened; its time says when the site was asked last."""
         private_folder(self.root, *self._parts(self.folder))
         try:
             handle = os.open(self.folder / LOCK, os.O_WRONLY | os.O_CREAT, OWNER_ONLY_FILE)
         except OSError as error:
             raise _unusable(self.root, error) from error
-        with open(handle, "w") as file:
-            os.utime(file.fileno())
-            fcntl.flock(file, fcntl.LOCK_EX)
-            self._check_version()
-            yield
+        os.utime(handle)
+        return open(handle, "w")
 
     def require_same_client(self) -> None:
         """Raise Mistake if this site is known in the run under another rank, or with other settings."""
@@ -150,9 +164,9 @@ class PrivateState:
             raise Mistake(
                 f"{self.folder}: private state of version {found}, this program writes {VERSION}; remove the directory"
             )
-        if not isinstance(client := document.get("client", {}), dict):
+        if not isinstance(known := document.get("client", {}), dict):
             raise _damaged(path)
-        if other := [name for name, value in self.client.items() if client.get(name) != value]:
+        if other := [name for name, value in self.client.items() if known.get(name, value) != value]:
             raise Mistake(f"message: this site takes part in this run with another {' and '.join(other)}; begin a new run")
 
     def blobs(self, server_round: int) -> BlobStore:
@@ -209,8 +223,10 @@ class PrivateState:
 
     def _check_version(self) -> None:
         self.require_same_client()
-        if not os.path.exists(self.folder / VERSION_FILE):
-            mark_as_ours(self.folder, client=self.client)
+        path = self.folder / VERSION_FILE
+        known = _read_json(path).get("client", {}) if os.path.exists(path) else {}
+        if not known.keys() >= self.client.keys():  # when it was asked to take part, it had no rank as yet
+            mark_as_ours(self.folder, client=known | self.client)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Train a run's adapters on one party's sequences, over the frozen base model."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -40,11 +40,11 @@ class AdapterTraining:
         """How many sequences the party has."""
         return len(self.sequences)
 
-    def rests_on(self, first_step: int, steps: int, enough: int) -> int:
+    def rests_on(self, steps: Iterable[int], enough: int) -> int:
         """Tokens of the sequences to which some steps come, each sequence once; what is beyond ``enough`` is not counted."""
         batch = self.settings.training.batch_size * self.settings.training.accumulation
         seen, tokens = set[int](), 0
-        for step in range(first_step, first_step + steps):
+        for step in steps:
             for number in sequences_of_step(len(self.sequences), batch, step, self.seed):
                 if number not in seen:
                     seen.add(number)

@@ -33,6 +33,8 @@ class Trained:
 
     losses: list[float] = field(default_factory=list)
     """Mean loss of each step's counted tokens, before the step and without a penalty, those that were left out among them."""
+    weighed: list[int] = field(default_factory=list)
+    """Steps in whose gradient their sequences had a part: neither left out, nor without any gradient."""
     skipped_steps: int = 0
     """Steps that were left out, because their loss or gradient was not finite: parameters and optimiser stayed as they were."""
     moments: Moments = field(default_factory=dict)
@@ -80,8 +82,11 @@ class Loop:
         with _training(self.model, self.settings.gradient_checkpointing):
             for step in beats(range(first_step, first_step + steps), "training step"):
                 trained.losses.append(self._backward(step))
+                learnt = self._has_gradient()
                 if self._finish(optimizer, anchor, step, trained.losses[-1]):
                     trained.skipped_steps += 1
+                elif learnt:
+                    trained.weighed.append(step)
         if trained.skipped_steps == steps:
             raise Mistake(
                 f"training.learning-rate = {self.settings.learning_rate}: no step had a finite loss and gradient; lower it, or "
@@ -122,6 +127,10 @@ class Loop:
         if self.penalty is not None:
             self.penalty().backward()
         return total
+
+    def _has_gradient(self) -> bool:
+        """Whether anything but zeros came out of a step, before what pulls towards the anchor."""
+        return any(value.grad is not None and bool(value.grad.any()) for value in self.parameters.values())
 
     def _finish(self, optimizer: torch.optim.AdamW, anchor: Mapping[str, Tensor], step: int, loss: float) -> bool:
         """Take the step; whether it was left out instead."""

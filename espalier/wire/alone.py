@@ -10,7 +10,6 @@ from espalier.settings.mistakes import Mistake
 from espalier.settings.run import METHODS, RunSettings
 from espalier.wire.contract import Contract, Side
 from espalier.wire.messages import MOST_SECONDS, Letter, Scalars, validate
-from espalier.wire.plan import ModelPlan
 
 
 class Alone(Scalars):
@@ -32,20 +31,17 @@ def makes_alone(settings: RunSettings) -> bool:
     return tunes or (settings.method == "fedprllm" and settings.fedprllm.strategy == "iterative")
 
 
-def contract(request: Letter, plan: ModelPlan, settings: RunSettings) -> Contract:
+def contract(request: Letter, settings: RunSettings) -> Contract:
     """The contract of an ``alone`` message; it is for the last round of a run.
 
     Raises
     ------
     Mistake
-        The rounds of such a run leave a local-only result, the round is another one, or no adapter has such a rank.
+        The rounds of such a run leave a local-only result, or no adapter has such a rank.
     """
     if not makes_alone(settings):
         raise Mistake(f"message: clients of {settings.method} make nothing alone after their rounds")
     tunes = "lora" in METHODS[settings.method]
-    last = settings.job.rounds if tunes else len(plan.blocks)
-    if request.header.server_round != last:
-        raise Mistake(f"message: an alone of round {request.header.server_round} does not exist, the last round is {last}")
     largest = settings.lora.largest_rank if tunes else 0
     if validate(Alone, request.scalars).rank_limit > largest:
         raise Mistake(f"message: rank_limit is above {largest}, the largest rank of an adapter")

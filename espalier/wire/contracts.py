@@ -9,6 +9,7 @@ from espalier.wire import alone, enrolment, evaluation
 from espalier.wire.contract import Contract
 from espalier.wire.messages import Letter, validate
 from espalier.wire.plan import ModelPlan
+from espalier.wire.rounds_of_run import require_round
 
 METHODS = {"fedpetuning": "tuning", "fedprllm": "fedprllm", "fedspallm": "fedspallm", "hetlora": "tuning"}
 """The module of this package that holds each method's contracts: ``contract`` of train and fetch, and ``delivery``."""
@@ -25,17 +26,21 @@ def contract_for(request: Letter, plan: ModelPlan, settings: RunSettings) -> Con
     Raises
     ------
     Mistake
-        The request speaks of another method, or asks for a part that does not exist.
+        The request speaks of another method, or asks for a round or part that does not exist.
     """
     header = request.header
     if header.method != settings.method:
         raise Mistake(f"message: is of method {header.method!r}, the run's is {settings.method!r}")
+    require_round(header, plan, settings)
     if header.kind == "enrol":
         return enrolment.contract(settings.method)
     if header.kind == "alone":
-        return alone.contract(request, plan, settings)
+        return alone.contract(request, settings)
     if header.kind == "evaluate":
-        return evaluation.contract(settings.method, validate(evaluation.Texts, request.scalars), settings.evaluation.own_text)
+        texts = validate(evaluation.Texts, request.scalars)
+        made = evaluation.contract(settings.method, texts, settings.evaluation.own_text)
+        evaluation.require_of_run(texts, settings)
+        return made
     if header.kind == "deliver":
         delivery: Contract = of_method(settings.method).delivery(request, plan, settings)
         return delivery

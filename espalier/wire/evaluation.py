@@ -1,10 +1,18 @@
-"""Contract of ``evaluate``: public token windows down, mean losses up."""
+"""Contract of ``evaluate``: public token windows down, mean losses up.
+
+Covers: no text, window or item is scored beyond what the run's settings name; a real site also refuses texts of few predictions
+and few items (``require_many``), whose means say how it would go on with single sentences.
+Does not cover: what the texts say. A server may write a sentence over and over, or another in each window; of one text it
+learns one number.
+"""
 
 from typing import Annotated
 
 from pydantic import Field
 
 from espalier.settings.mistakes import Mistake
+from espalier.settings.run import RunSettings
+from espalier.settings.task import TEXT
 from espalier.wire.contract import Contract, Side
 from espalier.wire.messages import MOST_SECONDS, Scalars
 from espalier.wire.payload import TensorSpec
@@ -40,6 +48,14 @@ class Losses(Scalars):
     seconds: float = Field(ge=0, le=MOST_SECONDS)
 
 
+METRICS = frozenset({"acc", "acc_norm", "loss"})
+"""Scores that a client gives on public test items."""
+
+LEAST_PREDICTIONS = 1000
+"""Over how many predictions a real site's loss on a public text must be a mean."""
+LEAST_ITEMS = 100
+"""Over how many public test items a real site's scores must be means."""
+
 WINDOWS_BLOB = "public-windows"
 TEST_BLOB = "public-test"
 
@@ -53,6 +69,55 @@ LOSS_DIGITS = 3
 OWN_LOSS_LIMIT = 20.0
 """Nats that one prediction, or one item of a class, counts at most in a loss on a client's own text, whatever the model: a
 server that delivers one with huge numbers would read single items off the mean. One in 485 million has this loss."""
+
+
+def require_of_run(texts: Texts, run: RunSettings) -> None:
+    """Refuse to evaluate on more, or on other texts, than the settings name.
+
+    Raises
+    ------
+    Mistake
+        It names the key.
+    """
+    chosen, on_text = run.evaluation, run.task.name == TEXT
+    if texts.names and not (chosen.local_only and on_text):
+        raise Mistake("Texts: texts are not allowed with evaluation.local-only = false, or a task")
+    if set(texts.names) - chosen.named_texts().keys():
+        raise Mistake("Texts: evaluation.texts names no such text")
+    if texts.names and texts.window_tokens != chosen.window_tokens:
+        told = f"evaluation.window-tokens = {chosen.window_tokens}"
+        raise Mistake(f"Texts: windows of {texts.window_tokens} tokens, {told}")
+    if chosen.max_windows and (most := max(texts.num_windows, default=0)) > chosen.max_windows:
+        raise Mistake(f"Texts: {most} windows of a text, evaluation.max-windows = {chosen.max_windows}")
+    most_items = run.task.max_test_items or texts.test_items if chosen.local_only and not on_text else 0
+    if texts.test_items > most_items:
+        raise Mistake(f"Texts: {texts.test_items} test items, {most_items} are allowed")
+    if set(texts.test_metrics) - METRICS or len(set(texts.test_metrics)) < len(texts.test_metrics):
+        raise Mistake(f"Texts: test_metrics are not some of {', '.join(sorted(METRICS))}, each once")
+    if bool(texts.test_metrics) != bool(texts.test_items):
+        raise Mistake("Texts: test_metrics without test_items, or the other way round")
+
+
+def require_many(texts: Texts) -> None:
+    """Refuse public texts of few predictions, and few items: a mean over them says how a model goes on with a sentence.
+
+    Raises
+    ------
+    Mistake
+        It names the text, the numbers and the remedy.
+    """
+    for name, number in zip(texts.names, texts.num_windows, strict=True):
+        if (predictions := number * (texts.window_tokens - 1)) < LEAST_PREDICTIONS:
+            raise Mistake(
+                f"evaluation.texts: '{name}' gives {predictions} predictions, sites evaluate what they make alone on "
+                f"{LEAST_PREDICTIONS} or more; take a longer text, raise evaluation.max-windows or evaluation.window-tokens, "
+                "or set evaluation.local-only to false"
+            )
+    if 0 < texts.test_items < LEAST_ITEMS:
+        raise Mistake(
+            f"task.test-path: there are {texts.test_items} test items, sites score what they make alone on {LEAST_ITEMS} or "
+            "more; give more items, raise task.max-test-items, or set evaluation.local-only to false"
+        )
 
 
 def test_specs(texts: Texts) -> dict[str, TensorSpec]:

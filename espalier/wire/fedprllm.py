@@ -15,6 +15,7 @@ from espalier.wire.messages import MOST_SECONDS, Letter, NoScalars, Scalars, val
 from espalier.wire.parts import PartRequest, Sha256, hashes_of_part
 from espalier.wire.payload import TensorSpec, block_key, views
 from espalier.wire.plan import BlockPlan, ModelPlan, cut_into_parts
+from espalier.wire.rounds_of_run import last_rounds
 from pruning_kernels.bitmask import num_words
 
 
@@ -91,6 +92,8 @@ def delivery(request: Letter, plan: ModelPlan, settings: RunSettings) -> Contrac
     whole = decided == len(plan.blocks)
     if whole and not settings.evaluation.own_text:
         raise Mistake("message: a result is delivered, but evaluation.own-text is off")
+    if whole and header.server_round != last_rounds(plan, settings)[0]:
+        raise Mistake(f"message: the result is delivered in round {header.server_round}, before it is decided")
     if not whole and (settings.fedprllm.strategy != "iterative" or decided != header.server_round - 1):
         raise Mistake(f"message: {decided} decided blocks are delivered, which is neither all nor those before the round")
     parts = decided_parts(plan, settings, decided)

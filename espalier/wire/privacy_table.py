@@ -81,7 +81,8 @@ def _contract(method: str, kind: Kind, plan: ModelPlan, settings: dict[str, Any]
         "num_parts": 1,
     }
     header = Header.model_validate({**common, "kind": kind, "method": method, "part": part})
-    texts = Texts(names=["text"], num_windows=[1], window_tokens=2, own_text=True)
+    public = [] if "task.name" in settings else ["documentation"]
+    texts = Texts(names=public, num_windows=[1] * len(public), window_tokens=256, own_text=True)
     request = Letter(header, texts.model_dump() if kind == "evaluate" else SCALARS.get((method, kind), {}))
     more = MAKES_ALONE.get(method, {}) if kind == "alone" else {}
     return contract_for(request, plan, parse({"method": method, **SETTINGS, **settings, **cut, **more}))
@@ -89,9 +90,11 @@ def _contract(method: str, kind: Kind, plan: ModelPlan, settings: dict[str, Any]
 
 def _round(method: str, kind: Kind) -> int:
     """A round in which there is such a message."""
-    if kind == "alone":
-        return parse({"method": method}).job.rounds if "lora" in METHODS[method] else len(EXAMPLE.blocks)
-    return 2 if kind == "deliver" else 1
+    tunes = "lora" in METHODS[method]
+    if kind in ("alone", "evaluate") and tunes:
+        last: int = parse({"method": method}).job.rounds
+        return last
+    return {"enrol": 0, "alone": len(EXAMPLE.blocks), "deliver": 2 if tunes else 1}.get(kind, 1)
 
 
 def _row(contracts: list[Contract]) -> str:

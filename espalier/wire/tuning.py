@@ -14,7 +14,7 @@ from espalier.settings.run import RunSettings
 from espalier.wire.adapter_payload import payload_specs, unpack_adapters
 from espalier.wire.adapters import AdapterPlan, adapter_plan
 from espalier.wire.contract import Contract, Side
-from espalier.wire.messages import MOST_SECONDS, Header, Letter, NoScalars, Scalars, validate
+from espalier.wire.messages import MOST_SECONDS, Letter, NoScalars, Scalars, validate
 from espalier.wire.parts import PartRequest, Sha256, hashes_of_part
 from espalier.wire.payload import TensorSpec
 from espalier.wire.plan import ModelPlan, cut_into_parts
@@ -77,7 +77,7 @@ def contract(request: Letter, plan: ModelPlan, run: RunSettings) -> Contract:
     """The contract of a ``train`` message (part 0) or of a ``fetch`` of a later part."""
     header, fetched = request.header, request.header.kind == "fetch"
     order: Order | PartOrder = validate(PartOrder, request.scalars) if fetched else validate(Order, request.scalars)
-    _require_order(header, order.rank_limit, run, first_round=1, last_round=run.job.rounds)
+    _require_rank(order.rank_limit, run)
     adapters = trained(plan, run, order.rank_limit)
     cut, specs = parts(adapters, run), blob_specs(adapters, run)
     if header.part >= len(cut) or (header.part > 0) != fetched:
@@ -116,7 +116,7 @@ def contract(request: Letter, plan: ModelPlan, run: RunSettings) -> Contract:
 def delivery(request: Letter, plan: ModelPlan, run: RunSettings) -> Contract:
     """The contract of a ``deliver`` message: a part of the global adapters."""
     order = validate(Order, request.scalars)
-    _require_order(request.header, order.rank_limit, run, first_round=2, last_round=run.job.rounds + 1)
+    _require_rank(order.rank_limit, run)
     adapters = trained(plan, run, order.rank_limit)
     cut, specs = parts(adapters, run), blob_specs(adapters, run)
     if request.header.part >= len(cut):
@@ -130,11 +130,8 @@ def delivery(request: Letter, plan: ModelPlan, run: RunSettings) -> Contract:
     )
 
 
-def _require_order(header: Header, rank_limit: int, run: RunSettings, first_round: int, last_round: int) -> None:
-    """A request is for a round of the run, or for the result after the last one, and for a rank that the adapters have."""
-    if not first_round <= header.server_round <= last_round:
-        rounds = f"{run.method}.rounds = {run.job.rounds}"
-        raise Mistake(f"message: a {header.kind} of round {header.server_round} does not exist with {rounds}")
+def _require_rank(rank_limit: int, run: RunSettings) -> None:
+    """A request is for a rank that the adapters have."""
     if rank_limit > run.lora.largest_rank:
         raise Mistake(f"message: rank_limit is above {run.lora.largest_rank}, the largest rank of [lora]")
 

@@ -25,8 +25,8 @@ from espalier.settings.run import parse
 from espalier.wire.alone import makes_alone
 from espalier.wire.contract import check, check_reply
 from espalier.wire.contracts import contract_for
-from espalier.wire.messages import read, write
-from espalier.wire.payload import STYPE
+from espalier.wire.messages import Letter, address, read, write
+from espalier.wire.payload import STYPE, pack_tensors, unpack_tensors
 from strategies.checkpoint import CheckpointFolder
 from strategies.rounds import RunFailed
 
@@ -544,6 +544,56 @@ class Promises:
         document = summary(folder)
         assert document["status"] == "failed"
         assert document["reason"].count("reply refused") == 3
+
+    # ----- once -------------------------------------------------------------------------------------------------------
+
+    def other_orders(self, order: Letter) -> list[Letter]:
+        """Orders of the same round that the contract allows too: here, with other numbers in what they bring."""
+        if not order.blobs:
+            return []
+        found = {key: unpack_tensors(blob) for key, blob in order.blobs.items()}
+        turned = {key: pack_tensors({n: v[::-1].copy() for n, v in arrays.items()}) for key, arrays in found.items()}
+        return [Letter(order.header, order.scalars, turned)]
+
+    def test_a_round_is_answered_once(self, bench: Bench) -> None:
+        """The same order again is answered; another one is not, nor one of a round whose reply was let go."""
+        grid, orders, later = bench.grid(evaluation__local_only=True), dict[int, Letter](), list[Letter]()
+
+        def note(message: Message) -> None:
+            letter = read(message.content)
+            if letter.header.kind in ("alone", "evaluate"):
+                later.append(letter)
+                raise Killed
+            if letter.header.kind == "train" and letter.header.rank == 0:
+                orders[letter.header.server_round] = letter
+
+        grid.before_push = note
+        with pytest.raises(Killed):
+            bench.run(grid, evaluation__local_only=True)
+        replies = [read(reply.content) for partition, reply in grid.received if partition == 0]
+        first = {reply.header.server_round: reply for reply in replies if reply.header.kind == "train"}
+
+        def ask(order: Letter, **header: Any) -> Letter:
+            letter = Letter(order.header.model_copy(update=header), order.scalars, order.blobs)
+            (node, context) = next(iter(grid.contexts.items()))
+            return read(grid.answer(address(letter, node, 60.0), context).content)
+
+        last = max(orders)
+        again = ask(orders[last], attempt=2)
+        assert (again.scalars, again.blobs) == (first[last].scalars, first[last].blobs)
+        for order in (other for number in orders for other in self.other_orders(orders[number])):
+            words = "another order of round" if order.header.server_round == last else f"answered round {last}; round"
+            assert words in ask(order).scalars["reason"]
+        for number in set(orders) - {last}:
+            assert ask(orders[number]).blobs == first[number].blobs
+            shutil.rmtree(bench.folder / "state" / orders[number].header.lineage / "node-00000" / f"r{number:03d}")
+            assert ask(orders[number]).scalars["reason"].endswith(f"round {number} is over; begin a new run")
+        shutil.rmtree(bench.folder / "state" / orders[last].header.lineage / "node-00000" / f"r{last:03d}")
+        anew = ask(orders[last])  # whether or not it can be worked on again, nothing else is told, or asked for
+        assert anew.blobs in (first[last].blobs, {})
+        assert not anew.scalars.get("lost")
+        for letter in (orders[last], *later):
+            assert "of round 5000 does not exist, the run ends with" in ask(letter, server_round=5000, rank=0).scalars["reason"]
 
     # ----- result -----------------------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from espalier.modeling.opened import OpenedModel
 from espalier.settings.mistakes import Mistake
 from espalier.settings.run import parse
 from espalier.storage.blobs import sha256
-from espalier.wire.messages import read
+from espalier.wire.messages import Letter, read
 from espalier.wire.payload import STYPE
 from strategies.held_layers import HeldLayers
 from strategies.rounds import RunFailed
@@ -65,7 +65,38 @@ STATES = ("checkpoint/state.json", "checkpoint/previous.json")
 """They tell which version of each layer a client holds."""
 
 
-class TestFedSpaLLM(PruningPromises):
+class Killed(BaseException):
+    """The ServerApp's process is gone."""
+
+
+def killed_in(bench: Bench, server_round: int, **changes: Any) -> tuple[Path, list[list[int]]]:
+    """A run that is killed when its last client is to be asked for layers of a round, and what the others were asked for."""
+    grid, asked = bench.grid(**changes), list[list[int]]()
+
+    def kill(message: Any) -> None:
+        letter = read(message.content)
+        if letter.header.kind == "train" and letter.header.server_round == server_round:
+            if letter.header.rank == bench.num_clients - 1:
+                raise Killed
+            asked.append(letter.scalars["blocks"])
+
+    grid.before_push = kill
+    with pytest.raises(Killed):
+        bench.run(grid, **changes)
+    (run,) = (bench.folder / "runs").iterdir()
+    return run, asked
+
+
+class SpaLLMPromises(PruningPromises):
+    """Of both that follow."""
+
+    def other_orders(self, order: Letter) -> list[Letter]:
+        """Other samples of the layers."""
+        samples = [blocks for blocks in ([0], [1], [0, 1]) if blocks != order.scalars["blocks"]]
+        return [Letter(order.header, {**order.scalars, "blocks": blocks}) for blocks in samples]
+
+
+class TestFedSpaLLM(SpaLLMPromises):
     """One round; every client prunes every layer."""
 
     method = "fedspallm"
@@ -244,7 +275,7 @@ def _six_layers(bench: Bench) -> dict[str, Any]:
     return {"model": str(model), "fedspallm__rounds": 4, "fedspallm__sampled_layers": 0.33}
 
 
-class TestRounds(PruningPromises):
+class TestRounds(SpaLLMPromises):
     """Two rounds of a rising sparsity; clients of capability 1, 2, 2, 2 sample one layer or both."""
 
     method = "fedspallm"
@@ -318,9 +349,6 @@ class TestRounds(PruningPromises):
 
     @pytest.mark.parametrize("kind", ["deliver", "evaluate"])
     def test_killed_while_the_rest_is_brought(self, evaluated: Bench, kind: str) -> None:
-        class Killed(BaseException):
-            pass
-
         trained = list[int]()
 
         def kill(message: Any) -> None:
@@ -398,7 +426,7 @@ class TestRounds(PruningPromises):
 
     def test_clients_that_lost_their_layers_are_brought_them_again_and_go_on(self, bench: Bench) -> None:
         """In the last of four rounds, one its state, two a part; what they hold beyond what they read then comes at the end."""
-        settings = _six_layers(bench) | {"evaluation__own_text": False, "evaluation__centralized": "off"}
+        settings = _six_layers(bench) | {"evaluation__local_only": True}
         damaged = {0: "", 1: "held.json", 2: "*.blob"}
         whole, grid = bench.run(**settings), bench.grid(**settings)
         lost, kinds = set[int](), list[tuple[int, str]]()
@@ -440,6 +468,43 @@ class TestRounds(PruningPromises):
         assert [client["status"] for client in document["clients"]] == ["completed", "completed", "dropped", "completed"]
         assert document["clients"][2]["reason"] == "train: this client no longer holds the layers that the server sent"
         assert document["sparsity"]["achieved"] == pytest.approx(self.expected_sparsity(OpenedModel(bench.model)))
+
+    def test_a_resumed_run_asks_for_the_layers_that_it_asked_for_before(self, bench: Bench) -> None:
+        """Clients answered the second round; then another one is lost, without which other layers would be drawn for them."""
+        changes = {"fedspallm__sampled_layers": 0.5, "fedspallm__capabilities": "1"}
+        run, asked = killed_in(bench, 2, **changes)
+        grid, orders = bench.grid(**changes), list[list[int]]()
+        grid.tamper[3] = lambda request, reply: reply if read(request.content).header.kind == "enrol" else None
+
+        def note(message: Any) -> None:
+            letter = read(message.content)
+            if letter.header.kind == "train" and letter.header.rank < 3 and letter.header.server_round == 2:
+                orders.append(letter.scalars["blocks"])
+
+        grid.before_push = note
+        clients = summary(bench.run(grid, resume_from=str(run), **changes))["clients"]
+        assert [client["status"] for client in clients] == ["completed"] * 3 + ["dropped"]
+        assert orders == asked
+
+    def test_a_resumed_run_keeps_the_capabilities_of_its_first_round(self, bench: Bench) -> None:
+        """Stated, or measured, anew they would lead to other samples, which clients refuse that answered."""
+        changes = {"fedspallm__capabilities": ""}
+        run, asked = killed_in(bench, 1, **changes)
+        assert asked == [[0, 1]] * 3
+        grid = bench.grid(**changes)
+        for context in grid.contexts.values():
+            context.node_config["capability"] = 1.0 + 9.0 * context.node_config["partition-id"]
+        resumed = bench.run(grid, resume_from=str(run), **changes)
+        assert {client["status"] for client in summary(resumed)["clients"]} == {"completed"}
+        assert set(map(tuple, samples(resumed).values())) == {(0, 1)}
+
+    def test_damaged_samples_are_told(self, bench: Bench) -> None:
+        run, asked = killed_in(bench, 1)
+        file = run / "samples.json"
+        assert list(json.loads(file.read_text())["rounds"]["1"].values())[:3] == asked
+        file.write_text(file.read_text().replace("0", "1"))
+        with pytest.raises(Mistake, match=r"samples.json: is damaged: .*; remove it, and layers are drawn again"):
+            bench.run(resume_from=str(run))
 
     def test_a_client_that_does_not_take_the_layers_is_dropped(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
         def refuse(site: Any, request: Any) -> Any:
@@ -498,9 +563,6 @@ class TestSampling:
         assert document["sparsity"]["achieved"] == pytest.approx(exact(OpenedModel(two.model), 0.5))
 
     def test_a_run_that_covers_over_rounds_can_be_resumed_between_them(self, bench: Bench) -> None:
-        class Killed(BaseException):
-            pass
-
         def kill(message: Any) -> None:
             if read(message.content).header.server_round == 2:
                 raise Killed

@@ -26,7 +26,7 @@ class OneSite:
     def __init__(self, bench: Bench, node: dict[str, Any] | None = None, **changes: Any) -> None:
         own = {"data-path": str(bench.folder / "text-0.txt"), "model-path": str(bench.model), "least-tokens": 20}
         self.node = {"site": "ward", **own, **(node or {})}
-        self.run = bench.config(**changes)
+        self.run = bench.config(**{"evaluation__texts": "a=a.txt,b=b.txt"} | changes)
         self.grid = InProcessGrid(bench.grid().app, [self.node], self.run)
         self.grid.simulated = False
 
@@ -208,8 +208,28 @@ def test_a_site_answers_so_many_runs(bench: Bench) -> None:
         assert "most-runs = 2: so many runs were answered within keep-days" in site.refusal(kind, lineage="c")
     assert OneSite(bench, {"most-runs": 2, "site": "other"}).ask("train", lineage="c").header.status == "ok"
     os.utime(bench.folder / "state" / "a" / "ward" / "lock", (0, 0))  # what is older than keep-days is forgotten
-    assert site.ask("enrol", lineage="c").header.status == "ok"
+    assert site.ask("enrol", 0, lineage="c").header.status == "ok"
     assert site.ask("train", lineage="c").header.status == "ok"
+
+
+def test_how_much_text_a_site_has_is_not_asked_for_run_by_run_without_end(bench: Bench) -> None:
+    """Whoever asks for ever more windows learns how many there are; each run that asks counts, whatever the answer."""
+    node = {"most-runs": 3}
+    asked = {lineage: OneSite(bench, node, data__windows=number) for lineage, number in (("a", 2000), ("b", 2), ("c", 1000))}
+    found = {lineage: site.ask("enrol", 0, lineage=lineage).header.status for lineage, site in asked.items()}
+    assert found == {"a": "failed", "b": "ok", "c": "failed"}
+    assert "most-runs = 3: so many runs were answered" in asked["b"].refusal("enrol", 0, lineage="d")
+    assert "too few windows" in asked["a"].refusal("enrol", 0, lineage="a")
+    told = OneSite(bench, node, data__windows=500).refusal("enrol", 0, lineage="a")  # nor with other settings in one run
+    assert told.startswith("message: this site takes part in this run with another set of settings")
+    assert asked["b"].ask("train", lineage="b").header.status == "ok"
+
+
+def test_a_run_that_the_owner_does_not_allow_is_not_counted(bench: Bench) -> None:
+    """Its data were not looked at."""
+    for lineage in ("a", "b", "c"):
+        assert "most-threads" in OneSite(bench, {"most-runs": 1}, threads=1000).refusal("enrol", 0, lineage=lineage)
+    assert OneSite(bench, {"most-runs": 1}).ask("enrol", 0, lineage="d").header.status == "ok"
 
 
 def test_a_partition_id_turns_no_limit_off(bench: Bench) -> None:
@@ -267,6 +287,41 @@ def test_an_evaluation_is_told_once(bench: Bench) -> None:
     for texts in ({"a": list(range(16))}, {"a": list(range(16)), "b": list(range(17, 33))}):
         reply = site.evaluate(texts)
         assert reply.scalars["reason"] == "evaluate: this client answered another evaluation in this run; begin a new run"
+
+
+def test_an_evaluation_is_of_the_texts_that_the_settings_name(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any number of made-up texts was scored at once."""
+    site, tokens = OneSite(bench), list(range(16))
+    site.ask("train")
+    assert site.evaluate({"a": tokens, "c": tokens}).scalars["reason"] == "Texts: evaluation.texts names no such text"
+    names = ",".join(f"text-{number}=x.txt" for number in range(17))
+    assert "17 texts, at most 16 are evaluated on" in OneSite(bench, evaluation__texts=names).refusal("enrol", 0, lineage="c")
+    monkeypatch.setattr("espalier.wire.evaluation.LEAST_PREDICTIONS", 1000)
+    assert (
+        site.evaluate({"a": tokens}).scalars["reason"].startswith("evaluation.texts: 'a' gives 15 predictions, sites evaluate")
+    )
+
+
+def test_steps_that_learn_nothing_do_not_count(bench: Bench) -> None:
+    """The first ruins the adapters, and no gradient comes out of the others: they rest on one sequence of 16 tokens."""
+    changes = {"training__steps": 4, "training__batch_size": 1}
+    order = {"scalars": {"rank_limit": 2}}
+    assert OneSite(tuning(bench), {"least-tokens": 64}, **changes).ask("train", **order, lineage="a").header.status == "ok"
+    for least, status in ((17, "failed"), (16, "ok")):
+        site = OneSite(tuning(bench), {"least-tokens": least}, **changes, lora__alpha=1e12, lora__targets="all")
+        reply = site.ask("train", **order, lineage=f"b{least}")
+        assert reply.header.status == status, reply.scalars
+        assert status == "ok" or reply.scalars["reason"].startswith("least-tokens = 17: an answer would rest on fewer")
+    told = OneSite(tuning(bench), {}, training__learning_rate=1e30).refusal("train", **order, lineage="c")
+    assert "training.learning-rate = 1e+30: input should be less than or equal to 0.1" in told
+
+
+@pytest.mark.parametrize("method", ["fedprllm", "fedspallm", "fedpetuning"])
+@pytest.mark.parametrize("kind", ["train", "fetch", "deliver", "evaluate", "enrol"])
+def test_a_round_that_the_run_does_not_have_is_refused(bench: Bench, method: str, kind: str) -> None:
+    bench = tuning(bench) if method == "fedpetuning" else bench
+    bench.method = method
+    assert f"a {kind} of round 400 does not exist, the run ends with" in OneSite(bench).refusal(kind, 400)
 
 
 def test_evaluate_without_train_does_not_train_on_a_sequence(bench: Bench) -> None:

@@ -85,7 +85,7 @@ def test_a_directory_that_cannot_be_made_is_a_mistake_that_names_the_key(tmp_pat
 
 
 @pytest.mark.parametrize("what", [VERSION_FILE, "r001/report.json"])
-@pytest.mark.parametrize("content", ["", "[]", '"text"', "7", "[" * 100_000, '{"version": 3, "client": [1]}'])
+@pytest.mark.parametrize("content", ["", "[]", '"text"', "7", "[" * 100_000, '{"version": 4, "client": [1]}'])
 def test_a_document_that_is_none_is_told_as_damaged(state: PrivateState, what: str, content: str) -> None:
     (filled(state).folder / what).write_text(content)
     if what == VERSION_FILE:
@@ -248,6 +248,23 @@ def test_a_site_is_one_client_of_a_run(state: PrivateState) -> None:
         pass
     assert lineages_of(state.root, "ward") == {"run-1", "run-2"}
     assert lineages_of(state.root, "other") == set()
+
+
+def test_a_site_that_was_asked_to_take_part_has_no_rank_as_yet_and_is_one_client_later(state: PrivateState) -> None:
+    """The run counts from then on, and can be let go of like any other."""
+    asked = PrivateState(state.root, "run-1", "ward", {"settings": "a"})
+    asked.note_asked()
+    assert lineages_of(state.root, "ward") == {"run-1"}
+    assert mode(state.folder / "lock") == 0o600
+    with pytest.raises(Mistake, match="another settings"):
+        PrivateState(state.root, "run-1", "ward", {"settings": "b"}).note_asked()
+    with PrivateState(state.root, "run-1", "ward", {"rank": 3, "settings": "a"}).locked():
+        asked.note_asked()  # nobody waits
+    with pytest.raises(Mistake, match="another rank"):
+        PrivateState(state.root, "run-1", "ward", {"rank": 4, "settings": "a"}).require_same_client()
+    aged(state.folder)
+    collect_old_runs(state.root, LONG_AGO + 1)
+    assert not state.folder.exists()
 
 
 # ----- what is removed ------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Limits of what clients may send: no training comes beyond them, and hand-made numbers that do are told apart."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,11 @@ from torch import Tensor, nn
 from espalier.settings.training import TrainingSettings
 from espalier.wire.adapter_payload import pack_adapters, unpack_adapters
 from strategies.plausible_update import Reach, largest_step
+
+
+def any_training(**chosen: Any) -> TrainingSettings:
+    """Also what no run may have."""
+    return TrainingSettings().model_copy(update=chosen)
 
 
 def adamw(gradients: list[float], start: float = 0.0, **chosen: float) -> list[float]:
@@ -45,7 +51,7 @@ def test_by_hand() -> None:
 
 def test_moments_that_are_kept_reach_further() -> None:
     """The last steps of many move a number further than the first ones could."""
-    training, steps = TrainingSettings(learning_rate=1.0, steps=2), 40
+    training, steps = any_training(learning_rate=1.0, steps=2), 40
     values = adamw([1e-3 * (0.9 / 0.999) ** (steps - k) for k in range(1, steps + 1)])
     moved = abs(values[-1] - values[-3])
     anew, kept = Reach(training), Reach(training, steps_before=steps - 2)
@@ -65,7 +71,7 @@ def test_no_gradients_lead_beyond_half_of_the_limit(
     gradients: list[float], start: float, rate: float, decay: float, beta1: float, beta2: float
 ) -> None:
     """The other half is for what payloads round."""
-    reach = Reach(TrainingSettings(learning_rate=rate, weight_decay=decay, beta1=beta1, beta2=beta2, steps=len(gradients)))
+    reach = Reach(any_training(learning_rate=rate, weight_decay=decay, beta1=beta1, beta2=beta2, steps=len(gradients)))
     reach.note("block-0000", {"attn.q.lora_a": torch.tensor([[start]], dtype=torch.float64)})
     end = adamw(gradients, start, lr=rate, betas=(beta1, beta2), weight_decay=decay)[-1]  # type: ignore[arg-type]
     assert abs(end) <= reach.limit("block-0000", "attn.q.lora_a") / 2 * (1 + 1e-9) + 1e-12
@@ -82,7 +88,7 @@ def test_no_gradients_change_a_number_beyond_half_of_the_limit(
     gradients: list[float], start: float, rate: float, decay: float
 ) -> None:
     """Where differences are sent; without weight decay the number that training began with hardly counts."""
-    training = TrainingSettings(learning_rate=rate, weight_decay=decay, steps=len(gradients))
+    training = any_training(learning_rate=rate, weight_decay=decay, steps=len(gradients))
     reach = Reach(training, differences=True)
     reach.note("block-0000", {"attn.q.lora_a": torch.tensor([[start]], dtype=torch.float64)})
     end = adamw(gradients, start, lr=rate, weight_decay=decay)[-1]
@@ -98,7 +104,7 @@ def test_a_difference_that_float32_rounds_to_stays_within_the_limit(size: float)
     steps, number = 40, torch.tensor([size])
     unit = (torch.nextafter(number, torch.tensor([torch.inf])) - number).item()
     rate = 0.51 * unit
-    reach = Reach(TrainingSettings(learning_rate=rate, steps=steps), differences=True)
+    reach = Reach(any_training(learning_rate=rate, steps=steps), differences=True)
     reach.note("head", {"x": number})
     moved = number.clone()
     for _ in range(steps):
@@ -111,7 +117,7 @@ def test_a_difference_that_float32_rounds_to_stays_within_the_limit(size: float)
 def test_error_feedback_stays_within_the_slack(payload: str) -> None:
     """Also of numbers that became small after large ones: what was lost of these still comes."""
     generator, lost = torch.Generator().manual_seed(3), dict[str, Tensor]()
-    reach = Reach(TrainingSettings(learning_rate=1e-6, steps=1))
+    reach = Reach(any_training(learning_rate=1e-6, steps=1))
     for size in (1.0, 1.0, 1.0, 1e-3, 1e-6):
         trained = {"x": size * (2 * torch.rand(500, generator=generator) - 1)}
         reach.note("head", trained)
@@ -121,7 +127,7 @@ def test_error_feedback_stays_within_the_slack(payload: str) -> None:
 
 
 def test_an_enormous_weight_decay_has_no_limit_and_zeros_stay_known() -> None:
-    reach = Reach(TrainingSettings(learning_rate=1.0, weight_decay=1e300, steps=5))
+    reach = Reach(any_training(learning_rate=1.0, weight_decay=1e300, steps=5))
     reach.note("head", {"x": torch.ones(2), "y": torch.zeros(2)})
     assert reach.limit("head", "x") == math.inf
     assert not math.isnan(reach.limit("head", "y"))

@@ -9,7 +9,7 @@ from espalier.training.learning_rate import learning_rate
 
 
 def rates(steps: range = range(12), **settings: Any) -> list[float]:
-    return [learning_rate(TrainingSettings(learning_rate=8.0, **settings), step, 12) for step in steps]
+    return [learning_rate(TrainingSettings(**settings).model_copy(update={"learning_rate": 8.0}), step, 12) for step in steps]
 
 
 def test_a_constant_rate() -> None:

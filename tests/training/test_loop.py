@@ -41,7 +41,8 @@ class Bigram(nn.Module):
 
 
 def loop_of(model: Bigram, sequences: Sequence[Encoded] = SEQUENCES, seed: int = 9, steps: int = 20, **settings: Any) -> Loop:
-    chosen = TrainingSettings(**{"batch_size": 2, "learning_rate": 0.05, "max_gradient_norm": 0.0} | settings)
+    given = {"batch_size": 2, "learning_rate": 0.05, "max_gradient_norm": 0.0} | settings
+    chosen = TrainingSettings().model_copy(update=given)  # also what no run may have
 
     def batch(numbers: Sequence[int]) -> Batch:
         return collate([sequences[number] for number in numbers], 0, "answer")
@@ -180,11 +181,19 @@ def test_a_step_that_is_not_finite_is_left_out_and_the_others_count() -> None:
     trained = loop_of(model, POISONED, batch_size=1).run(0, 4)
     bad = next(step for step in range(4) if sequences_of_step(4, 1, step, 9) == [3])
     assert [step for step, loss in enumerate(trained.losses) if math.isnan(loss)] == [bad]
-    assert trained.skipped_steps == 1
+    assert (trained.skipped_steps, trained.weighed) == (1, [step for step in range(4) if step != bad])
     good = [step for step in range(4) if step != bad]
     torch.testing.assert_close(model.table.detach(), by_hand(good, 1, POISONED), rtol=1e-5, atol=1e-6)
     assert trained.moments["table"]["step"] == 3
     assert torch.isfinite(trained.moments["table"]["exp_avg_sq"]).all()
+
+
+def test_a_step_without_any_gradient_weighs_nothing() -> None:
+    """The first is as usual; from then on no gradient comes out of the loss, whatever the pull to the anchor adds."""
+    model, seen = Bigram(), list[Tensor]()
+    model.table.register_hook(lambda gradient: gradient * (not (seen.append(gradient) or len(seen) > 1)))
+    trained = loop_of(model, proximal=0.5).run(3, 4)
+    assert (trained.skipped_steps, trained.weighed) == (0, [3])
 
 
 def test_one_bad_batch_spoils_its_step() -> None:

@@ -51,7 +51,7 @@ def test_it_is_for_the_last_round(given: dict[str, Any], last: int) -> None:
     check(request(given, last), contract.down)
     assert (contract.down.blobs, contract.up.blobs) == ({}, {})
     for server_round in (0, last - 1, last + 1):
-        with pytest.raises(Mistake, match=f"an alone of round {server_round} does not exist, the last round is {last}"):
+        with pytest.raises(Mistake, match=f"alone of round {server_round} does not exist, the run ends with round {last}"):
             contract_for(request(given, server_round), PLAN, settings)
 
 

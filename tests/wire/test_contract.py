@@ -27,6 +27,8 @@ PLAN = ModelPlan(
 )
 """Two blocks; a matrix of 24 weights in one word, and one of 90 weights in two words with 38 bits of padding."""
 SETTINGS = RunSettings()
+TEXTS = {"evaluation.texts": "wiki=wiki.txt,c4=c4.txt", "evaluation.window-tokens": 4, "evaluation.max-windows": 2}
+EVALUATING = parse(TEXTS)
 OWN_TEXT = parse({"evaluation.own-text": True})
 """Half of each row is pruned: 4 x 3 = 12 of 24 weights, 3 x 15 = 45 of 90."""
 Q_MASK = sum(0b000111 << 6 * row for row in range(4))
@@ -353,15 +355,15 @@ def evaluation(windows: Mapping[str, NDArray] | None = None, **scalars: Any) -> 
 
 def test_public_windows_pass_as_announced() -> None:
     request = evaluation()
-    check(request, contract_for(request, PLAN, SETTINGS).down)
+    check(request, contract_for(request, PLAN, EVALUATING).down)
     with pytest.raises(Mistake, match="must be I32"):
         check(evaluation({"c4": np.zeros((1, 4), np.int32), "wiki": np.zeros((3, 4), np.int32)}), _down(request))
     with pytest.raises(Mistake, match="2 different names, 1 numbers"):
-        contract_for(evaluation(num_windows=[2]), PLAN, SETTINGS)
+        contract_for(evaluation(num_windows=[2]), PLAN, EVALUATING)
 
 
 def _down(request: Letter) -> Any:
-    return contract_for(request, PLAN, SETTINGS).down
+    return contract_for(request, PLAN, EVALUATING).down
 
 
 @pytest.mark.parametrize(
@@ -374,7 +376,42 @@ def _down(request: Letter) -> Any:
 )
 def test_texts_without_windows_are_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(Mistake):
-        contract_for(evaluation(**changes), PLAN, SETTINGS)
+        contract_for(evaluation(**changes), PLAN, EVALUATING)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"names": ["wiki", "secret"]}, "evaluation.texts names no such text"),
+        ({"num_windows": [2, 3]}, "3 windows of a text, evaluation.max-windows = 2"),
+        ({"window_tokens": 3}, "windows of 3 tokens, evaluation.window-tokens = 4"),
+        ({"test_items": 1, "test_metrics": ["loss"]}, "1 test items, 0 are allowed"),
+        ({"test_metrics": ["loss"]}, "test_metrics"),
+    ],
+)
+def test_no_more_is_evaluated_than_the_settings_say(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(Mistake, match=words):
+        contract_for(evaluation(**changes), PLAN, EVALUATING)
+    with pytest.raises(Mistake, match="texts are not allowed"):
+        contract_for(evaluation(), PLAN, parse({**TEXTS, "evaluation.local-only": False}))
+
+
+def test_of_a_task_s_items_as_many_as_the_settings_say() -> None:
+    given = {"method": "fedpetuning", "task.name": "sst2", "data.source": "jsonl", "task.max-test-items": 3}
+    scalars = {"names": [], "num_windows": [], "test_requests": 4, "test_tokens": 40}
+
+    def ask(**changes: Any) -> None:
+        letter = Letter(header(kind="evaluate", method="fedpetuning", server_round=3), PUBLIC | scalars | changes)
+        contract_for(letter, PLAN, parse(given))
+
+    ask(test_items=3, test_metrics=["loss", "acc"])
+    for items, metrics, words in (
+        (4, ["loss"], "4 test items, 3 are allowed"),
+        (3, ["loss", "loss"], "test_metrics"),
+        (3, ["text"], "test_metrics"),
+    ):
+        with pytest.raises(Mistake, match=words):
+            ask(test_items=items, test_metrics=metrics)
 
 
 LOSSES = {"losses": [1.5, 2.5], "own_losses": [], "seconds": 0.1}
@@ -401,7 +438,7 @@ LOSSES = {"losses": [1.5, 2.5], "own_losses": [], "seconds": 0.1}
 def test_one_finite_loss_per_text_and_model_comes_back(changes: dict[str, Any], own_text: bool, fits: bool) -> None:
     reply = Letter(header(kind="evaluate"), LOSSES | changes)
     request = evaluation(own_text=own_text)
-    found = contract_for(request, PLAN, parse({"evaluation.own-text": own_text}))
+    found = contract_for(request, PLAN, parse({**TEXTS, "evaluation.own-text": own_text}))
     if fits:
         check_reply(reply, request, found)
     else:
@@ -533,7 +570,7 @@ ENROLMENT = {
 
 
 def test_a_good_enrolment_passes() -> None:
-    request = Letter(header(kind="enrol", rank=-1))
+    request = Letter(header(kind="enrol", rank=-1, server_round=0))
     check_reply(Letter(request.header, dict(ENROLMENT)), request, contract_for(request, PLAN, SETTINGS))
 
 
@@ -553,6 +590,6 @@ def test_a_good_enrolment_passes() -> None:
     ],
 )
 def test_another_enrolment_is_refused(field: str, value: Any) -> None:
-    request = Letter(header(kind="enrol", rank=-1))
+    request = Letter(header(kind="enrol", rank=-1, server_round=0))
     reply = Letter(request.header, ENROLMENT | {field: value})
     assert field in refused(reply, request)

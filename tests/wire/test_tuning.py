@@ -195,7 +195,7 @@ def test_a_limit_is_for_both_directions() -> None:
 def test_a_limit_that_is_none(limit: Any) -> None:
     for kind in ("train", "deliver"):
         with pytest.raises(Mistake, match="Order: missing, surplus or out of range: rank_limit"):
-            contract_for(Letter(header_of(kind), {"rank_limit": limit}), PLAN, ONE)
+            contract_for(Letter(header_of(kind, 2), {"rank_limit": limit}), PLAN, ONE)
 
 
 @pytest.mark.parametrize(("kind", "rounds"), [("train", (1, 3)), ("fetch", (1, 3)), ("deliver", (2, 4))])
@@ -210,7 +210,7 @@ def test_rounds_that_the_run_does_not_have(kind: str, rounds: tuple[int, int]) -
     for server_round in rounds:
         of_round(server_round)
     for server_round in (0, rounds[0] - 1, rounds[1] + 1, 10**9):
-        with pytest.raises(Mistake, match=rf"a {kind} of round {server_round} does not exist with fedpetuning.rounds = 3"):
+        with pytest.raises(Mistake, match=f"a {kind} of round {server_round} does not exist, the run ends with round 3"):
             of_round(server_round)
 
 
