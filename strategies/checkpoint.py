@@ -47,7 +47,7 @@ class CheckpointFolder:
 
         Parameters
         ----------
-        server_round : the round that is finished
+        server_round : the round that is finished; 0: clients are enrolled, and none was asked for anything
         ranks : site -> rank
         identity : hashes of settings and model, which a resumed run must share
         state : the strategy's own state, JSON values only; large data are named by their blob hash
@@ -60,7 +60,7 @@ class CheckpointFolder:
                 write_bytes(self._previous, self._last.read_bytes())
 
     def load(self, identity: dict[str, str]) -> dict[str, Any] | None:
-        """The last checkpoint; None if no round was finished.
+        """The last checkpoint; None if nobody was enrolled as yet.
 
         Raises
         ------
