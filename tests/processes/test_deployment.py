@@ -11,11 +11,11 @@ from deployment import Federation, espalier, federation
 pytestmark = pytest.mark.processes
 
 ROOT = Path(__file__).parent.parent.parent
-SETTINGS = ("evaluation.max-windows=4", "data.windows=2", "part-bytes=150000")
+SETTINGS = ("evaluation.max-windows=4", "part-bytes=150000")
 
 
-def results_of(out_dir: Path) -> Path:
-    (folder,) = out_dir.iterdir()
+def results_of(out_dir: Path, method: str) -> Path:
+    (folder,) = out_dir.glob(f"*-{method}-*")
     return folder
 
 
@@ -28,9 +28,9 @@ METHODS = {
         ("fedpetuning.rounds=2", "training.steps=2", "lora.targets=all", "lora.merge=true", "part-bytes=400000"),
         ["enrol", "train", "fetch", "deliver", "train", "fetch", "alone", "evaluate"],
     ),
-    "fedprllm": ((), ["enrol", "train", "fetch", "fetch", "evaluate"]),
+    "fedprllm": (("data.windows=2",), ["enrol", "train", "fetch", "fetch", "evaluate"]),
     "fedspallm": (
-        ("fedspallm.rounds=2", "fedspallm.capabilities=1,2", "part-bytes=1500000"),
+        ("fedspallm.rounds=2", "fedspallm.capabilities=1,2", "data.windows=2", "part-bytes=1500000"),
         ["enrol", "train", "fetch", "deliver", "deliver", "deliver", "train", "fetch", "evaluate"],
     ),
     "hetlora": (
@@ -62,7 +62,7 @@ def test_real_processes_give_the_bytes_of_the_simulation(tmp_path: Path, sites: 
         deployment = pool.submit(espalier, tmp_path / "deployed", *words, "--superlink", sites.control)
         for done in (simulation.result(), deployment.result()):
             assert done.returncode == 0, done.stdout + done.stderr
-    simulated, deployed = (results_of(tmp_path / way / "runs") for way in ("simulated", "deployed"))
+    simulated, deployed = (results_of(place / "runs", method) for place in (tmp_path / "simulated", sites.folder))
 
     assert files(deployed / "model") == files(simulated / "model")
     for name in ("masks.safetensors", "adapter/adapter_model.safetensors"):
