@@ -46,7 +46,7 @@ def _amounts(site: Site, header: Header) -> dict[str, tuple[str, int]]:
     elif not site.node.windows:
         found["most_windows"] = ("data.windows", settings.data.windows)
     if method != "fedprllm":  # whose iterative rounds have a block each
-        found["most_rounds"] = (f"{method}.rounds, or the round,", max(settings.job.rounds, header.server_round - 1))
+        found["most_rounds"] = (f"{method}.rounds", settings.job.rounds)
     return found
 
 

@@ -2,6 +2,7 @@
 
 from client_app.site import Site
 from espalier.corpora.enough import require_enough
+from espalier.corpora.own_data import not_allowed
 from espalier.modeling.limits import require_within_limits
 
 
@@ -16,6 +17,8 @@ def require_ready(site: Site) -> None:
         In the words of the round that would refuse.
     """
     node = site.node
+    if site.settings.evaluation.own_text and not node.allows_own_text():
+        raise not_allowed()
     if node.data_path or node.model_path or not node.simulated:
         require_within_limits(site.settings, site.model)
     require_enough(site.settings, node, site.model.encode)

@@ -92,7 +92,8 @@ def _run_method(grid: Grid, context: Context, clock: Clock, held: ExitStack) -> 
     summary = Summary(settings, model, computing.threads, computing.device.type, losses={name: {} for name in tests.texts})
     run = Run(settings, model, folder, lineage, clock, simulation, computing.device)
     started = run.clock.now()
-    summary.write(folder, "failed", "the ServerApp is still at work, or it was killed", folder.ledger.total())
+    at_work = "the ServerApp is still at work, or it was killed"
+    summary.write(folder, "failed", at_work, folder.ledger.total(), nobody_asked=True)
     try:
         with heard_by(run.progress.beat):
             _work(run, grid, computing, tests, summary)

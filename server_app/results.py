@@ -146,8 +146,11 @@ class Summary:
         ]
         return perplexities + scores
 
-    def write(self, folder: RunFolder, status: str, reason: str | None, traffic: Traffic) -> None:
-        """Write ``summary.json``."""
+    def write(
+        self, folder: RunFolder, status: str, reason: str | None, traffic: Traffic, *, nobody_asked: bool = False
+    ) -> None:
+        """Write ``summary.json``; where ``nobody_asked`` the clients as yet, without who finished and who is missing."""
+        missing = [] if nobody_asked else self.roster.missing(self.settings.num_clients)
         document = {
             "schema_version": SCHEMA_VERSION,
             "status": status,
@@ -156,8 +159,8 @@ class Summary:
             "seed": self.settings.seed,
             "num_clients": self.settings.num_clients,
             "clients": self._clients(folder),
-            "finished": self.roster.finished(),
-            "missing": [{"client": who, "reason": why} for who, why in self.roster.missing(self.settings.num_clients)],
+            "finished": None if nobody_asked else self.roster.finished(),
+            "missing": [{"client": who, "reason": why} for who, why in missing],
             "refused": self.roster.refused,
             "rounds": self.rounds,
             "sparsity": {

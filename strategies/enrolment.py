@@ -76,9 +76,19 @@ class Enroller:
             rounds.clock.sleep(POLL_SECONDS)
         if ranks is None:
             ranks = {site: rank for rank, site in enumerate(sorted(sites)[:wanted])}
+        if min(len(sites), len(ranks)) < settings.num_clients:
+            self._tell_who_was_left(ranks, sites)
         self._seat(ranks, sites)
         rounds.look_for_nodes, rounds.reseat = self.look_for_nodes, self.reseat
         rounds.require_quorum(len(ranks.keys() & sites.keys()), "enrolled")
+
+    def _tell_who_was_left(self, ranks: Mapping[str, int], sites: Mapping[str, object]) -> None:
+        """Where seats are free: sites without which the run was begun, and nodes that have not said who they are."""
+        for site in sorted(sites.keys() - ranks.keys()):
+            self._refuse(site, "the run was begun without it, and a resumed run keeps its clients; begin a new run")
+        for node_id, _ in self._waiting.values():
+            waited = self.rounds.settings.enrol_seconds
+            self._refuse(f"node {node_id}", f"connected, and had not answered {waited:g} s later; raise enrol-seconds")
 
     def look_for_nodes(self) -> None:
         """Ask nodes that were not there before who they are, and remember those that say the name of a seat's site."""

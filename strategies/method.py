@@ -96,10 +96,10 @@ class Method(Strategy):
         self.rounds.shared_workers = run.simulation
         self.rounds.work = run.work()
         Enroller(self.rounds, code_sha256(), run.model.sha256).enrol(saved["ranks"] if saved else None)
-        self.summary()
         if saved:
             self._resume(saved)
-        else:  # a resumption asks the same of the same clients, who answer a round once
+        self.summary()
+        if not saved:  # a resumption asks the same of the same clients, who answer a round once
             self._save(0)
         result, nothing, config = Result(), ArrayRecord(), ConfigRecord()
         while (server_round := self.rounds.finished + 1) <= self.num_rounds:

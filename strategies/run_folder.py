@@ -62,7 +62,7 @@ class RunFolder:
             if not all(0 <= number < math.inf for pair in times.values() for number in pair):
                 raise ValueError
             return times
-        except (ValueError, TypeError, AttributeError):
+        except (OSError, ValueError, TypeError, AttributeError, RecursionError):
             raise Mistake(f"{path}: is damaged; remove it, nothing but how long the clients have worked is in it") from None
 
     def save_samples(self, server_round: int, samples: Mapping[int, Sequence[int]]) -> None:

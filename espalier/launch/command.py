@@ -70,7 +70,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise Mistake(f"--nodes {nodes}: fewer than num-clients = {settings.num_clients}")
         print("opening the model and the clients' data", flush=True)
         if refused := run_in_app(app, BEFORE_START, config):
-            return refused
+            if refused < 0:
+                print(f"espalier: the look at model and data was ended by signal {-refused}; is memory short?", file=sys.stderr)
+            return max(refused, 1)
         cpus = min(settings.threads, os.cpu_count() or 1)
         federation = (
             f"num-supernodes={nodes} client-resources-num-cpus={cpus} client-resources-num-gpus={given.gpus_per_client}"

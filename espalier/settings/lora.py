@@ -5,11 +5,16 @@ import re
 from collections.abc import Mapping
 from functools import lru_cache
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from espalier.settings.table import Table
 
 _LINEAR = r"[a-z]+\.[a-z]+"
+MOST_DROPOUT = 0.5
+"""Beyond it a step would look at few of a sequence's tokens, and which these are follows from the seed."""
+SCALINGS = (1e-2, 1e3)
+"""Least and most of ``alpha / rank``: below, AdamW's epsilon is no longer small beside the gradients, which would leave as they
+are; far above, the first step is all that counts."""
 
 
 class LoraSettings(Table):
@@ -17,7 +22,7 @@ class LoraSettings(Table):
 
     rank: int = Field(8, ge=1, description="rank of an adapter")
     alpha: float = Field(16.0, gt=0, description="an update is alpha / rank * B A")
-    dropout: float = Field(0.0, ge=0, lt=1, description="share of an adapter's inputs that training leaves out")
+    dropout: float = Field(0.0, ge=0, le=MOST_DROPOUT, description="share of an adapter's inputs that training leaves out")
     targets: str = Field("attn.q,attn.v", description="comma-separated matrices of a block that are adapted; 'all' adapts each")
     layers: str = Field("all", description="blocks that are adapted: 'all', or numbers and ranges, for instance 0,4-7")
     rank_pattern: str = Field("", description="other ranks of some matrices, for instance mlp.up=4,0.attn.q=16")
@@ -44,6 +49,12 @@ class LoraSettings(Table):
                 raise ValueError(f"the range {part.strip()} ends before it begins")
         return value
 
+    @field_validator("alpha")
+    @classmethod
+    def _alpha_fits_the_rank(cls, value: float, info: ValidationInfo) -> float:
+        _require_scaling(value, info.data.get("rank", 1), "with rank")
+        return value
+
     @field_validator("rank_pattern")
     @classmethod
     def _ranks_are_numbers(cls, value: str) -> str:
@@ -53,9 +64,13 @@ class LoraSettings(Table):
 
     @field_validator("alpha_pattern")
     @classmethod
-    def _alphas_are_numbers(cls, value: str) -> str:
+    def _alphas_are_numbers(cls, value: str, info: ValidationInfo) -> str:
         if not all(0 < number < math.inf for number in _pattern(value).values()):
             raise ValueError("alphas must be numbers greater than 0")
+        for name, alpha in _pattern(value).items():
+            own = [number for key, number in _pattern(info.data.get("rank_pattern", "")).items() if _meet(key, name)]
+            for rank in [info.data.get("rank", 1), *own]:
+                _require_scaling(alpha, rank, f"{name} with rank")
         return value
 
     def target_names(self, linears: list[str]) -> list[str]:
@@ -98,6 +113,17 @@ class LoraSettings(Table):
     def named_in_patterns(self) -> dict[str, list[str]]:
         """What each pattern names, ``attn.q`` or ``0.attn.q``, by the pattern's key."""
         return {"rank-pattern": list(_pattern(self.rank_pattern)), "alpha-pattern": list(_pattern(self.alpha_pattern))}
+
+
+def _require_scaling(alpha: float, rank: float, what: str) -> None:
+    if not SCALINGS[0] <= alpha / rank <= SCALINGS[1]:
+        told = f"alpha / rank is {alpha / rank:g}; choose them so that it is {SCALINGS[0]:g} to {SCALINGS[1]:g}"
+        raise ValueError(f"{what} {rank:g}: {told}")
+
+
+def _meet(key: str, name: str) -> bool:
+    """Whether two entries of patterns, with or without the number of a block, may be of one matrix."""
+    return key.split(".")[-2:] == name.split(".")[-2:]
 
 
 def _of_pattern(text: str, block: int, linear: str) -> float | None:

@@ -40,7 +40,7 @@ def read_sealed(path: Path, version: int) -> dict[str, Any]:
         raise Mistake(f"{path}: cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError):
         raise Damaged(f"{path}: is damaged: it is no JSON document") from None
-    if not isinstance(document, dict):
+    if not isinstance(document, dict) or not document:
         raise Damaged(f"{path}: is damaged: it holds no document")
     found = document.get("version", 1)
     if SEAL not in document and isinstance(found, int) and found < version:  # documents were sealed from version 2 on

@@ -83,6 +83,8 @@ class Loop:
             for step in beats(range(first_step, first_step + steps), "training step"):
                 trained.losses.append(self._backward(step))
                 learnt = self._has_gradient()
+                if self.penalty is not None:
+                    self.penalty().backward()
                 if self._finish(optimizer, anchor, step, trained.losses[-1]):
                     trained.skipped_steps += 1
                 elif learnt:
@@ -110,7 +112,7 @@ class Loop:
         return optimizer
 
     def _backward(self, step: int) -> float:
-        """Add up a step's gradients: of the mean loss over its counted tokens, whatever their batch, and of the penalty."""
+        """Add up a step's gradients: of the mean loss over its counted tokens, whatever their batch."""
         for parameter in self.parameters.values():
             parameter.grad = None
         chosen = self.settings
@@ -124,12 +126,10 @@ class Loop:
                 loss = summed_loss(self.model, batch, device) / counted
             loss.backward()
             total += loss.item()
-        if self.penalty is not None:
-            self.penalty().backward()
         return total
 
     def _has_gradient(self) -> bool:
-        """Whether anything but zeros came out of a step, before what pulls towards the anchor."""
+        """Whether anything but zeros came out of a step, before the penalty and what pulls towards the anchor."""
         return any(value.grad is not None and bool(value.grad.any()) for value in self.parameters.values())
 
     def _finish(self, optimizer: torch.optim.AdamW, anchor: Mapping[str, Tensor], step: int, loss: float) -> bool:

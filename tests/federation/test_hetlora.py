@@ -333,6 +333,27 @@ class TestHetLoRA(Promises):
         assert results(resumed) == results(uninterrupted)
         assert summary(resumed) == summary(uninterrupted)
 
+    def test_a_run_of_measured_capabilities_goes_on_without_a_site_that_is_gone(self, bench: Bench) -> None:
+        changes = {"hetlora__ranks": "", "num_clients": 2}
+        grid = bench.grid(**changes)
+        for context in grid.contexts.values():
+            context.node_config["capability"] = 0.0
+
+        def kill(message: Message) -> None:
+            if read(message.content).header.server_round == 2:
+                raise Killed
+
+        grid.before_push = kill
+        with pytest.raises(Killed):
+            bench.run(grid, **changes)
+        (run,) = (bench.folder / "runs").iterdir()
+        again = bench.grid(**changes)
+        for node in [node for node, context in again.contexts.items() if context.node_config["partition-id"] != 0]:
+            del again.contexts[node]
+        next(iter(again.contexts.values())).node_config["capability"] = 0.0
+        resumed = summary(bench.run(again, resume_from=str(run), **changes))
+        assert [client["status"] for client in resumed["clients"]] == ["completed", "dropped"]
+
     # ----- what a client may say of its rank --------------------------------------------------------------------------
 
     def test_a_rank_that_its_adapters_belie_costs_the_sender_alone(self, bench: Bench) -> None:

@@ -67,6 +67,30 @@ def test_a_client_that_could_not_be_evaluated_is_in_the_result(bench: Bench, cap
     assert last.startswith("3 of 3 clients; not evaluated: node-00001 (evaluate: no reply before the deadline")
 
 
+def test_a_node_that_does_not_say_who_it_is_in_time_is_told(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    grid = bench.grid()
+    grid.tamper[2] = silent_from("enrol")
+    bench.run(grid)
+    why = "refused: connected, and had not answered 5 s later; raise enrol-seconds"
+    assert capsys.readouterr().out.rstrip().splitlines()[-1] == f"2 of 3 clients; missing: node 986 ({why})"
+
+
+def test_a_site_that_was_mended_is_no_client_of_a_resumed_run(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    grid = with_a_typo(bench.grid(), 2)
+
+    def kill(message: Message) -> None:
+        if read(message.content).header.kind == "evaluate":
+            raise KeyboardInterrupt
+
+    grid.before_push = kill
+    with pytest.raises(KeyboardInterrupt):
+        bench.run(grid)
+    (run,) = (bench.folder / "runs").iterdir()
+    bench.run(resume_from=str(run))
+    why = "refused: the run was begun without it, and a resumed run keeps its clients; begin a new run"
+    assert capsys.readouterr().out.rstrip().splitlines()[-1] == f"2 of 3 clients; missing: node-00002 ({why})"
+
+
 def test_when_all_are_there_nobody_is_missing(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
     assert summary(bench.run())["missing"] == []
     assert capsys.readouterr().out.rstrip().splitlines()[-1] == "3 of 3 clients"

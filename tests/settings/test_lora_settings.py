@@ -92,7 +92,11 @@ def test_an_alpha_of_its_own_is_divided_by_the_rank_of_its_own() -> None:
         ("alpha-pattern", "0.attn.q=0", "alphas must be numbers greater than 0"),
         ("alpha-pattern", "0.attn.q=" + "9" * 400, "alphas must be numbers greater than 0"),
         ("alpha", 0.0, "greater than 0"),
-        ("dropout", 1.0, "less than 1"),
+        ("alpha", 0.07, "with rank 8: alpha / rank is 0.00875; choose them so that it is 0.01 to 1000"),
+        ("alpha", 8001.0, "alpha / rank is 1000.1"),
+        ("alpha-pattern", "0.attn.q=0.001", "0.attn.q with rank 8: alpha / rank is 0.000125"),
+        ("dropout", 0.6, "less than or equal to 0.5"),
+        ("dropout", 1.0, "less than or equal to 0.5"),
         ("rank", 0, "greater than or equal to 1"),
     ],
 )
