@@ -185,8 +185,6 @@ def _dealt(files: Sequence[Path], number: int, scratch: Path) -> str:
 
 OTHERS = ("standalone", "centralized", "FedAvg, expansion", "l0 mean, no expansion")
 TABLE_PAIRS = tuple(Pair(f"FedSpaLLM, {n} clients", f"{other}, {n} clients") for other in OTHERS for n in FEDERATIONS)
-TABLE_PAIRS += tuple(Pair(f"FedSpaLLM, {n} clients", "standalone") for n in FEDERATIONS)
-"""Rows of an earlier version have one standalone for all sizes."""
 SIZES = tuple(Pair("FedSpaLLM, 4 clients", f"FedSpaLLM, {n} clients") for n in FEDERATIONS[1:])
 DOMAINS = ("standalone, wiki", "standalone, c4", "standalone, stories", "FedAvg, expansion", "centralized")
 RUN_FIGURES = ("perplexity", "megabytes_up", "megabytes_down", "work_seconds")
