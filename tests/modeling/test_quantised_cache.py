@@ -16,7 +16,7 @@ from espalier.modeling.opened import OpenedModel
 from espalier.modeling.quantised import nf4_bytes
 from espalier.modeling.quantised_cache import cache_key, quantised_linears
 from espalier.settings.mistakes import Mistake
-from espalier.storage.private import VERSION_FILE, collect_old_runs
+from espalier.storage.private import VERSION_FILE, mark_as_ours, collect_old_runs
 
 CPU = torch.device("cpu")
 Bits = dict[str, dict[str, bytes]]
@@ -194,6 +194,7 @@ def test_a_damaged_file_is_made_anew(
 def test_what_a_killed_process_left_is_removed(model: OpenedModel, tmp_path: Path) -> None:
     path = file_of(model, tmp_path)
     path.parent.mkdir(parents=True)
+    mark_as_ours(path.parent)  # which comes first
     (path.parent / ".model.safetensors.abcd").write_bytes(b"half")
     bits(model, tmp_path)
     assert {file.name for file in path.parent.iterdir()} == {"model.safetensors", "lock", VERSION_FILE}
