@@ -16,7 +16,7 @@ from espalier.modeling.opened import OpenedModel
 from espalier.modeling.quantised import nf4_bytes
 from espalier.modeling.quantised_cache import cache_key, quantised_linears
 from espalier.settings.mistakes import Mistake
-from espalier.storage.private import VERSION_FILE, mark_as_ours, collect_old_runs
+from espalier.storage.private import VERSION_FILE, collect_old_runs, mark_as_ours
 
 CPU = torch.device("cpu")
 Bits = dict[str, dict[str, bytes]]
