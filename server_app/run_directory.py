@@ -100,7 +100,7 @@ def require_run_directory(settings: RunSettings, model: OpenedModel) -> None:
     folder = RunFolder(path)
     CheckpointFolder(folder.checkpoint).load(identity(settings, model))
     folder.load_times()
-    folder.load_samples(1)
+    folder.load_samples(1)  # any round: one checksum is over all
 
 
 def _require_place(settings: RunSettings) -> None:

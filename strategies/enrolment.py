@@ -83,8 +83,9 @@ class Enroller:
         rounds.require_quorum(len(ranks.keys() & sites.keys()), "enrolled")
 
     def _tell_who_was_left(self, ranks: Mapping[str, int], sites: Mapping[str, object]) -> None:
-        """Where seats are free: sites without which the run was begun, and nodes that have not said who they are."""
-        for site in sorted(sites.keys() - ranks.keys()):
+        """Where somebody is missing: of nodes that have not said who they are, and of sites that a free seat is not for."""
+        free = len(ranks) < self.rounds.settings.num_clients
+        for site in sorted(sites.keys() - ranks.keys()) if free else ():
             self._refuse(site, "the run was begun without it, and a resumed run keeps its clients; begin a new run")
         for node_id, _ in self._waiting.values():
             waited = self.rounds.settings.enrol_seconds

@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from functools import lru_cache
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, field_validator
 
 from espalier.settings.table import Table
 
@@ -49,12 +49,6 @@ class LoraSettings(Table):
                 raise ValueError(f"the range {part.strip()} ends before it begins")
         return value
 
-    @field_validator("alpha")
-    @classmethod
-    def _alpha_fits_the_rank(cls, value: float, info: ValidationInfo) -> float:
-        _require_scaling(value, info.data.get("rank", 1), "with rank")
-        return value
-
     @field_validator("rank_pattern")
     @classmethod
     def _ranks_are_numbers(cls, value: str) -> str:
@@ -64,13 +58,9 @@ class LoraSettings(Table):
 
     @field_validator("alpha_pattern")
     @classmethod
-    def _alphas_are_numbers(cls, value: str, info: ValidationInfo) -> str:
+    def _alphas_are_numbers(cls, value: str) -> str:
         if not all(0 < number < math.inf for number in _pattern(value).values()):
             raise ValueError("alphas must be numbers greater than 0")
-        for name, alpha in _pattern(value).items():
-            own = [number for key, number in _pattern(info.data.get("rank_pattern", "")).items() if _meet(key, name)]
-            for rank in [info.data.get("rank", 1), *own]:
-                _require_scaling(alpha, rank, f"{name} with rank")
         return value
 
     def target_names(self, linears: list[str]) -> list[str]:
@@ -99,6 +89,10 @@ class LoraSettings(Table):
         alpha = _of_pattern(self.alpha_pattern, block, linear)
         return self.alpha / self.rank if alpha is None else alpha / self.rank_of(block, linear)
 
+    def has_own_alpha(self, block: int, linear: str) -> bool:
+        """Whether ``alpha-pattern`` names this matrix."""
+        return _of_pattern(self.alpha_pattern, block, linear) is not None
+
     @property
     def largest_rank(self) -> int:
         """The largest rank that a matrix may have."""
@@ -113,17 +107,6 @@ class LoraSettings(Table):
     def named_in_patterns(self) -> dict[str, list[str]]:
         """What each pattern names, ``attn.q`` or ``0.attn.q``, by the pattern's key."""
         return {"rank-pattern": list(_pattern(self.rank_pattern)), "alpha-pattern": list(_pattern(self.alpha_pattern))}
-
-
-def _require_scaling(alpha: float, rank: float, what: str) -> None:
-    if not SCALINGS[0] <= alpha / rank <= SCALINGS[1]:
-        told = f"alpha / rank is {alpha / rank:g}; choose them so that it is {SCALINGS[0]:g} to {SCALINGS[1]:g}"
-        raise ValueError(f"{what} {rank:g}: {told}")
-
-
-def _meet(key: str, name: str) -> bool:
-    """Whether two entries of patterns, with or without the number of a block, may be of one matrix."""
-    return key.split(".")[-2:] == name.split(".")[-2:]
 
 
 def _of_pattern(text: str, block: int, linear: str) -> float | None:

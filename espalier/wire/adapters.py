@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from espalier.settings.lora import LoraSettings
+from espalier.settings.lora import SCALINGS, LoraSettings
 from espalier.settings.mistakes import Mistake
 from espalier.wire.payload import block_key
 from espalier.wire.plan import LinearPlan, ModelPlan
@@ -104,8 +104,8 @@ def adapter_plan(plan: ModelPlan, lora: LoraSettings, num_classes: int = 0) -> A
     Raises
     ------
     Mistake
-        The model has no such matrix or block, a pattern names a matrix that is not adapted, or a rank is larger than the
-        smaller side of its matrix.
+        The model has no such matrix or block, a pattern names a matrix that is not adapted, a rank is larger than the
+        smaller side of its matrix, or an adapter's alpha / rank is beyond ``SCALINGS``.
     """
     names = [linear.name for linear in plan.blocks[0].linears]
     chosen = lora.target_names(names)
@@ -138,4 +138,9 @@ def _adapters(plan: ModelPlan, lora: LoraSettings, index: int, chosen: list[str]
                 shape = f"{linear.shape[0]} x {linear.shape[1]}"
                 key = "rank" if rank == lora.rank else "rank-pattern"
                 raise Mistake(f"lora.{key}: {rank} is larger than a side of {linear.name} in block {index} ({shape}); lower it")
-            yield Adapter(linear, rank, lora.scaling_of(index, linear.name))
+            scaling = lora.scaling_of(index, linear.name)
+            if not SCALINGS[0] <= scaling <= SCALINGS[1]:
+                key = "alpha-pattern" if lora.has_own_alpha(index, linear.name) else "alpha"
+                told = f"alpha / rank of {linear.name} in block {index} is {scaling:g}"
+                raise Mistake(f"lora.{key}: {told}; choose them so that it is {SCALINGS[0]:g} to {SCALINGS[1]:g}")
+            yield Adapter(linear, rank, scaling)

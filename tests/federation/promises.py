@@ -450,6 +450,7 @@ class Promises:
         (folder,) = (bench.folder / "runs").iterdir()
         document = json.loads((folder / "summary.json").read_text())
         assert (document["status"], document["reason"]) == ("failed", "the ServerApp is still at work, or it was killed")
+        assert (document["finished"], document["missing"]) == (None, [])
 
     def test_a_disk_that_is_full_at_a_checkpoint_costs_nothing_that_was_finished(
         self, bench: Bench, plain: Uninterrupted, monkeypatch: pytest.MonkeyPatch

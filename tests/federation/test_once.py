@@ -205,10 +205,15 @@ def test_damaged_times_are_told(bench: Bench) -> None:
         '{"0": 3}',
         '{"0": [1, 2, 3]}',
         '{"0": ["x", 1]}',
+        "[" * 100_000,
     ):
         (folder.path / "seconds.json").write_text(text)
         with pytest.raises(Mistake, match=r"seconds.json: is damaged; remove it"):
             folder.load_times()
+    (folder.path / "seconds.json").unlink()
+    (folder.path / "seconds.json").mkdir()
+    with pytest.raises(Mistake, match=r"seconds.json: is damaged; remove it"):
+        folder.load_times()
 
 
 # ----- a message that comes again -------------------------------------------------------------------------------------

@@ -246,6 +246,7 @@ def remains(run: Path) -> dict[str, bytes]:
         (lambda run: (run / "checkpoint" / "state.json").write_text("{"), "state.json: is damaged.* round 1 is whole"),
         (lambda run: min((run / "checkpoint" / "blobs").iterdir()).write_text("x"), "damaged or missing is .*.blob"),
         (lambda run: (run / "seconds.json").write_text("{"), "seconds.json: is damaged"),
+        (lambda run: (run / "samples.json").write_text("{}"), "samples.json: is damaged.*; remove it, and layers are drawn again"),
     ],
 )
 def test_what_cannot_be_resumed_is_told_before_anything_is_started(

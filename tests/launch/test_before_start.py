@@ -118,6 +118,16 @@ def test_the_command_ends_before_a_superlink_is_started(
     assert "espalier: clients 0, 1: /no/such.txt: no such file" in capfd.readouterr().err
 
 
+def test_a_look_that_the_system_ends_is_told(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], model: Path
+) -> None:
+    """As where memory is short: the process of the look is killed by a signal, and nothing is started."""
+    monkeypatch.setattr("espalier.launch.command.run_in_app", lambda *_: -9)
+    monkeypatch.setattr("espalier.launch.command.own_superlink", lambda: pytest.fail("a SuperLink was started"))
+    assert main(["run", f"model={model}", "--app", str(APP)]) == 1
+    assert "espalier: the look at model and data was ended by signal 9; is memory short?" in capfd.readouterr().err
+
+
 def test_a_running_superlink_is_asked_without_a_look_at_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """The model and the sites' files are on other machines."""
     monkeypatch.setattr("espalier.launch.command.run_in_app", lambda *_: pytest.fail("looked"))

@@ -92,7 +92,7 @@ def test_edited_values_are_refused(file: Path, changed: Any) -> None:
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"[" * 100_000, b"9" * 10_000, b"[]", b'"x"', b"null", b"{}"])
 def test_what_is_no_document_is_damaged(file: Path, content: bytes) -> None:
     file.write_bytes(content)
-    with pytest.raises(Mistake, match=r"document\.json: "):
+    with pytest.raises(Damaged, match=r"document\.json: is damaged: it"):
         read_sealed(file, 2)
 
 

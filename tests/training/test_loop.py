@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -194,6 +195,23 @@ def test_a_step_without_any_gradient_weighs_nothing() -> None:
     model.table.register_hook(lambda gradient: gradient * (not (seen.append(gradient) or len(seen) > 1)))
     trained = loop_of(model, proximal=0.5).run(3, 4)
     assert (trained.skipped_steps, trained.weighed) == (0, [3])
+
+
+def test_a_penalty_makes_no_step_weigh_that_the_texts_do_not() -> None:
+    """HetLoRA's decay has a gradient of its own; which steps read text must not follow from it."""
+    model, seen = Bigram(), list[Tensor]()
+
+    def of_the_first_alone(gradient: Tensor) -> Tensor:
+        seen.append(gradient)
+        return gradient if len(seen) == 1 else 0 * gradient
+
+    model.register_forward_hook(lambda module, _, output: output.logits.register_hook(of_the_first_alone) and None)
+    loop = replace(loop_of(model, batch_size=4), penalty=lambda: model.table.square().sum())
+    trained = loop.run(3, 4)
+    pulled = model.table.detach().clone()
+    assert (trained.skipped_steps, trained.weighed) == (0, [3])
+    loop_of(alone := Bigram(), batch_size=4).run(3, 1)
+    assert pulled.norm() < alone.table.norm()  # the penalty's own gradient is taken in every step
 
 
 def test_one_bad_batch_spoils_its_step() -> None:

@@ -89,8 +89,19 @@ def test_a_limit_cuts_larger_ranks_alone() -> None:
         ({"alpha_pattern": "1.attn.q=4", "layers": "0,2"}, r"lora.alpha-pattern: no adapter is on 1.attn.q"),
         ({"alpha_pattern": "01.attn.q=4"}, r"lora.alpha-pattern: no adapter is on 01.attn.q"),
         ({"rank_pattern": "attn.x=4"}, r"lora.rank-pattern: no adapter is on attn.x"),
+        ({"alpha": 0.07}, r"lora.alpha: alpha / rank of attn.q in block 0 is 0.00875; choose them so that it is 0.01 to 1000"),
+        ({"alpha": 8001.0}, r"lora.alpha: alpha / rank of attn.q in block 0 is 1000.1"),
+        ({"alpha_pattern": "2.attn.v=0.001"}, r"lora.alpha-pattern: alpha / rank of attn.v in block 2 is 0.000125"),
+        ({"rank_pattern": "attn.q=2", "alpha_pattern": "attn.q=2001"}, r"lora.alpha-pattern: .* is 1000.5"),
     ],
 )
 def test_what_the_model_does_not_have_is_named_by_its_key(lora: dict[str, Any], words: str) -> None:
     with pytest.raises(Mistake, match=words):
         plan_of(**lora)
+
+
+def test_an_alpha_is_held_against_the_rank_that_its_matrix_has() -> None:
+    """0.05 / 4 is enough; 0.05 over the table's rank, which attn.q does not have, would not be."""
+    plan = plan_of(targets="attn.q", rank=8, rank_pattern="attn.q=4", alpha_pattern="attn.q=0.05")
+    assert {adapter.scaling for _, adapter in plan} == {0.0125}
+    assert {adapter.scaling for _, adapter in plan_of(alpha=0.05, alpha_pattern="attn.q=8,attn.v=8")} == {1.0}
