@@ -2,8 +2,9 @@
 
 Covers: the same order is answered from what was kept, also after a message was lost, the server was killed, or went back to the
 checkpoint before; of the last round it is worked on again where the reply is gone. Another order of a round is refused, and so
-is any order of a round before the last, once its reply was let go. An order is all that an answer depends on, beside the
-client's own data. Its hash stays when the rest of its round is let go.
+is any order of a round before the last, once its reply was let go. An order counts from when work on it begins, also where that
+fails: whether it does may follow from the data too. An order is all that an answer depends on, beside the client's own data.
+Its hash stays when the rest of its round is let go.
 Does not cover: what one answer tells (see the contracts' ``observer``), a further run (the site's ``most-runs``), or a node
 whose owner removes its state.
 """
@@ -41,6 +42,8 @@ class Work(Generic[R]):
     """Does the work, and keeps the blobs in the private state's round."""
     rests_on: Callable[[PrivateState], Mapping[str, Any]] = lambda _: {}
     """What the answer depends on that is not in the order's message, JSON values only: what was delivered before."""
+    require_ready: Callable[[PrivateState], None] = lambda _: None
+    """Raises StateLost where the work cannot begin, which uses nothing up: it reads nothing of the client's data."""
 
 
 def answer_once(site: Site, request: Letter, work: Work[R]) -> Letter:
@@ -49,7 +52,7 @@ def answer_once(site: Site, request: Letter, work: Work[R]) -> Letter:
     Raises
     ------
     Mistake
-        Another order of this round was answered, or a later round was and this one's reply is gone.
+        Another order of this round was answered or begun, or a later round was and this one's reply is gone.
     """
     header, state = request.header, site.state(request.header)
     with state.locked():  # over the whole work: the same order, again, waits for the first
@@ -57,10 +60,11 @@ def answer_once(site: Site, request: Letter, work: Work[R]) -> Letter:
         saved = state.load(header.server_round, REPORT)
         _require_new(state, header, asked, saved)
         if saved is None:
+            work.require_ready(state)
+            _note(state, header.server_round, asked)
             report = work.do(state)
             saved = {"asked": asked, "order": request.scalars, "report": report.model_dump()}
             state.save(header.server_round, REPORT, saved)
-        _note(state, header.server_round, asked)
         state.collect_garbage(header.server_round)
     told, store = validate(work.report, saved["report"]), state.blobs(header.server_round)
     hashes = dict(zip(work.keys, saved["report"]["blob_sha256"], strict=True))
@@ -68,7 +72,7 @@ def answer_once(site: Site, request: Letter, work: Work[R]) -> Letter:
 
 
 def is_answered(state: PrivateState, server_round: int) -> bool:
-    """Whether an order of a round was answered, whether or not the reply is still there."""
+    """Whether an order of a round was answered, or begun; whether or not the reply is still there."""
     return server_round in _answered(state)
 
 

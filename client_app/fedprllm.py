@@ -49,8 +49,17 @@ def train(site: Site, request: Letter) -> Letter:
         one_shot = job.strategy == "one-shot"
         return _vote_on_all_blocks(site, state, header) if one_shot else _vote_on_one_block(site, state, request)
 
+    def require_what_it_goes_on_from(state: PrivateState) -> None:
+        number = header.server_round
+        if job.strategy == "one-shot" or number == 1 or _left_by(state, number - 1) is not None:
+            return
+        if is_answered(state, number):  # behind other deliveries it would be another answer
+            raise Mistake(f"train: this client answered round {number} and lost what it went on from; begin a new run")
+        _delivered_again(site, header)
+
     keys = [block_key(index) for index in blocks_of_round(plan, job, header.server_round)]
-    return answer_once(site, request, Work(VoteReport, keys, [block_key(index) for index in parts[0]], vote))
+    first_part = [block_key(index) for index in parts[0]]
+    return answer_once(site, request, Work(VoteReport, keys, first_part, vote, require_ready=require_what_it_goes_on_from))
 
 
 def _vote_on_all_blocks(site: Site, state: PrivateState, header: Header) -> VoteReport:
@@ -79,8 +88,6 @@ def _vote_on_one_block(site: Site, state: PrivateState, request: Letter) -> Vote
         with earlier.opened(left["hidden"]) as hidden:
             activations = stream.resume(windows, hidden)
         _walk(stream, activations, range(before, before + 1), lambda _: _decided(site, request, before))
-    elif is_answered(state, server_round):  # behind other deliveries it would be another answer
-        raise Mistake(f"train: this client answered round {server_round} and lost what it went on from; begin a new run")
     else:
         decided_before = _delivered_again(site, request.header)
         windows = client_windows(site.settings, site.node, site.model.encode, request.header.rank)

@@ -38,22 +38,19 @@ def train(site: Site, request: Letter) -> Letter:
         held = held_in(state, header.server_round)
         return {index: layer["blob"] for index, layer in held.items() if int(index) <= sample.blocks[-1]}
 
-    keys = [block_key(index) for index in sample.blocks]
-    return answer_once(site, request, Work(PruneReport, keys, [block_key(index) for index in parts[0]], prune, goes_through))
+    def require_layers(state: PrivateState) -> None:
+        held = held_in(state, header.server_round)
+        if not holds(state, held, sample.versions, range(sample.blocks[-1] + 1)):
+            raise StateLost("this client no longer holds the layers that the server sent")
+
+    keys, first_part = [block_key(index) for index in sample.blocks], [block_key(index) for index in parts[0]]
+    return answer_once(site, request, Work(PruneReport, keys, first_part, prune, goes_through, require_layers))
 
 
 def _prune(site: Site, state: PrivateState, request: Letter, sample: Sample) -> PruneReport:
-    """Walk through the global model up to the last sampled layer, and keep each sampled one as soon as it is pruned.
-
-    Raises
-    ------
-    StateLost
-        Layers that it has to go through are not here, or damaged; the server can bring them again.
-    """
+    """Walk through the global model up to the last sampled layer, and keep each sampled one as soon as it is pruned."""
     started, server_round = time.monotonic(), request.header.server_round
     held = held_in(state, server_round)
-    if not holds(state, held, sample.versions, range(sample.blocks[-1] + 1)):
-        raise StateLost("this client no longer holds the layers that the server sent")
     hold(state, server_round, held)
     windows = client_windows(site.settings, site.node, site.model.encode, request.header.rank)
     job, store, hashes, damping = site.settings.fedspallm, state.blobs(server_round), [], 0.0

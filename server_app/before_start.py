@@ -18,10 +18,12 @@ from espalier.pace.beats import Pace, beats_of, heard_by
 from espalier.settings.mistakes import Mistake
 from espalier.settings.node import simulated_node
 from espalier.settings.run import RunSettings, parse
+from espalier.storage.private import private_folder
 from espalier.training.client_data import read_client_data
 from server_app.model_fit import require_fit
 from server_app.public_tests import public_tests
 from server_app.run_directory import require_run_directory
+from strategies.layer_sampling import layers_per_client, require_places
 
 
 def open_all(config: Mapping[str, Any], tell: Callable[[str], None]) -> None:
@@ -39,7 +41,9 @@ def open_all(config: Mapping[str, Any], tell: Callable[[str], None]) -> None:
     model = open_model(settings.model)
     require_within_limits(settings, model)
     require_run_directory(settings, model)
+    private_folder(simulated_node().state_root())
     require_fit(settings, model, public_tests(settings, model, built_in=False))
+    _require_places(settings, len(model.plan.blocks))
     unusable = _unusable(settings, model)
     lines = [f"{_clients(ranks)}: {reason}" for reason, ranks in unusable.items()]
     left = settings.num_clients - sum(map(len, unusable.values()))
@@ -47,6 +51,15 @@ def open_all(config: Mapping[str, Any], tell: Callable[[str], None]) -> None:
         raise Mistake("\n".join(lines))
     for line in lines:
         tell(f"{line}\n  (the run goes on without; its quorum is {settings.quorum:g} of num-clients = {settings.num_clients})")
+
+
+def _require_places(settings: RunSettings, num_layers: int) -> None:
+    """As FedSpaLLM's first round will; simulated clients without ``capabilities`` are equals."""
+    if settings.method == "fedspallm":
+        job, ranks = settings.fedspallm, range(settings.num_clients)
+        stated = {rank: job.capability_of(rank) if job.capabilities else 1.0 for rank in ranks}
+        places = layers_per_client(num_layers, job.sampled_layers, stated)
+        require_places(job, num_layers, {f"client {rank}": number for rank, number in places.items()})
 
 
 def _unusable(settings: RunSettings, model: OpenedModel) -> dict[str, list[int]]:

@@ -1,4 +1,4 @@
-"""Whether a tuning run fits its model: found out at the server, before there is a run directory and before a client works."""
+"""Whether a run fits its model: found out at the server, before there is a run directory and before a client works."""
 
 from espalier.corpora.tasks.catalogue import task_named
 from espalier.modeling.opened import OpenedModel
@@ -9,17 +9,23 @@ from espalier.settings.run import METHODS, RunSettings
 from espalier.settings.task import TEXT
 from espalier.wire.tuning import trained
 from server_app.public_tests import PublicTests
+from strategies.pattern_fit import require_pattern_fits
 
 
 def require_fit(settings: RunSettings, model: OpenedModel, tests: PublicTests) -> None:
-    """Refuse a tuning run that every client would fail in, or the server at its end; other methods pass.
+    """Refuse a run that every client would fail in, or the server at its end.
 
     Raises
     ------
     Mistake
-        A library is not installed, ``[lora]`` describes adapters that the model cannot have, a matrix cannot be quantised, or
-        prompts and the answers that the model is to write are longer than it takes.
+        A pattern does not divide the rows of a matrix, a library is not installed, ``[lora]`` describes adapters that the
+        model cannot have, a matrix cannot be quantised, or prompts and the answers that the model is to write are longer than
+        it takes.
     """
+    if settings.method == "fedprllm":
+        require_pattern_fits(model.plan, "fedprllm", settings.fedprllm)
+    if settings.method == "fedspallm":
+        require_pattern_fits(model.plan, "fedspallm", settings.fedspallm)
     if "task" not in METHODS[settings.method]:
         return
     require_libraries(settings)

@@ -16,6 +16,7 @@ from typing import Any
 import tomli_w
 
 from espalier.modeling.opened import OpenedModel
+from espalier.settings.home import at_home
 from espalier.settings.mistakes import Mistake
 from espalier.settings.run import NOT_PART_OF_THE_RESULT, RunSettings
 from espalier.storage.atomic import write_bytes
@@ -69,7 +70,7 @@ def open_run_directory(settings: RunSettings, model: OpenedModel, run_id: str) -
             yield directory
         return
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    path = Path(settings.out_dir).expanduser().absolute() / f"{stamp}-{settings.method}-{run_id}"
+    path = at_home(settings.out_dir).absolute() / f"{stamp}-{settings.method}-{run_id}"
     try:
         folder = RunFolder(path)
     except OSError as error:
@@ -98,18 +99,21 @@ def require_run_directory(settings: RunSettings, model: OpenedModel) -> None:
     require_free(path)
     _require_continued(settings, model, path)
     folder = RunFolder(path)
-    CheckpointFolder(folder.checkpoint).load(identity(settings, model))
+    if CheckpointFolder(folder.checkpoint).load(identity(settings, model)) is None:
+        folder.require_not_begun()
     folder.load_times()
     folder.load_samples(1)  # any round: one checksum is over all
 
 
 def _require_place(settings: RunSettings) -> None:
     """Raise Mistake if no directory can be made in ``out-dir``: its next directory that exists is none, or is not ours."""
-    path = Path(settings.out_dir).expanduser().absolute()
+    path = at_home(settings.out_dir).absolute()
     for place in (path, *path.parents):
         try:
             os.stat(place)
         except FileNotFoundError:
+            if place.is_symlink():
+                raise _cannot_be_made(settings, path, f"{place} is a link to nothing") from None
             continue
         except OSError as error:
             raise _cannot_be_made(settings, path, error.strerror) from None
@@ -133,7 +137,7 @@ def _resumed(settings: RunSettings, model: OpenedModel) -> Iterator[RunDirectory
 
 
 def _existing(settings: RunSettings) -> Path:
-    path = Path(settings.resume_from).expanduser().absolute()
+    path = at_home(settings.resume_from).absolute()
     if not os.path.isfile(path / FILE):
         raise Mistake(f"{_given(settings)}: {path} is not a run directory")
     return path

@@ -16,18 +16,17 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
-from espalier.settings.mistakes import Mistake
 from espalier.wire.fedprllm import Decision, block_parts, blocks_of_round, decided_parts, votes_key
 from espalier.wire.masks import mask_name
 from espalier.wire.messages import Letter, NoScalars, Scalars
 from espalier.wire.parts import PartRequest
 from espalier.wire.payload import block_key
-from pruning_kernels.comparison_groups import group_size
 from pruning_kernels.votes import VoteCounter
 from strategies.counting import require_counting
 from strategies.evaluation import ClientEvaluation
 from strategies.inbox import Inbox
 from strategies.method import Method
+from strategies.pattern_fit import require_pattern_fits
 from strategies.roster import Seat
 from strategies.run import Run
 from strategies.vote_result import VoteResult
@@ -45,7 +44,7 @@ class FedPrLLM(Method):
     def __init__(self, run: Run, public_text: Mapping[str, torch.Tensor] | None = None) -> None:
         super().__init__(run, ClientEvaluation(run, public_text or {}))
         self.settings = run.settings.fedprllm
-        self._require_pattern_fits()
+        require_pattern_fits(run.model.plan, "fedprllm", self.settings)
         require_counting(run.device, run.settings.device)
         self.result = VoteResult(run.settings, run.model, run.checkpoint.blobs)
         self._reply_hashes: dict[int, list[str]] = {}
@@ -122,15 +121,6 @@ class FedPrLLM(Method):
             self.run.progress.step("voted", f"block {index}", block=index)
         inbox.clear()
         return None, MetricRecord({"num-clients": len(voters)})
-
-    def _require_pattern_fits(self) -> None:
-        """Refuse an n:m pattern that does not divide the rows of a matrix, before anything is sent."""
-        for block in self.run.model.plan.blocks:
-            for linear in block.linears:
-                try:
-                    group_size(linear.shape, self.settings.server_group)
-                except ValueError as error:
-                    raise Mistake(f"fedprllm.pattern = '{self.settings.pattern}': {linear.parameter}: {error}") from None
 
     def _parts(self, server_round: int) -> list[range]:
         return block_parts(self.run.model.plan, self.settings, server_round, self.run.settings.part_bytes)

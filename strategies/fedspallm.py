@@ -23,7 +23,6 @@ from espalier.wire.masks import mask_name
 from espalier.wire.messages import Letter
 from espalier.wire.payload import block_key
 from espalier.wire.plan import BlockPlan, LinearPlan
-from pruning_kernels.comparison_groups import group_size
 from pruning_kernels.kept_mean import KeptMean
 from pruning_kernels.votes import VoteCounter
 from strategies.capped import count_claims
@@ -32,14 +31,13 @@ from strategies.evaluation import ClientEvaluation
 from strategies.held_layers import HeldLayers
 from strategies.inbox import Inbox
 from strategies.kept_result import KeptResult
-from strategies.layer_sampling import TooFewPlacesError, layers_per_client, sample_layers
+from strategies.layer_sampling import layers_per_client, require_places, sample_layers
 from strategies.method import Method
+from strategies.pattern_fit import require_pattern_fits
 from strategies.run import Run
 
 LARGEST_KEPT = 100
 """A kept weight may be so many times as large as the largest of its dense matrix; SparseGPT's updates stay far below."""
-COLUMNS_PER_BLOCK = 128
-"""Columns that SparseGPT decides together; an n:m pattern must divide them."""
 
 
 class FedSpaLLM(Method):
@@ -55,7 +53,7 @@ class FedSpaLLM(Method):
         super().__init__(run, ClientEvaluation(run, public_text or {}))
         self.settings = run.settings.fedspallm
         self.plan = run.model.plan
-        self._require_pattern_fits()
+        require_pattern_fits(run.model.plan, "fedspallm", self.settings)
         require_counting(run.device, run.settings.device)
         self.result = KeptResult(run.settings, run.model, run.checkpoint.blobs)
         self.held = HeldLayers(self.result, run.settings.part_bytes)
@@ -155,15 +153,10 @@ class FedSpaLLM(Method):
         layers = self._to_sample(server_round)
         order = generator.permutation(len(layers))
         by_age = sorted((layers[place] for place in order), key=lambda index: self.result.versions[index])
-        refuse = self.settings.coverage == "every-round" and server_round == 1
-        try:
-            return sample_layers(by_age, places, generator, cover=refuse)
-        except TooFewPlacesError as error:
-            numbers = ", ".join(f"{self.rounds.roster.seats[rank].site} {number}" for rank, number in places.items())
-            raise Mistake(
-                f"fedspallm.sampled-layers = {self.settings.sampled_layers}: {error} ({numbers}); raise it, or set "
-                "fedspallm.coverage to 'over-rounds'"
-            ) from None
+        if server_round == 1:
+            seats = self.rounds.roster.seats
+            require_places(self.settings, len(layers), {seats[rank].site: number for rank, number in places.items()})
+        return sample_layers(by_age, places, generator)
 
     def _to_sample(self, server_round: int) -> list[int]:
         """Layers from which a round's samples are drawn."""
@@ -267,16 +260,3 @@ class FedSpaLLM(Method):
             self.run.progress.step(
                 "layers", f"{number} layers of {seat.site}, {seat.work()}", rank=seat.rank, seconds=seat.seconds
             )
-
-    def _require_pattern_fits(self) -> None:
-        """Refuse an n:m pattern that does not divide the rows of a matrix, before anything is sent."""
-        for linear in (linear for block in self.plan.blocks for linear in block.linears):
-            try:
-                size = group_size(linear.shape, self.settings.server_group)
-            except ValueError as error:
-                raise Mistake(f"fedspallm.pattern = '{self.settings.pattern}': {linear.parameter}: {error}") from None
-            if self.settings.pattern and self.settings.local_method == "sparsegpt" and COLUMNS_PER_BLOCK % size:
-                raise Mistake(
-                    f"fedspallm.pattern = '{self.settings.pattern}': sparsegpt decides {COLUMNS_PER_BLOCK} columns at a time, "
-                    f"which {size} does not divide; choose another pattern or local-method"
-                )

@@ -9,9 +9,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-
-class TooFewPlacesError(ValueError):
-    """The clients together cannot prune every layer in one round."""
+from espalier.settings.fedspallm import FedSpaLLMSettings
+from espalier.settings.mistakes import Mistake
 
 
 def layers_per_client(num_layers: int, share: float, capabilities: Mapping[int, float]) -> dict[int, int]:
@@ -32,31 +31,38 @@ def layers_per_client(num_layers: int, share: float, capabilities: Mapping[int, 
     return {rank: max(1, round(num_layers * share * (value / most))) for rank, value in capabilities.items()}
 
 
-def sample_layers(
-    layers: Sequence[int], places: Mapping[int, int], generator: np.random.Generator, *, cover: bool = True
-) -> dict[int, list[int]]:
+def require_places(job: FedSpaLLMSettings, num_layers: int, places: Mapping[str, int]) -> None:
+    """Refuse a round whose clients, k_i by name, have fewer places together than there are layers.
+
+    Raises
+    ------
+    Mistake
+        They have; where ``coverage`` lets further rounds prune what is left, they may.
+    """
+    total = sum(min(number, num_layers) for number in places.values())
+    if total < num_layers and job.coverage == "every-round":
+        numbers = ", ".join(f"{site} {number}" for site, number in places.items())
+        raise Mistake(
+            f"fedspallm.sampled-layers = {job.sampled_layers}: the clients together prune {total} layers in a round, the model "
+            f"has {num_layers} ({numbers}); raise it, or set fedspallm.coverage to 'over-rounds'"
+        )
+
+
+def sample_layers(layers: Sequence[int], places: Mapping[int, int], generator: np.random.Generator) -> dict[int, list[int]]:
     """Draw the layers of every client.
 
     Parameters
     ----------
     layers : those that are drawn from; the first of them are covered first if not all can be
     places : rank -> k_i; a client never has a layer twice, so more places than layers count as that many
-    cover : refuse if not every layer can be covered
 
     Returns
     -------
     dict
         rank -> ascending layers
-
-    Raises
-    ------
-    TooFewPlacesError
-        With ``cover``: the places are fewer than the layers.
     """
     sizes = {rank: min(places[rank], len(layers)) for rank in sorted(places)}
     total = sum(sizes.values())
-    if cover and total < len(layers):
-        raise TooFewPlacesError(f"the clients together prune {total} layers in a round, the model has {len(layers)}")
     first = generator.permutation(np.asarray(layers[:total], dtype=np.int64))
     seats = generator.permutation(np.repeat(list(sizes), list(sizes.values())))
     drawn: dict[int, list[int]] = {rank: [] for rank in sizes}

@@ -88,10 +88,12 @@ class Method(Strategy):
         RunFailed
             Too few clients enrolled, or finished a round; checkpoints of earlier rounds stay.
         Mistake
-            The checkpoint is damaged, or of another run.
+            The checkpoint is damaged, lost, or of another run.
         """
         run = self.run
         saved = run.checkpoint.load(run.identity())
+        if saved is None:
+            run.folder.require_not_begun()
         self.rounds = Rounds(grid, run.settings, run.model.plan, run.lineage, run.folder, run.progress, run.clock)
         self.rounds.shared_workers = run.simulation
         self.rounds.work = run.work()

@@ -36,6 +36,20 @@ class RunFolder:
         """Directory of the checkpoint."""
         return self.path / "checkpoint"
 
+    def require_not_begun(self) -> None:
+        """Refuse to begin a run again whose rounds ``metrics.jsonl`` tells of.
+
+        Raises
+        ------
+        Mistake
+            A round was finished here, so that a checkpoint was written, which is gone.
+        """
+        if self.metrics.path.exists() and '"event": "checkpoint"' in self.metrics.path.read_text(errors="replace"):
+            raise Mistake(
+                f"{self.checkpoint}: is missing or empty, but {self.metrics.path.name} tells of finished rounds; bring it back "
+                "from a copy, or begin a new run (resume-from = '')"
+            )
+
     @property
     def inbox(self) -> Path:
         """Directory of the open round's replies."""

@@ -1,7 +1,6 @@
 """Which passages are one client's own, and the calibration windows that it draws from them."""
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from torch import Tensor
 
@@ -13,6 +12,7 @@ from espalier.corpora.partition import Partition
 from espalier.corpora.passages import split
 from espalier.corpora.records import Record
 from espalier.corpora.windows import Encode, all_windows, calibration_windows, evaluation_windows
+from espalier.settings.home import at_home
 from espalier.settings.mistakes import Mistake
 from espalier.settings.node import NodeSettings
 from espalier.settings.run import DataSettings, RunSettings
@@ -87,7 +87,7 @@ def site_records(data: DataSettings, node: NodeSettings) -> Iterator[Record]:
 
 def own_file(directory: str, rank: int, num_clients: int) -> str:
     """The client's file of a directory: files in order of their names, dealt out in turn."""
-    folder = Path(directory).expanduser()
+    folder = at_home(directory)
     files = sorted(str(file) for file in folder.glob("*") if file.is_file() and not file.name.startswith("."))
     if len(files) < num_clients:
         raise Mistake(

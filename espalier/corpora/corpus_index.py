@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from espalier.corpora.files import Located, json_record, json_records, text_record, text_records
 from espalier.corpora.partition import Partition, point_of
 from espalier.corpora.passages import digest, digests_are_held_out, passages
+from espalier.settings.home import at_home
 from espalier.settings.mistakes import Mistake
 from espalier.storage.atomic import replacing, write_json
 from espalier.storage.private import OWNER_ONLY_FILE, VERSION_FILE, is_ours, mark_as_ours, private_folder
@@ -78,7 +79,7 @@ class Source:
 
     def state(self) -> dict[str, int]:
         """By what a change of the file is noticed."""
-        found = Path(self.path).expanduser().stat()
+        found = at_home(self.path).stat()
         return {"size": found.st_size, "inode": found.st_ino, "written": found.st_mtime_ns, "changed": found.st_ctime_ns}
 
     def changed(self) -> Mistake:
@@ -186,7 +187,7 @@ class IndexedPassages(Sequence[str]):
 
     def __iter__(self) -> Iterator[str]:
         source, data, found = self.corpus.source, (-1, 0), list[str]()
-        with open(Path(source.path).expanduser(), "rb") as file:
+        with open(at_home(source.path), "rb") as file:
             for rows in self.corpus.chosen(self.numbers):
                 columns = (rows[name].tolist() for name in ("start", "length", "place"))
                 digests = [row.tobytes() for row in rows["digest"]]
@@ -274,7 +275,7 @@ def _packed(records: Iterable[Located], labels: dict[str, int]) -> Iterator[byte
 @contextmanager
 def _locked(source: Source, root: Path) -> Iterator[Path]:
     """The folder for what is known of a file, held by this process alone."""
-    path = os.path.realpath(Path(source.path).expanduser())
+    path = os.path.realpath(at_home(source.path))
     name = hashlib.sha256(json.dumps([path, source.file_format, source.field, source.label_field]).encode()).hexdigest()[:32]
     folder = private_folder(root, "corpora", name)
     with open(os.open(folder / "lock", os.O_WRONLY | os.O_CREAT, OWNER_ONLY_FILE), "w") as file:

@@ -8,7 +8,6 @@ Does not cover: what is wrong further on in a large file.
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import islice
-from pathlib import Path
 
 from espalier.corpora.client_items import client_items
 from espalier.corpora.client_text import client_windows, site_records, training_windows
@@ -18,6 +17,7 @@ from espalier.corpora.tasks.catalogue import task_named
 from espalier.corpora.tasks.reading import read_items
 from espalier.corpora.tasks.sharing import split_items
 from espalier.corpora.windows import Encode
+from espalier.settings.home import at_home
 from espalier.settings.mistakes import Mistake
 from espalier.settings.node import NodeSettings
 from espalier.settings.run import BUILT_IN_TEXTS, METHODS, RunSettings
@@ -62,7 +62,7 @@ def require_enough(settings: RunSettings, node: NodeSettings, encode: Encode) ->
 
 def _size(path: str) -> int:
     try:
-        return Path(path).expanduser().stat().st_size
+        return at_home(path).stat().st_size
     except OSError:
         return 0  # it is told when the file is read
 

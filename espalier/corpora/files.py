@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 from espalier.corpora.long_passages import BLANK, full_parts, parts
 from espalier.corpora.records import Record
 from espalier.pace.beats import Share
+from espalier.settings.home import at_home
 from espalier.settings.mistakes import Mistake
 
 CLIENT_KEYS = "data.path or the node's data-path"
@@ -193,7 +194,7 @@ def _bytes(path: str, keys: str) -> bytes:
 @contextmanager
 def opened(path: str, keys: str) -> Iterator[BinaryIO]:
     """A file, to be read; ``keys`` are the settings to blame if it cannot be."""
-    file = Path(path).expanduser()
+    file = at_home(path)
     try:
         with open(file, "rb") as found:
             yield found

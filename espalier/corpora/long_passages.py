@@ -54,9 +54,9 @@ def text_parts(passage: str) -> Iterator[str]:
 def _cut(data: bytes | bytearray, first: int) -> tuple[int, int]:
     """Where the first part ends of what is too long, and where the rest begins."""
     limit = first + LONGEST_PASSAGE
-    end = data.rfind(b"\n", first, limit)
+    end = data.rfind(b"\n", first, limit + 1)
     if end <= first:
-        end = max(data.rfind(b" ", first, limit), data.rfind(b"\t", first, limit))
+        end = max(data.rfind(b" ", first, limit + 1), data.rfind(b"\t", first, limit + 1))
     if end > first:
         return end, end + 1
     end = limit

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from espalier.launch.app_folder import default_config, read_preset
+from espalier.settings.home import at_home
 from espalier.settings.hub_names import require_data, require_model
 from espalier.settings.libraries import require_libraries
 from espalier.settings.mistakes import Mistake
@@ -75,7 +76,7 @@ def _pair(word: str, defaults: Config) -> tuple[str, Any]:
 
 def _with_absolute_paths(flat: Config) -> Config:
     def absolute(path: str) -> str:
-        return str(Path(path).expanduser().absolute()) if path else path
+        return str(at_home(path).absolute()) if path else path
 
     texts = [part.strip().partition("=") for part in flat["evaluation.texts"].split(",")]
     paths = ["out-dir", "resume-from", "task.test-path", *(["data.path"] if flat["data.source"] != "hub" else [])]

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from espalier.modeling.checkpoint import Checkpoint
 from espalier.modeling.families import Family, family_of
 from espalier.pace.beats import beats
+from espalier.settings.home import at_home
 from espalier.settings.hub_names import require_model
 from espalier.settings.mistakes import Mistake
 from espalier.wire.plan import BlockPlan, LinearPlan, ModelPlan
@@ -241,7 +242,7 @@ def open_model(name: str) -> OpenedModel:
     """
     if name != "demo":
         require_model(name)
-        return OpenedModel(Path(name).expanduser().absolute())
+        return OpenedModel(at_home(name).absolute())
     try:
         from espalier_assets import DEMO_MODEL
     except ModuleNotFoundError:

@@ -1,13 +1,14 @@
 """Settings of FedPETuning: federated averaging of LoRA adapters, and what it shares with other methods that average them."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from espalier.settings.lora import LoraSettings
-from espalier.settings.table import Table
+from espalier.settings.table import ReadWith, Table
 
 Payload = Literal["float32", "bfloat16", "nf4"]
+ROUNDED = ("bfloat16", "nf4")
 
 
 class AdapterAveraging(Table):
@@ -26,6 +27,12 @@ class AdapterAveraging(Table):
         10.0, ge=1, description="a client weighs at most so many times as much as the median client"
     )
     keep_optimizer: bool = Field(False, description="a client's AdamW goes on from round to round, instead of beginning anew")
+
+    READ_WITH: ClassVar[ReadWith] = {
+        "rounding": {"payload": ROUNDED},
+        "error-feedback": {"payload": ROUNDED, "aggregation": ("factors", "zero-pad")},
+        "max-weight-ratio": {"client-weights": ("samples", "norms")},
+    }
 
     @property
     def feeds_back(self) -> bool:

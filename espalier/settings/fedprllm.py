@@ -1,11 +1,11 @@
 """Settings of FedPrLLM: federated mask voting."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from espalier.settings.pattern import Pattern
-from espalier.settings.table import Table
+from espalier.settings.table import ReadWith, Table
 
 Group = Literal["layer", "row", "column"]
 
@@ -28,6 +28,10 @@ class FedPrLLMSettings(Table):
     continue_behind: Literal["masked", "scaled"] = Field(
         "masked", description="iterative: which form of a decided block clients go on behind; scaled needs weight-scaling"
     )
+
+    READ_WITH: ClassVar[ReadWith] = {
+        key: {"pattern": ("",)} for key in ("sparsity", "local-comparison-group", "comparison-group")
+    }
 
     @model_validator(mode="after")
     def _scaled_blocks_are_there(self) -> "FedPrLLMSettings":

@@ -1,11 +1,11 @@
 """Settings of FedSpaLLM: federated pruning with l0 aggregation, mask expansion and layer sampling."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from espalier.settings.pattern import Pattern
-from espalier.settings.table import Table
+from espalier.settings.table import ReadWith, Table
 
 
 class FedSpaLLMSettings(Table):
@@ -49,6 +49,17 @@ class FedSpaLLMSettings(Table):
     coverage: Literal["every-round", "over-rounds"] = Field(
         "every-round", description="if the samples cannot cover all layers: refuse, or add rounds until they have"
     )
+
+    READ_WITH: ClassVar[ReadWith] = {
+        "sparsity": {"pattern": ("",)},
+        "local-comparison-group": {"pattern": ("",), "local-method": ("wanda", "ria", "magnitude")},
+        "comparison-group": {"pattern": ("",), "mask-expansion": (True,)},
+        "damping": {"local-method": ("sparsegpt",)},
+        "damping-mean": {"local-method": ("sparsegpt",)},
+        "max-weight-ratio": {"client-weights": ("samples",)},
+        "max-capability-ratio": {"capabilities": ("",)},
+        "ties": {"mask-expansion": (True,)},
+    }
 
     @field_validator("capabilities")
     @classmethod

@@ -1,12 +1,13 @@
 """Settings of HetLoRA: federated averaging of LoRA adapters whose rank differs from client to client."""
 
 import re
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator
 
 from espalier.settings.fedpetuning import AdapterAveraging
 from espalier.settings.lora import LoraSettings
+from espalier.settings.table import ReadWith
 from espalier.settings.training import MOST_PULL
 
 
@@ -30,6 +31,13 @@ class HetLoRASettings(AdapterAveraging):
     regularisation: float = Field(
         0.005, ge=0, le=MOST_PULL, description="self-pruning: weight in the training loss of the ranks that may be pruned"
     )
+
+    READ_WITH: ClassVar[ReadWith] = {
+        **AdapterAveraging.READ_WITH,
+        "max-capability-ratio": {"ranks": ("",)},
+        "gamma": {"self-pruning": (True,)},
+        "regularisation": {"self-pruning": (True,)},
+    }
 
     @field_validator("ranks")
     @classmethod

@@ -18,7 +18,7 @@ from espalier.settings.mistakes import Mistake
 from espalier.settings.table import Table, mistake_lines
 from espalier.settings.task import TEXT, TaskSettings
 from espalier.settings.training import TrainingSettings
-from espalier.settings.unread import not_read
+from espalier.settings.unread import not_read, one_of
 
 METHODS: dict[str, tuple[str, ...]] = {
     "fedpetuning": ("fedpetuning", "lora", "task", "training"),
@@ -225,7 +225,20 @@ def unread(flat: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     """Keys of tables that the method has which it does not read all the same; see ``not_read``."""
     tuning = tuple(method for method, tables in METHODS.items() if "training" in tables)
     pruning = tuple(method for method in METHODS if method not in tuning)
-    return not_read(default_values() | dict(flat), tuning, pruning)
+    values = default_values() | dict(flat)
+    return not_read(values, tuning, pruning) | _not_read_in_tables(values)
+
+
+def _not_read_in_tables(flat: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """The same of the tables that the method has, as they say it of themselves (``Table.READ_WITH``)."""
+    found: dict[str, tuple[str, str]] = {}
+    for table in METHODS.get(str(flat["method"]), ()):
+        kind: Any = RunSettings.model_fields[table].annotation
+        for key, conditions in kind.READ_WITH.items():
+            for choice, values in conditions.items():
+                if flat[f"{table}.{choice}"] not in values:
+                    found.setdefault(f"{table}.{key}", (f"{table}.{choice}", one_of(f"{table}.{choice}", values)))
+    return found
 
 
 def _unread_by_hand(flat: Mapping[str, Any], method: str, by_hand: Collection[str]) -> list[str]:

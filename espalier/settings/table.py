@@ -1,9 +1,13 @@
 """What all settings tables share: hyphenated keys, no unknown keys, no silent conversion."""
 
 import difflib
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
+
+ReadWith = Mapping[str, Mapping[str, tuple[Any, ...]]]
+"""Key -> other key -> the values with which the first is read."""
 
 
 def _hyphenated(name: str) -> str:
@@ -16,6 +20,9 @@ class Table(BaseModel):
     model_config = ConfigDict(
         alias_generator=_hyphenated, populate_by_name=True, extra="forbid", strict=True, frozen=True, allow_inf_nan=False
     )
+
+    READ_WITH: ClassVar[ReadWith] = {}
+    """Keys that are read only where others of the table, each of them named, have one of some values."""
 
 
 def mistake_lines(error: ValidationError, table: type[Table]) -> list[str]:

@@ -25,27 +25,28 @@ def not_read(flat: Mapping[str, Any], tuning: tuple[str, ...], pruning: tuple[st
 
     tunes, task, source = flat["method"] in tuning, flat["task.name"], flat["data.source"]
     if tunes:
-        note("method", _one_of("method", pruning), "data.windows")
+        note("method", one_of("method", pruning), "data.windows")
         if task == TEXT:
             note("task.name", "another task", *(f"task.{key}" for key in OF_ITEMS))
         else:
             note("task.name", f"task.name = '{TEXT}'", "data.window-tokens", "data.field", "data.partition-field")
         if task not in WRITTEN:
-            note("task.name", _one_of("task.name", WRITTEN), "task.answer-tokens")
+            note("task.name", one_of("task.name", WRITTEN), "task.answer-tokens")
         if flat["training.base"] != "nf4":
             note("training.base", "training.base = 'nf4'", "training.double-quantisation")
     if source not in ("jsonl", "hub"):
-        note("data.source", _one_of("data.source", ("jsonl", "hub")), "data.field")
+        note("data.source", one_of("data.source", ("jsonl", "hub")), "data.field")
     if source != "hub":
         note("data.source", "data.source = 'hub'", "data.hub-config", "data.hub-split")
     if "{rank}" in str(flat["data.path"]):
         note("data.path", "a data.path without {rank}", "data.partition", "data.partition-field", "data.alpha")
     if flat["data.partition"] not in ("by-field", "dirichlet"):
-        note("data.partition", _one_of("data.partition", ("by-field", "dirichlet")), "data.partition-field")
+        note("data.partition", one_of("data.partition", ("by-field", "dirichlet")), "data.partition-field")
     if flat["data.partition"] not in ("dirichlet", "quantity"):
-        note("data.partition", _one_of("data.partition", ("dirichlet", "quantity")), "data.alpha")
+        note("data.partition", one_of("data.partition", ("dirichlet", "quantity")), "data.alpha")
     return found
 
 
-def _one_of(key: str, values: tuple[str, ...]) -> str:
+def one_of(key: str, values: tuple[Any, ...]) -> str:
+    """A choice in words."""
     return f"{key} = {' or '.join(map(repr, values))}"

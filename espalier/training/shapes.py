@@ -2,9 +2,9 @@
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
+from espalier.settings.home import at_home
 from espalier.settings.mistakes import Mistake
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -46,7 +46,7 @@ def configuration(model: str) -> Mapping[str, Any]:
     """
     if model in SHAPES:
         return SHAPES[model]
-    path = Path(model).expanduser() / "config.json"
+    path = at_home(model) / "config.json"
     if not path.is_file():
         known = ", ".join(SHAPES)
         raise Mistake(f"--model {model!r}: is no known shape ({known}), and no directory with a config.json; name one of them")

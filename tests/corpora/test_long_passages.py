@@ -44,7 +44,9 @@ def by_blank_lines(text: str) -> list[str]:
         ("aaaaaaaaa€bbbb", ["aaaaaaaaa", "€bbbb"]),  # no character is cut
         ("aaaaaaaaaa", ["aaaaaaaaaa"]),
         ("aaaaaaaaaa     ", ["aaaaaaaaaa"]),  # blanks behind it do not make it long
-        ("         a a a", ["a a a"]),
+        ("         aa a", ["aa a"]),
+        ("aa bb cccc\ndd", ["aa bb cccc", "dd"]),  # the newline right behind the first ten
+        ("aa bb cccc dd", ["aa bb cccc", "dd"]),
     ],
 )
 def test_where_a_long_passage_is_cut(monkeypatch: pytest.MonkeyPatch, passage: str, expected: list[str]) -> None:

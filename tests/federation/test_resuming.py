@@ -245,8 +245,12 @@ def remains(run: Path) -> dict[str, bytes]:
         (lambda run: (run / "run.json").write_text("{"), "run.json: is damaged"),
         (lambda run: (run / "checkpoint" / "state.json").write_text("{"), "state.json: is damaged.* round 1 is whole"),
         (lambda run: min((run / "checkpoint" / "blobs").iterdir()).write_text("x"), "damaged or missing is .*.blob"),
+        (lambda run: shutil.rmtree(run / "checkpoint"), "checkpoint: is missing or empty, but metrics.jsonl tells of finished"),
         (lambda run: (run / "seconds.json").write_text("{"), "seconds.json: is damaged"),
-        (lambda run: (run / "samples.json").write_text("{}"), "samples.json: is damaged.*; remove it, and layers are drawn again"),
+        (
+            lambda run: (run / "samples.json").write_text("{}"),
+            "samples.json: is damaged.*; remove it, and layers",
+        ),
     ],
 )
 def test_what_cannot_be_resumed_is_told_before_anything_is_started(
@@ -258,6 +262,15 @@ def test_what_cannot_be_resumed_is_told_before_anything_is_started(
     with pytest.raises(Mistake, match=told):
         looked_at(one_killed, resume_from=str(run))
     assert remains(run) == before
+
+
+def test_a_run_whose_checkpoint_is_gone_does_not_begin_again(
+    one_killed: Interrupted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = one_killed.again(tmp_path, monkeypatch)
+    shutil.rmtree(run / "checkpoint")
+    with pytest.raises(Mistake, match=r"metrics\.jsonl tells of finished rounds; bring it back from a copy"):
+        one_killed.resume(run)
 
 
 def test_other_settings_and_a_server_at_work_are_told_before_too(

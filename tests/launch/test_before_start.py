@@ -1,6 +1,7 @@
 """``espalier run`` opens what a simulation reads before it starts anything."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -78,6 +79,13 @@ def test_a_client_that_the_quorum_can_do_without_does_not_stop_the_run(config: d
         ({"data.window-tokens": 65}, "data.window-tokens = 65: the model has 64 positions"),
         ({"evaluation.texts": "public=/no/such.txt"}, "no such file; check evaluation.texts"),
         ({"method": "fedpetuning", "lora.targets": "attn.z"}, "attn.z"),
+        ({"method": "fedpetuning", "lora.alpha": 0.01}, "lora.alpha: alpha / rank of attn.q in block 0 is 0.00125"),
+        ({"fedprllm.pattern": "3:7"}, "fedprllm.pattern = '3:7': "),
+        ({"method": "fedspallm", "fedspallm.pattern": "3:7"}, "fedspallm.pattern = '3:7': "),
+        (
+            {"method": "fedspallm", "fedspallm.sampled-layers": 0.1, "num-clients": 1},
+            "fedspallm.sampled-layers = 0.1: the clients together prune 1 layers in a round, the model has 2 (client 0 1)",
+        ),
         ({"method": "fedpetuning", "data.path": "/no/such.txt"}, "clients 0, 1, 2: /no/such.txt: no such file"),
         ({"evaluation.own-text": True, "quorum": 1.0}, "evaluation.own-text"),  # the texts are too short for it
     ],
@@ -85,8 +93,17 @@ def test_a_client_that_the_quorum_can_do_without_does_not_stop_the_run(config: d
 def test_what_the_server_or_a_round_would_refuse_is_refused(
     config: dict[str, Any], changes: dict[str, Any], words: str
 ) -> None:
-    with pytest.raises(Mistake, match=words.replace(".", r"\.")):
+    with pytest.raises(Mistake, match=re.escape(words)):
         open_all(config | changes, lambda line: pytest.fail(line))
+
+
+def test_a_state_directory_that_cannot_be_one_is_told(
+    config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "file"))
+    with pytest.raises(Mistake, match="state-dir"):
+        open_all(config, lambda line: pytest.fail(line))
 
 
 def test_a_model_without_a_tokenizer_is_told(config: dict[str, Any], tmp_path: Path) -> None:

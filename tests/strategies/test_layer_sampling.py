@@ -3,7 +3,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strategies.layer_sampling import TooFewPlacesError, layers_per_client, sample_layers
+from espalier.settings.fedspallm import FedSpaLLMSettings
+from espalier.settings.mistakes import Mistake
+from strategies.layer_sampling import layers_per_client, require_places, sample_layers
 
 
 def test_places_by_hand() -> None:
@@ -20,21 +22,23 @@ def test_everybody_prunes_at_least_one_layer() -> None:
 def test_every_layer_is_covered_or_the_numbers_are_told(num_layers: int, sizes: list[int], seed: int) -> None:
     places = {rank: min(size, num_layers) for rank, size in enumerate(sizes)}
     generator = np.random.default_rng(seed)
-    if sum(places.values()) < num_layers:
-        with pytest.raises(
-            TooFewPlacesError, match=f"prune {sum(places.values())} layers in a round, the model has {num_layers}"
-        ):
-            sample_layers(range(num_layers), places, generator)
-        return
+    by_site = {f"site-{rank}": size for rank, size in places.items()}
     drawn = sample_layers(range(num_layers), places, generator)
+    if sum(places.values()) < num_layers:
+        told = f"sampled-layers = 0.5: .* prune {sum(places.values())} layers in a round, the model has {num_layers} .site-0 "
+        with pytest.raises(Mistake, match=told):
+            require_places(FedSpaLLMSettings(sampled_layers=0.5), num_layers, by_site)
+        require_places(FedSpaLLMSettings(coverage="over-rounds"), num_layers, by_site)
+        return
+    require_places(FedSpaLLMSettings(), num_layers, by_site)
     assert {layer for layers in drawn.values() for layer in layers} == set(range(num_layers))
     for rank, layers in drawn.items():
         assert len(layers) == places[rank]
         assert layers == sorted(set(layers))
 
 
-def test_without_cover_the_first_layers_come_first() -> None:
-    drawn = sample_layers([7, 3, 5, 1], {0: 1, 1: 2}, np.random.default_rng(0), cover=False)
+def test_where_places_are_few_the_first_layers_come_first() -> None:
+    drawn = sample_layers([7, 3, 5, 1], {0: 1, 1: 2}, np.random.default_rng(0))
     assert sorted(layer for layers in drawn.values() for layer in layers) == [3, 5, 7]
 
 

@@ -1,0 +1,57 @@
+"""Which orders of a round a client works on, whether or not the work comes to an end; that of each method is in promises.py."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from client_app.answered_once import Work, answer_once
+from client_app.site import Site
+from espalier.settings.mistakes import Mistake, StateLost
+from espalier.settings.node import parse_node
+from espalier.settings.run import parse
+from espalier.storage.private import PrivateState
+from espalier.wire.fedprllm import VoteReport
+from espalier.wire.messages import UNREAD, Letter
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(parse({}), parse_node({"partition-id": 0, "state-dir": str(tmp_path)}, simulated=True))
+
+
+def order(number: int, **scalars: Any) -> Letter:
+    header = UNREAD.model_copy(update={"kind": "train", "method": "fedprllm", "server_round": number, "rank": 0})
+    return Letter(header, scalars)
+
+
+def work(do: Callable[[PrivateState], None], ready: Callable[[PrivateState], None] = lambda _: None) -> Work[VoteReport]:
+    def report(state: PrivateState) -> VoteReport:
+        do(state)
+        return VoteReport(seconds=1.0, blob_sha256=[])
+
+    return Work(VoteReport, [], [], report, require_ready=ready)
+
+
+def fails(_: PrivateState) -> None:
+    raise Mistake("no finite score")
+
+
+def test_an_order_whose_work_failed_uses_its_round_up(site: Site) -> None:
+    """Else a failure that depends on a client's text could be provoked by one order after the other."""
+    with pytest.raises(Mistake, match="no finite score"):
+        answer_once(site, order(1, layers=[0]), work(fails))
+    with pytest.raises(Mistake, match="this client answered another order of round 1; begin a new run"):
+        answer_once(site, order(1, layers=[1]), work(lambda _: None))
+    assert answer_once(site, order(1, layers=[0]), work(lambda _: None)).scalars["seconds"] == 1.0
+    answer_once(site, order(2, layers=[1]), work(lambda _: None))
+
+
+def test_an_order_on_which_no_work_began_uses_nothing_up(site: Site) -> None:
+    def lost(_: PrivateState) -> None:
+        raise StateLost("bring it again")
+
+    with pytest.raises(StateLost):
+        answer_once(site, order(1, layers=[0]), work(fails, lost))
+    answer_once(site, order(1, layers=[1]), work(lambda _: None))
