@@ -46,27 +46,32 @@ def write_text(path: Path, size: int) -> None:
             number += 1
 
 
-def plain_windows(settings: RunSettings, model: OpenedModel, rank: int) -> Tensor:
+def plain_windows(settings: RunSettings, model: OpenedModel, client: int) -> Tensor:
     """A client's calibration windows, with the file, all passages and all tokens in memory."""
     data = settings.data
     records = [Record(passage) for passage in passages(Path(data.path).read_text())]
     deal = Partition("iid", settings.num_clients, data.alpha, settings.seed)
-    own, _ = split(record.text for record in deal.share_of(rank, records))
+    own, _ = split(record.text for record in deal.share_of(client, records))
     tokens = torch.tensor(model.encode("\n\n".join(own)), dtype=torch.int64)
-    size, generator = data.window_tokens, torch.Generator().manual_seed(derive_seed(settings.seed, "calibration", rank=rank))
+    size, generator = (
+        data.window_tokens,
+        torch.Generator().manual_seed(derive_seed(settings.seed, "calibration", client=client)),
+    )
     available = len(tokens) // size
     offset = int(torch.randint(len(tokens) - available * size + 1, (1,), generator=generator))
     drawn = torch.randperm(available, generator=generator)[: data.windows].tolist()
     return torch.stack([tokens[offset + size * number :][:size] for number in drawn])
 
 
-def measure(path: Path, clients: int, name: str, rank: int, plain: bool) -> dict[str, float | str]:
+def measure(path: Path, clients: int, name: str, client: int, plain: bool) -> dict[str, float | str]:
     """Of this process: seconds, highest resident memory beyond what was there before, bytes read, and a hash of the windows."""
     model = open_model(name)
     model.encode("the tokenizer is there")
     settings = parse({"model": name, "num-clients": clients, "data.source": "text", "data.path": str(path)})
     before, read, started = _memory("VmRSS"), _bytes_read(), time.monotonic()
-    windows = plain_windows(settings, model, rank) if plain else client_windows(settings, simulated_node(), model.encode, rank)
+    windows = (
+        plain_windows(settings, model, client) if plain else client_windows(settings, simulated_node(), model.encode, client)
+    )
     seconds = time.monotonic() - started
     return {
         "seconds": seconds,
@@ -91,11 +96,11 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--model", default="demo")
     parser.add_argument("--plain", action="store_true", help="with everything in memory too")
-    parser.add_argument("--rank", type=int, default=-1, help=argparse.SUPPRESS)
+    parser.add_argument("--client", type=int, default=-1, help=argparse.SUPPRESS)
     parser.add_argument("--file", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.rank >= 0:
-        print(json.dumps(measure(given.file, given.clients, given.model, given.rank, given.plain)))
+    if given.client >= 0:
+        print(json.dumps(measure(given.file, given.clients, given.model, given.client, given.plain)))
         return
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / "text.txt"
@@ -108,11 +113,11 @@ def main() -> None:
             (1, "second client", []),
             (0, "first client again", []),
         ]
-        for rank, what, more in [*rounds, *([(0, "plain", ["--plain"])] if given.plain else [])]:
-            command = [*words, "--clients", str(given.clients), "--rank", str(rank), *more]
+        for client, what, more in [*rounds, *([(0, "plain", ["--plain"])] if given.plain else [])]:
+            command = [*words, "--clients", str(given.clients), "--client", str(client), *more]
             done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
             found = json.loads(done.stdout.splitlines()[-1])
-            hashes.setdefault(rank, set()).add(found["sha256"])
+            hashes.setdefault(client, set()).add(found["sha256"])
             print(
                 f"{what}: {found['seconds']:.1f} s, {found['memory']:.0f} MB of memory, {found['read']:.0f} MB read", flush=True
             )

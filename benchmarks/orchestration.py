@@ -87,7 +87,9 @@ def split(events: Sequence[tuple[dict[str, Any], float]], wall: float, at_once: 
     ``waiting``: for clients' replies beyond that work; ``server``: votes, checkpoints, export and evaluation; ``evaluation``
     by the clients; ``end``: after the last event
     """
-    worked = {event["rank"]: event["seconds"] for event, _ in events if event["event"] == "masks"}  # of all rounds, in the last
+    worked = {
+        event["client"]: event["seconds"] for event, _ in events if event["event"] == "masks"
+    }  # of all rounds, in the last
     work = max(worked.values()) if at_once else sum(worked.values())
     begun = next(when for event, when in events if event["event"] == "method")
     rounds, own, since, voting = 0.0, 0.0, begun, begun

@@ -26,7 +26,7 @@ NO_LABEL = "items"
 def counts_per_client(partition: Partition, path: str, task: str) -> list[Counter[str]]:
     """Items of each client by label, with the rarer labels taken together."""
     items = list(read_items(task_named(task), path, "--file"))
-    shares = [share_of_items(partition, rank, items) for rank in range(partition.num_clients)]
+    shares = [share_of_items(partition, client, items) for client in range(partition.num_clients)]
     counts = [Counter(item.label or NO_LABEL for item in share) for share in shares]
     total: Counter[str] = sum(counts, Counter())
     shown = {label for label, _ in total.most_common(MOST_LABELS)}

@@ -67,8 +67,8 @@ def replies(strategy: FedPrLLM, clients: int) -> Iterator[Message]:
     generator = np.random.default_rng(0)
     plan = strategy.run.model.plan
     report = VoteReport(seconds=0.0, blob_sha256=["0" * 64] * BLOCKS)
-    for rank in range(clients):
-        seat = strategy.rounds.roster.seats[rank]
+    for client in range(clients):
+        seat = strategy.rounds.roster.seats[client]
         header = read(strategy.rounds.request("train", seat, 1, report).content).header
         blobs = {}
         for block in plan.blocks:
@@ -89,7 +89,7 @@ def measure(clients: int, plain: bool, folder: Path) -> dict[str, str | int]:
     run.progress._show = lambda _: None
     strategy = FedPrLLM(run)
     strategy.rounds = Rounds(None, settings, run.model.plan, "benchmark", run.folder, run.progress)
-    strategy.rounds.roster.seats = {rank: Seat(rank, f"site-{rank}", 1) for rank in range(clients)}
+    strategy.rounds.roster.seats = {client: Seat(client, f"site-{client}", 1) for client in range(clients)}
     strategy.configure_train(1, ArrayRecord(), ConfigRecord(), None)
     if plain:
         masks = plain_fold(strategy, list(replies(strategy, clients)))

@@ -173,7 +173,7 @@ def report(given: argparse.Namespace, found: Measured) -> None:
     for event in found.events:
         if event["event"] in ("method", "masks", "checkpoint", "exported", "evaluated"):
             at = (datetime.fromisoformat(event["time"]) - begun).total_seconds()
-            print(f"| {event['event']} {event.get('column', event.get('rank', ''))} | {at:.0f} |")
+            print(f"| {event['event']} {event.get('column', event.get('client', ''))} | {at:.0f} |")
     print(f"\nachieved sparsity {summary['sparsity']['achieved']}, work of the clients "
           + ", ".join(f"{client['seconds']:.0f} s" for client in summary["clients"]))  # fmt: skip
 

@@ -25,7 +25,7 @@ from espalier.wire.messages import UNREAD
 from espalier.wire.tuning import trained
 
 ANY_RANK = 0
-"""A site takes its own file whole, whatever its rank."""
+"""A site takes its own file whole, whatever its number."""
 
 
 def look(node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> Iterator[str]:

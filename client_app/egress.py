@@ -68,7 +68,7 @@ def _log(context: Context, letter: Letter, reply: Message) -> None:
         "lineage": header.lineage,
         "method": header.method,
         "round": header.server_round,
-        "rank": header.rank,
+        "client": header.client,
         "kind": header.kind,
         "part": header.part,
         "status": header.status,

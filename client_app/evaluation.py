@@ -18,7 +18,7 @@ from espalier.wire.payload import unpack_tensors
 def require_own_text(site: Site, header: Header) -> None:
     """If it will be evaluated on, find out before the work whether there is enough of it."""
     if site.settings.evaluation.own_text and header.server_round == 1:
-        held_out_windows(site.settings, site.node, site.model.encode, header.rank)
+        held_out_windows(site.settings, site.node, site.model.encode, header.client)
 
 
 def require_many_at_a_site(site: Site, request: Letter) -> None:
@@ -45,7 +45,7 @@ def answer(site: Site, request: Letter, alone: Edits, federated: Callable[[], Ed
     if texts:
         report.losses = [round(loss, LOSS_DIGITS) for loss in mean_losses(stream, texts, alone).values()]
     if request.scalars["own_text"]:
-        windows = held_out_windows(site.settings, site.node, site.model.encode, request.header.rank)
+        windows = held_out_windows(site.settings, site.node, site.model.encode, request.header.client)
         models = {"dense": dense, "local_only": alone, "federated": federated()}
         losses = [mean_losses(stream, {"": windows}, models[name], OWN_LOSS_LIMIT)[""] for name in OWN_TEXT_MODELS]
         report.own_losses = [round(loss, LOSS_DIGITS) for loss in losses]

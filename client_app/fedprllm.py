@@ -65,7 +65,7 @@ def train(site: Site, request: Letter) -> Letter:
 def _vote_on_all_blocks(site: Site, state: PrivateState, header: Header) -> VoteReport:
     """One-shot: prune the model block by block and keep each block's masks as soon as they are made."""
     started = time.monotonic()
-    windows = client_windows(site.settings, site.node, site.model.encode, header.rank)
+    windows = client_windows(site.settings, site.node, site.model.encode, header.client)
     hashes = _prune_alone(site, windows, state.blobs(header.server_round))
     return _report(windows, hashes, started)
 
@@ -80,7 +80,7 @@ def _vote_on_one_block(site: Site, state: PrivateState, request: Letter) -> Vote
     server_round = request.header.server_round
     stream, store = BlockStream(site.model, site.computing), state.blobs(server_round)
     if server_round == 1:
-        windows = client_windows(site.settings, site.node, site.model.encode, request.header.rank)
+        windows = client_windows(site.settings, site.node, site.model.encode, request.header.client)
         activations = stream.start(windows)
     elif (left := _left_by(state, server_round - 1)) is not None:
         earlier, before = state.blobs(server_round - 1), server_round - 2
@@ -90,7 +90,7 @@ def _vote_on_one_block(site: Site, state: PrivateState, request: Letter) -> Vote
         _walk(stream, activations, range(before, before + 1), lambda _: _decided(site, request, before))
     else:
         decided_before = _delivered_again(site, request.header)
-        windows = client_windows(site.settings, site.node, site.model.encode, request.header.rank)
+        windows = client_windows(site.settings, site.node, site.model.encode, request.header.client)
         activations = stream.start(windows)
         _walk(stream, activations, range(server_round - 1), decided_before)
     kept = {"windows": store.put(pack_tensors({"": windows.numpy()})), "hidden": store.put_pieces(activations.pieces())}

@@ -52,7 +52,7 @@ def _prune(site: Site, state: PrivateState, request: Letter, sample: Sample) -> 
     started, server_round = time.monotonic(), request.header.server_round
     held = held_in(state, server_round)
     hold(state, server_round, held)
-    windows = client_windows(site.settings, site.node, site.model.encode, request.header.rank)
+    windows = client_windows(site.settings, site.node, site.model.encode, request.header.client)
     job, store, hashes, damping = site.settings.fedspallm, state.blobs(server_round), [], 0.0
     pruning = LocalPruning(job.local_method, job.sparsity_of(server_round), job.local_group, job.damping, job.damping_mean)
     with mistakes_of_kernels():

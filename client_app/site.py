@@ -80,8 +80,8 @@ class Site:
     def state(self, header: Header) -> PrivateState:
         """The private state of this site in the run that a message is of."""
         client: dict[str, str | int] = {"set of settings": self.settings.digest()}
-        if header.kind != "enrol":  # a rank comes with a seat
-            client = {"rank": header.rank, **client}
+        if header.kind != "enrol":  # a number comes with a seat
+            client = {"number": header.client, **client}
         return PrivateState(self.node.state_root(), header.lineage, self.name, client)
 
 

@@ -29,7 +29,7 @@ def require_own_data(site: Site, header: Header) -> None:
 def _own_items(site: Site, header: Header) -> ScoredItems:
     """The held-out items; how many are cut is told in this node's log alone, as it is a count of single items."""
     classes = site.model.family.kind == "encoder"
-    own = held_out_items(site.settings, site.node, site.model.tokenizer, header.rank, classes, site.model.num_positions)
+    own = held_out_items(site.settings, site.node, site.model.tokenizer, header.client, classes, site.model.num_positions)
     if own.cut:
         logging.getLogger("espalier").warning("%d of %d own test items are too long and were cut", len(own.cut), len(own))
     return own

@@ -88,7 +88,7 @@ def _train(site: Site, state: PrivateState, request: Letter, adapters: AdapterPl
     started, server_round = time.monotonic(), request.header.server_round
     start = _global(site, adapters, _brought(site, request, adapters))
     first_step = (server_round - 1) * site.settings.training.steps
-    training = _training(site, adapters, request.header.rank, first_step)
+    training = _training(site, adapters, request.header.client, first_step)
     pruning, steps = SelfPruning.of(site.settings, adapters, rank_limit), site.settings.training.steps
     if pruning is not None and pruning.regularisation > 0:
         training.penalty = pruning.penalty
@@ -119,7 +119,7 @@ def _part(value: Tensor, shape: tuple[int, ...]) -> Tensor:
     return value[tuple(map(slice, shape))] if value.ndim else value
 
 
-def _training(site: Site, adapters: AdapterPlan, rank: int, first_step: int = 0) -> AdapterTraining:
+def _training(site: Site, adapters: AdapterPlan, client: int, first_step: int = 0) -> AdapterTraining:
     """A client's training, wherever it happens; it is refused where its first round comes to too few tokens."""
     settings = site.settings
     training = AdapterTraining(
@@ -127,8 +127,8 @@ def _training(site: Site, adapters: AdapterPlan, rank: int, first_step: int = 0)
         computing=site.computing,
         settings=settings,
         adapters=adapters,
-        sequences=client_sequences(settings, site.node, site.model, rank),
-        seed=derive_seed(settings.seed, "training", rank=rank),
+        sequences=client_sequences(settings, site.node, site.model, client),
+        seed=derive_seed(settings.seed, "training", client=client),
         cache_folder=_cache(site),
     )
     _require_enough(site, training, range(first_step, first_step + settings.training.steps))
@@ -177,7 +177,7 @@ def alone(site: Site, request: Letter) -> Letter:
 
     def make(state: PrivateState) -> dict[str, Any]:
         asked = validate(Alone, request.scalars).rank_limit
-        limit = asked or site.settings.job.rank_limit_of(request.header.rank, site.settings.lora)
+        limit = asked or site.settings.job.rank_limit_of(request.header.client, site.settings.lora)
         order = state.load_lasting(FIRST_ORDER) or {"rank_limit": limit}
         adapters = trained(site.model.plan, site.settings, order["rank_limit"])
         return {"rank_limit": order["rank_limit"], "blobs": _train_alone(site, state, request.header, adapters)}
@@ -187,7 +187,7 @@ def alone(site: Site, request: Letter) -> Letter:
 
 def _train_alone(site: Site, state: PrivateState, header: Header, adapters: AdapterPlan) -> dict[str, str]:
     """Train in as many steps as this client has in all rounds, and keep the adapters; the hash of each blob by key."""
-    training, store = _training(site, adapters, header.rank), state.blobs(header.server_round)
+    training, store = _training(site, adapters, header.client), state.blobs(header.server_round)
     with mistakes_of_kernels():
         tensors, outcome = training.run(initial_adapters(adapters, site.settings.seed), 0, training.total_steps)
         _require_enough(site, training, outcome.weighed)

@@ -143,15 +143,15 @@ def _work(run: Run, grid: Grid, computing: Computing, tests: PublicTests, summar
         measure_pruned(run, computing, strategy.result, tests, summary)
     for server_round in result.evaluate_metrics_clientapp.values():
         for key, figures in server_round.items():
-            name, _, rank = key.partition("/")
+            name, _, client = key.partition("/")
             if name == "loss":
                 for text, loss in zip(tests.texts, figures, strict=True):
-                    summary.local_perplexities.setdefault(text, {})[int(rank)] = perplexity(loss)
+                    summary.local_perplexities.setdefault(text, {})[int(client)] = perplexity(loss)
             elif name == "test":
                 for metric, value in zip(tests.metrics, figures, strict=True):
-                    summary.local_scores.setdefault(metric, {})[int(rank)] = value
+                    summary.local_scores.setdefault(metric, {})[int(client)] = value
             else:
-                summary.own_text[int(rank)] = dict(zip(OWN_TEXT_MODELS, map(perplexity, figures), strict=True))
+                summary.own_text[int(client)] = dict(zip(OWN_TEXT_MODELS, map(perplexity, figures), strict=True))
     if fault is not None:
         raise fault
 

@@ -45,7 +45,7 @@ def open_all(config: Mapping[str, Any], tell: Callable[[str], None]) -> None:
     require_fit(settings, model, public_tests(settings, model, built_in=False))
     _require_places(settings, len(model.plan.blocks))
     unusable = _unusable(settings, model)
-    lines = [f"{_clients(ranks)}: {reason}" for reason, ranks in unusable.items()]
+    lines = [f"{_clients(clients)}: {reason}" for reason, clients in unusable.items()]
     left = settings.num_clients - sum(map(len, unusable.values()))
     if left < math.ceil(round(settings.num_clients * settings.quorum, 6)):
         raise Mistake("\n".join(lines))
@@ -56,26 +56,26 @@ def open_all(config: Mapping[str, Any], tell: Callable[[str], None]) -> None:
 def _require_places(settings: RunSettings, num_layers: int) -> None:
     """As FedSpaLLM's first round will; simulated clients without ``capabilities`` are equals."""
     if settings.method == "fedspallm":
-        job, ranks = settings.fedspallm, range(settings.num_clients)
-        stated = {rank: job.capability_of(rank) if job.capabilities else 1.0 for rank in ranks}
+        job, clients = settings.fedspallm, range(settings.num_clients)
+        stated = {client: job.capability_of(client) if job.capabilities else 1.0 for client in clients}
         places = layers_per_client(num_layers, job.sampled_layers, stated)
-        require_places(job, num_layers, {f"client {rank}": number for rank, number in places.items()})
+        require_places(job, num_layers, {f"client {client}": number for client, number in places.items()})
 
 
 def _unusable(settings: RunSettings, model: OpenedModel) -> dict[str, list[int]]:
     """What clients would say of their data, and which of them."""
     found: dict[str, list[int]] = {}
-    for rank in range(settings.num_clients):
+    for client in range(settings.num_clients):
         try:
-            with beats_of(f"client {rank}"):
-                read_client_data(settings, simulated_node(), model, rank)
+            with beats_of(f"client {client}"):
+                read_client_data(settings, simulated_node(), model, client)
         except Mistake as mistake:
-            found.setdefault(str(mistake), []).append(rank)
+            found.setdefault(str(mistake), []).append(client)
     return found
 
 
-def _clients(ranks: list[int]) -> str:
-    return f"client{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+def _clients(clients: list[int]) -> str:
+    return f"client{'s' if len(clients) > 1 else ''} {', '.join(map(str, clients))}"
 
 
 def _tell(line: str) -> None:

@@ -21,7 +21,7 @@ from pruning_kernels.bitmask import num_words, pack
 from strategies.roster import Roster
 from strategies.run_folder import RunFolder
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 COLUMNS = ("dense", "local_only", "centralized", "federated")
 SPARSITY_DEFINITION = (
     "weights that the method set to zero / weights of the decoder blocks' linears (embeddings, norms, biases and head excluded)"
@@ -74,13 +74,13 @@ class Summary:
     losses: dict[str, dict[str, float | None]] = field(default_factory=dict)
     """text -> column -> mean loss in nats; ``local_only`` is a mean of perplexities and kept apart."""
     local_perplexities: dict[str, dict[int, float]] = field(default_factory=dict)
-    """text -> rank -> perplexity of the client's own result."""
+    """text -> client -> perplexity of the client's own result."""
     own_text: dict[int, dict[str, float]] = field(default_factory=dict)
-    """rank -> model -> perplexity on the client's own held-out text."""
+    """client -> model -> perplexity on the client's own held-out text."""
     scores: dict[str, dict[str, float]] = field(default_factory=dict)
     """metric -> column -> score on the task's public items; ``local_only`` is kept apart."""
     local_scores: dict[str, dict[int, float]] = field(default_factory=dict)
-    """metric -> rank -> score of the client's own result."""
+    """metric -> client -> score of the client's own result."""
     tests: dict[str, int] = field(default_factory=dict)
     """Public items that were scored, and how many of them lost tokens, as scored or as a prompt; empty where there are none."""
     chances: dict[str, float] = field(default_factory=dict)
@@ -160,7 +160,7 @@ class Summary:
             "num_clients": self.settings.num_clients,
             "clients": self._clients(folder),
             "finished": None if nobody_asked else self.roster.finished(),
-            "missing": [{"client": who, "reason": why} for who, why in missing],
+            "missing": [{"site": who, "reason": why} for who, why in missing],
             "refused": self.roster.refused,
             "rounds": self.rounds,
             "sparsity": {
@@ -185,14 +185,16 @@ class Summary:
 
     def _clients(self, folder: RunFolder) -> list[dict[str, Any]]:
         clients = []
-        for rank, seat in sorted(self.roster.seats.items()):
-            traffic = folder.ledger.by_rank.get(rank, Traffic())
-            local = {f"perplexity/{text}": _finite(values.get(rank)) for text, values in self.local_perplexities.items()}
-            local |= {f"{metric}/{self.settings.task.name}": values.get(rank) for metric, values in self.local_scores.items()}
-            local |= {f"perplexity/{OWN_TEXT}/{model}": _finite(value) for model, value in self.own_text.get(rank, {}).items()}
+        for client, seat in sorted(self.roster.seats.items()):
+            traffic = folder.ledger.by_client.get(client, Traffic())
+            local = {f"perplexity/{text}": _finite(values.get(client)) for text, values in self.local_perplexities.items()}
+            local |= {f"{metric}/{self.settings.task.name}": values.get(client) for metric, values in self.local_scores.items()}
+            local |= {
+                f"perplexity/{OWN_TEXT}/{model}": _finite(value) for model, value in self.own_text.get(client, {}).items()
+            }
             clients.append(
                 {
-                    "rank": rank,
+                    "client": client,
                     "site": seat.site,
                     "status": seat.status,
                     "reason": seat.reason or None,

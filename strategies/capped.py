@@ -17,7 +17,7 @@ def capped(claimed: Mapping[int, float], most_ratio: float) -> dict[int, float]:
 
     Parameters
     ----------
-    claimed : by rank, 0 or more
+    claimed : by client, 0 or more
     most_ratio : 1 or more
 
     Returns
@@ -30,7 +30,7 @@ def capped(claimed: Mapping[int, float], most_ratio: float) -> dict[int, float]:
     if not positive:
         return dict(claimed)
     most = most_ratio * median_low(positive)
-    return {rank: min(value, most) for rank, value in claimed.items()}
+    return {client: min(value, most) for client, value in claimed.items()}
 
 
 def count_claims(rounds: Rounds, what: str, claimed: Mapping[int, float], most_ratio: float) -> dict[int, float]:
@@ -42,14 +42,14 @@ def count_claims(rounds: Rounds, what: str, claimed: Mapping[int, float], most_r
     claimed, most_ratio : as of ``capped``
     """
     counted = capped(claimed, most_ratio)
-    for rank, value in claimed.items():
-        if counted[rank] == value:
+    for client, value in claimed.items():
+        if counted[client] == value:
             continue
-        seat, note = rounds.roster.seats[rank], {"claimed": value, "counted": counted[rank]}
+        seat, note = rounds.roster.seats[client], {"claimed": value, "counted": counted[client]}
         if seat.capped.get(what) != note:
             seat.capped[what] = note
             text = (
-                f"capped       {seat.site}: its {what} {value:g} counts as {counted[rank]:g}, {most_ratio:g} times the median"
+                f"capped       {seat.site}: its {what} {value:g} counts as {counted[client]:g}, {most_ratio:g} times the median"
             )
-            rounds.progress.note("capped", text, rank=rank, site=seat.site, what=what, **note)
+            rounds.progress.note("capped", text, client=client, site=seat.site, what=what, **note)
     return counted

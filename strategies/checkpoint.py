@@ -3,7 +3,7 @@
 ``checkpoint/state.json`` names blobs of ``checkpoint/blobs`` by hash; it is written after they are, so a crash leaves
 the previous round's checkpoint intact. It carries its own checksum (``espalier/storage/sealed.py``), and the state of the round
 before stays beside it as ``previous.json``: where the last one is damaged, a person can go back to it. Round 0 is the end of
-enrolment: a site keeps the rank under which it was first asked, also before a round is finished.
+enrolment: a site keeps the number under which it was first asked, also before a round is finished.
 """
 
 from collections.abc import Collection
@@ -15,7 +15,7 @@ from espalier.storage.atomic import replacing, write_bytes
 from espalier.storage.blobs import BlobStore
 from espalier.storage.sealed import Damaged, read_sealed, sealed
 
-VERSION = 2
+VERSION = 3
 NAMED = 3
 """Damaged blobs that are named one by one."""
 
@@ -38,7 +38,7 @@ class CheckpointFolder:
     def save(
         self,
         server_round: int,
-        ranks: dict[str, int],
+        clients: dict[str, int],
         identity: dict[str, str],
         state: dict[str, Any],
         blobs: Collection[str] = (),
@@ -48,12 +48,12 @@ class CheckpointFolder:
         Parameters
         ----------
         server_round : the round that is finished; 0: clients are enrolled, and none was asked for anything
-        ranks : site -> rank
+        clients : site -> client
         identity : hashes of settings and model, which a resumed run must share
         state : the strategy's own state, JSON values only; large data are named by their blob hash
         blobs : hashes of all blobs that the state names
         """
-        document = {"version": VERSION, "round": server_round, "ranks": ranks, "identity": identity, "state": state}
+        document = {"version": VERSION, "round": server_round, "clients": clients, "identity": identity, "state": state}
         with replacing(self._last) as file:
             file.write(sealed({**document, "blobs": sorted(set(blobs))}))
             if self._last.exists():

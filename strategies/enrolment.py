@@ -41,13 +41,13 @@ class Enroller:
     _claims: dict[str, list[int]] = field(default_factory=dict)
     """Site -> further nodes that say its name, in the order in which they did."""
 
-    def enrol(self, ranks: dict[str, int] | None = None) -> None:
+    def enrol(self, clients: dict[str, int] | None = None) -> None:
         """Give seats to sites.
 
         Parameters
         ----------
-        ranks : site -> rank of an earlier part of this run; without it the first ``num-clients`` sites, in order of
-            their names, receive the ranks 0, 1, ...
+        clients : site -> client of an earlier part of this run; without it the first ``num-clients`` sites, in order of
+            their names, become clients 0, 1, ...
 
         Raises
         ------
@@ -55,7 +55,7 @@ class Enroller:
             Fewer sites than the quorum came before ``enrol-seconds`` had passed without a new one that can have a seat.
         """
         rounds, settings = self.rounds, self.rounds.settings
-        wanted = settings.num_clients if ranks is None else len(ranks)
+        wanted = settings.num_clients if clients is None else len(clients)
         end = rounds.clock.now() + settings.enrol_seconds
         rounds.progress.begin("enrolling", wanted)
         sites: dict[str, tuple[int, Enrolment]] = {}
@@ -63,29 +63,29 @@ class Enroller:
         while True:
             for node_id, enrolment in self._newly_enrolled():
                 is_new = self._take(node_id, enrolment, sites)
-                if is_new and (ranks is None or enrolment.site in ranks):
+                if is_new and (clients is None or enrolment.site in clients):
                     end = rounds.clock.now() + settings.enrol_seconds
             if self._waiting and rounds.somebody_works():
                 end = rounds.clock.now() + settings.enrol_seconds
-            found, now = len(sites if ranks is None else sites.keys() & ranks.keys()), rounds.clock.now()
+            found, now = len(sites if clients is None else sites.keys() & clients.keys()), rounds.clock.now()
             if found != told or now - told_at >= TELL_SECONDS:
                 told, told_at = found, now
                 self._tell(found, wanted, end - now)
             if (found >= wanted and not self._waiting) or rounds.clock.now() >= end:
                 break
             rounds.clock.sleep(POLL_SECONDS)
-        if ranks is None:
-            ranks = {site: rank for rank, site in enumerate(sorted(sites)[:wanted])}
-        if min(len(sites), len(ranks)) < settings.num_clients:
-            self._tell_who_was_left(ranks, sites)
-        self._seat(ranks, sites)
+        if clients is None:
+            clients = {site: client for client, site in enumerate(sorted(sites)[:wanted])}
+        if min(len(sites), len(clients)) < settings.num_clients:
+            self._tell_who_was_left(clients, sites)
+        self._seat(clients, sites)
         rounds.look_for_nodes, rounds.reseat = self.look_for_nodes, self.reseat
-        rounds.require_quorum(len(ranks.keys() & sites.keys()), "enrolled")
+        rounds.require_quorum(len(clients.keys() & sites.keys()), "enrolled")
 
-    def _tell_who_was_left(self, ranks: Mapping[str, int], sites: Mapping[str, object]) -> None:
+    def _tell_who_was_left(self, clients: Mapping[str, int], sites: Mapping[str, object]) -> None:
         """Where somebody is missing: of nodes that have not said who they are, and of sites that a free seat is not for."""
-        free = len(ranks) < self.rounds.settings.num_clients
-        for site in sorted(sites.keys() - ranks.keys()) if free else ():
+        free = len(clients) < self.rounds.settings.num_clients
+        for site in sorted(sites.keys() - clients.keys()) if free else ():
             self._refuse(site, "the run was begun without it, and a resumed run keeps its clients; begin a new run")
         for node_id, _ in self._waiting.values():
             waited = self.rounds.settings.enrol_seconds
@@ -108,7 +108,7 @@ class Enroller:
         seat.node_id, *self._claims[seat.site] = claims + last
         self.rounds.roster.refused.pop(seat.site, None)  # as the second node of its name
         text = f"seated again {seat.site}: it answers from another node now"
-        self.rounds.progress.note("seated_again", text, rank=seat.rank, site=seat.site)
+        self.rounds.progress.note("seated_again", text, client=seat.client, site=seat.site)
 
     def _take(self, node_id: int, enrolment: Enrolment, sites: dict[str, tuple[int, Enrolment]]) -> bool:
         """Note an enrolled site, unless it is refused or a connected node has its name already; returns whether it is new."""
@@ -132,13 +132,13 @@ class Enroller:
         text = f"enrolling    {found} of {wanted} sites connected{rest}"
         self.rounds.progress.note("connected", text, sites=found, wanted=wanted)
 
-    def _seat(self, ranks: dict[str, int], sites: Mapping[str, tuple[int, Enrolment]]) -> None:
-        for site, rank in sorted(ranks.items(), key=lambda item: item[1]):
-            seat = self.rounds.roster.seats[rank] = Seat(rank, site, 0)
+    def _seat(self, clients: dict[str, int], sites: Mapping[str, tuple[int, Enrolment]]) -> None:
+        for site, client in sorted(clients.items(), key=lambda item: item[1]):
+            seat = self.rounds.roster.seats[client] = Seat(client, site, 0)
             if site in sites:
                 seat.node_id, enrolment = sites[site]
                 seat.capability, seat.measured = enrolment.capability, enrolment.measured
-                self.rounds.progress.step("enrolled", f"{site} takes part as client {rank}", site=site, rank=rank)
+                self.rounds.progress.step("enrolled", f"{site} takes part as client {client}", site=site, client=client)
 
     def _newly_enrolled(self) -> Iterator[tuple[int, Enrolment]]:
         """Ask nodes that have not been asked, and yield those whose answers have arrived."""

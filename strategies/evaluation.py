@@ -71,10 +71,10 @@ class ClientEvaluation:
         losses: dict[str, list[float]] = {}
         for reply in replies:
             letter = read(reply.content)
-            seat = rounds.roster.seats[letter.header.rank]
+            seat = rounds.roster.seats[letter.header.client]
             seat.seconds += letter.scalars["seconds"]
-            losses[f"loss/{seat.rank}"] = list(letter.scalars["losses"])
-            losses[f"own-loss/{seat.rank}"] = list(letter.scalars["own_losses"])
-            losses[f"test/{seat.rank}"] = list(letter.scalars["test_scores"])
-            self.run.progress.step("local_only", f"local result of {seat.site}", rank=seat.rank)
+            losses[f"loss/{seat.client}"] = list(letter.scalars["losses"])
+            losses[f"own-loss/{seat.client}"] = list(letter.scalars["own_losses"])
+            losses[f"test/{seat.client}"] = list(letter.scalars["test_scores"])
+            self.run.progress.step("local_only", f"local result of {seat.site}", client=seat.client)
         return MetricRecord({name: losses[name] for name in sorted(losses) if losses[name]})

@@ -94,7 +94,7 @@ class FedPrLLM(Method):
 
     def _caught_up(self, server_round: int) -> Iterator[Message]:
         """Bring clients that lost their hidden states all that was decided, and ask again; they walk from the beginning."""
-        lost = [seat for seat in self.rounds.roster.active() if seat.rank in (self.rounds.lost or {})]
+        lost = [seat for seat in self.rounds.roster.active() if seat.client in (self.rounds.lost or {})]
         for requests in self._deliveries(server_round, server_round - 1, lost):
             for _ in self.rounds.exchange(requests):
                 pass
@@ -107,7 +107,7 @@ class FedPrLLM(Method):
         inbox = Inbox(self.run.folder.inbox)
         for letter in inbox.receive(chain(replies, self._caught_up(server_round))):
             self._note_arrival(letter)
-        voters = inbox.complete_ranks()
+        voters = inbox.complete_clients()
         self.rounds.require_quorum(len(voters), "sent their masks")
         blocks = blocks_of_round(self.run.model.plan, self.settings, server_round)
         self.run.progress.begin("voting", len(blocks))
@@ -129,21 +129,21 @@ class FedPrLLM(Method):
         """Ask for the part of a client's masks that follows the one which has arrived."""
         header = letter.header
         if header.kind == "train":
-            self._reply_hashes[header.rank] = letter.scalars["blob_sha256"]
+            self._reply_hashes[header.client] = letter.scalars["blob_sha256"]
         parts, following = self._parts(header.server_round), header.part + 1
         if following == len(parts):
             return None
         first = parts[0].start
-        hashes = [self._reply_hashes[header.rank][index - first] for index in parts[following]]
-        seat = self.rounds.roster.seats[header.rank]
+        hashes = [self._reply_hashes[header.client][index - first] for index in parts[following]]
+        seat = self.rounds.roster.seats[header.client]
         return self.rounds.request("fetch", seat, header.server_round, PartRequest(blob_sha256=hashes), part=following)
 
     def _note_arrival(self, letter: Letter) -> None:
-        seat = self.rounds.roster.seats[letter.header.rank]
+        seat = self.rounds.roster.seats[letter.header.client]
         if letter.header.kind == "train":
             seat.worked(letter.scalars["seconds"])
         if letter.header.part + 1 == letter.header.num_parts:
-            self.run.progress.step("masks", f"masks of {seat.site}, {seat.work()}", rank=seat.rank, seconds=seat.seconds)
+            self.run.progress.step("masks", f"masks of {seat.site}, {seat.work()}", client=seat.client, seconds=seat.seconds)
 
     # ----- evaluation by the clients ----------------------------------------------------------------------------------
 

@@ -97,9 +97,9 @@ class FedSpaLLM(Method):
         unless clients were asked before the run was resumed: they answer a round once.
         """
         asked, before = set[int](), self.run.folder.load_samples(server_round)
-        while (active := {seat.rank for seat in self.rounds.roster.active()}) and active != asked:
+        while (active := {seat.client for seat in self.rounds.roster.active()}) and active != asked:
             asked, self._samples = active, self._draw(server_round) if before is None else before
-            ends = {rank: blocks[-1] + 1 for rank, blocks in self._samples.items()}
+            ends = {client: blocks[-1] + 1 for client, blocks in self._samples.items()}
             yield from self.held.updates(self.rounds, server_round, self.result.layers(), ends)
 
     def deliver(self, server_round: int) -> Iterator[list[Message]]:
@@ -118,8 +118,8 @@ class FedSpaLLM(Method):
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
         """Ask every client to prune the layers that ``prepare`` sampled for it (algorithm 1, lines 3 to 7)."""
         self.run.folder.save_samples(server_round, self._samples)
-        active = {seat.rank for seat in self.rounds.roster.active()}
-        self._samples = {rank: blocks for rank, blocks in self._samples.items() if rank in active}
+        active = {seat.client for seat in self.rounds.roster.active()}
+        self._samples = {client: blocks for client, blocks in self._samples.items() if client in active}
         sampled = {index for blocks in self._samples.values() for index in blocks}
         if left := sorted(set(self._to_sample(server_round)) - sampled):
             text = f"round {server_round} does not reach layers {', '.join(map(str, left))}"
@@ -127,35 +127,37 @@ class FedSpaLLM(Method):
         self.rounds.lost = {}
         return self._orders(server_round, self._samples)
 
-    def _orders(self, server_round: int, ranks: Iterable[int]) -> list[Message]:
+    def _orders(self, server_round: int, clients: Iterable[int]) -> list[Message]:
         requests = []
-        for rank in ranks:
-            sample = Sample(blocks=self._samples[rank], versions=self.result.versions)
-            requests.append(self.rounds.request("train", self.rounds.roster.seats[rank], server_round, sample))
+        for client in clients:
+            sample = Sample(blocks=self._samples[client], versions=self.result.versions)
+            requests.append(self.rounds.request("train", self.rounds.roster.seats[client], server_round, sample))
         return requests
 
     def _caught_up(self, server_round: int) -> Iterator[Message]:
         """Bring clients that lost their layers of the global model those that they read in this round, and ask again."""
-        lost = {rank: self._samples[rank][-1] + 1 for rank in sorted(self.rounds.lost or {})}
-        for rank in lost:
-            self.held.forget(rank)
+        lost = {client: self._samples[client][-1] + 1 for client in sorted(self.rounds.lost or {})}
+        for client in lost:
+            self.held.forget(client)
         for requests in self.held.updates(self.rounds, server_round, self.result.layers(), lost):
             for _ in self.rounds.exchange(requests):
                 pass
-        active = {seat.rank for seat in self.rounds.roster.active()}
-        yield from self.rounds.exchange(self._orders(server_round, [rank for rank in lost if rank in active]), self.next_part)
+        active = {seat.client for seat in self.rounds.roster.active()}
+        yield from self.rounds.exchange(
+            self._orders(server_round, [client for client in lost if client in active]), self.next_part
+        )
 
     def _draw(self, server_round: int) -> dict[int, list[int]]:
         """The layers of each client in a round: of all, those that were pruned longest ago first if not all can be covered."""
         generator = np.random.default_rng(derive_seed(self.run.settings.seed, "layers", server_round=server_round))
         everybody = layers_per_client(len(self.plan.blocks), self.settings.sampled_layers, self._capabilities())
-        places = {seat.rank: everybody[seat.rank] for seat in self.rounds.roster.active()}
+        places = {seat.client: everybody[seat.client] for seat in self.rounds.roster.active()}
         layers = self._to_sample(server_round)
         order = generator.permutation(len(layers))
         by_age = sorted((layers[place] for place in order), key=lambda index: self.result.versions[index])
         if server_round == 1:
             seats = self.rounds.roster.seats
-            require_places(self.settings, len(layers), {seats[rank].site: number for rank, number in places.items()})
+            require_places(self.settings, len(layers), {seats[client].site: number for client, number in places.items()})
         return sample_layers(by_age, places, generator)
 
     def _to_sample(self, server_round: int) -> list[int]:
@@ -166,14 +168,14 @@ class FedSpaLLM(Method):
         """What each client can compute, dropped ones included: as the settings say, else as the nodes do, within a ratio."""
         seats = [seat for _, seat in sorted(self.rounds.roster.seats.items())]
         if self.settings.capabilities:
-            return {seat.rank: self.settings.capability_of(seat.rank) for seat in seats}
+            return {seat.client: self.settings.capability_of(seat.client) for seat in seats}
         measured = [seat.site for seat in seats if seat.measured]
         if measured and len(measured) < len(seats):
             raise Mistake(
                 f"capability: {', '.join(measured)} measured its own, others state theirs, and the two cannot be compared; "
                 "set it on every node or to 0 on every node"
             )
-        stated = {seat.rank: seat.capability for seat in seats}
+        stated = {seat.client: seat.capability for seat in seats}
         return count_claims(self.rounds, "capability", stated, self.settings.max_capability_ratio)
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[None, MetricRecord]:
@@ -182,31 +184,31 @@ class FedSpaLLM(Method):
         inbox = Inbox(self.run.folder.inbox)
         for letter in inbox.receive(chain(replies, self._caught_up(server_round))):
             self._note_arrival(letter)
-        complete = [rank for rank in inbox.complete_ranks() if self._is_plausible(inbox, rank)]
+        complete = [client for client in inbox.complete_clients() if self._is_plausible(inbox, client)]
         self.rounds.require_quorum(len(complete), "sent their layers")
-        claimed = {rank: self._claimed_weight(rank) for rank in complete}
+        claimed = {client: self._claimed_weight(client) for client in complete}
         self._weights = count_claims(self.rounds, "weight", claimed, self.settings.max_weight_ratio)
-        self.result.note_local_models([self._samples[rank] for rank in complete], server_round)
-        sampled = sorted({index for rank in complete for index in self._samples[rank]})
+        self.result.note_local_models([self._samples[client] for client in complete], server_round)
+        sampled = sorted({index for client in complete for index in self._samples[client]})
         self.run.progress.begin("folding", len(sampled))
         for index in sampled:
-            ranks = [rank for rank in complete if index in self._samples[rank]]
+            clients = [client for client in complete if index in self._samples[client]]
             block = self.plan.blocks[index]
-            self.result.decide(block, server_round, self._folded(inbox, block, ranks))
-            self.run.progress.step("folded", f"layer {index} of {len(ranks)} clients", block=index, ranks=ranks)
+            self.result.decide(block, server_round, self._folded(inbox, block, clients))
+            self.run.progress.step("folded", f"layer {index} of {len(clients)} clients", block=index, clients=clients)
         inbox.clear()
         return None, MetricRecord({"num-clients": len(complete), "num-layers": len(sampled)})
 
-    def _is_plausible(self, inbox: Inbox, rank: int) -> bool:
+    def _is_plausible(self, inbox: Inbox, client: int) -> bool:
         """Whether no kept weight is far beyond the dense ones; nothing else bounds what one client does to a mean."""
-        for block in (self.plan.blocks[index] for index in self._samples[rank]):
+        for block in (self.plan.blocks[index] for index in self._samples[client]):
             for linear in block.linears:
                 largest = self._largest_dense(linear)
-                kept = inbox.tensor(rank, block_key(block.index), kept_name(linear.name))
+                kept = inbox.tensor(client, block_key(block.index), kept_name(linear.name))
                 if kept.numel() and kept.abs().max().item() > LARGEST_KEPT * largest:
                     reason = f"a kept weight is over {LARGEST_KEPT} times the largest dense one"
                     where = f"{block_key(block.index)} {linear.name}"
-                    self.rounds.drop("train", self.rounds.roster.seats[rank], f"reply refused: {where}: {reason}")
+                    self.rounds.drop("train", self.rounds.roster.seats[client], f"reply refused: {where}: {reason}")
                     return False
         return True
 
@@ -215,48 +217,48 @@ class FedSpaLLM(Method):
             self._largest[linear.parameter] = self.run.model.checkpoint.read(linear.parameter).abs().max().item()
         return self._largest[linear.parameter]
 
-    def _folded(self, inbox: Inbox, block: BlockPlan, ranks: list[int]) -> Iterator[tuple[LinearPlan, KeptMean, VoteCounter]]:
-        """Sum and votes of each matrix of a layer, over the clients that sampled it, in order of rank."""
+    def _folded(self, inbox: Inbox, block: BlockPlan, clients: list[int]) -> Iterator[tuple[LinearPlan, KeptMean, VoteCounter]]:
+        """Sum and votes of each matrix of a layer, over the clients that sampled it, in order of client."""
         key = block_key(block.index)
         for linear in block.linears:
             mean = KeptMean(linear.shape, self.run.device)
-            votes = VoteCounter(linear.shape, len(ranks), self.run.device)
-            for rank in ranks:
-                weight = self._weights[rank]
-                kept = inbox.tensor(rank, key, kept_name(linear.name)).to(torch.float32).numpy()
-                mean.add(inbox.tensor(rank, key, mask_name(linear.name)).numpy(), kept, weight)
-            for first, masks in inbox.words(key, mask_name(linear.name), ranks):
+            votes = VoteCounter(linear.shape, len(clients), self.run.device)
+            for client in clients:
+                weight = self._weights[client]
+                kept = inbox.tensor(client, key, kept_name(linear.name)).to(torch.float32).numpy()
+                mean.add(inbox.tensor(client, key, mask_name(linear.name)).numpy(), kept, weight)
+            for first, masks in inbox.words(key, mask_name(linear.name), clients):
                 votes.count(masks, first)
             yield linear, mean, votes
 
-    def _claimed_weight(self, rank: int) -> float:
+    def _claimed_weight(self, client: int) -> float:
         """What a client would weigh by what it says; see ``capped``."""
         if self.settings.client_weights == "equal":
             return 1.0
-        return float(self.rounds.roster.seats[rank].metrics["calibration_windows"])
+        return float(self.rounds.roster.seats[client].metrics["calibration_windows"])
 
     def next_part(self, letter: Letter) -> Message | None:
         """Ask for the part of a client's layers that follows the one which has arrived."""
         header = letter.header
         if header.kind == "train":
-            self._reply_hashes[header.rank] = letter.scalars["blob_sha256"]
-        blocks = self._samples[header.rank]
+            self._reply_hashes[header.client] = letter.scalars["blob_sha256"]
+        blocks = self._samples[header.client]
         parts, following = sample_parts(self.plan, self.run.settings, header.server_round, blocks), header.part + 1
         if following == len(parts):
             return None
-        hashes = [self._reply_hashes[header.rank][blocks.index(index)] for index in parts[following]]
-        seat = self.rounds.roster.seats[header.rank]
+        hashes = [self._reply_hashes[header.client][blocks.index(index)] for index in parts[following]]
+        seat = self.rounds.roster.seats[header.client]
         part = SamplePart(blocks=blocks, blob_sha256=hashes)
         return self.rounds.request("fetch", seat, header.server_round, part, part=following)
 
     def _note_arrival(self, letter: Letter) -> None:
-        seat = self.rounds.roster.seats[letter.header.rank]
+        seat = self.rounds.roster.seats[letter.header.client]
         if letter.header.kind == "train":
             seat.worked(letter.scalars["seconds"])
             names = ("damping", *(["calibration_windows"] if self.settings.client_weights == "samples" else []))
-            seat.metrics = {name: letter.scalars[name] for name in names} | {"layers": self._samples[seat.rank]}
+            seat.metrics = {name: letter.scalars[name] for name in names} | {"layers": self._samples[seat.client]}
         if letter.header.part + 1 == letter.header.num_parts:
-            number = len(self._samples[seat.rank])
+            number = len(self._samples[seat.client])
             self.run.progress.step(
-                "layers", f"{number} layers of {seat.site}, {seat.work()}", rank=seat.rank, seconds=seat.seconds
+                "layers", f"{number} layers of {seat.site}, {seat.work()}", client=seat.client, seconds=seat.seconds
             )

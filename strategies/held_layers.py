@@ -26,20 +26,20 @@ class HeldLayers:
         self._versions: dict[int, list[int]] = {}
 
     def state(self) -> dict[str, list[int]]:
-        """Versions by rank, for a checkpoint."""
-        return {str(rank): versions for rank, versions in sorted(self._versions.items())}
+        """Versions by client, for a checkpoint."""
+        return {str(client): versions for client, versions in sorted(self._versions.items())}
 
     def restore(self, state: dict[str, list[int]]) -> None:
         """Take over what ``state`` returned."""
-        self._versions = {int(rank): versions for rank, versions in state.items()}
+        self._versions = {int(client): versions for client, versions in state.items()}
 
-    def forget(self, rank: int) -> None:
+    def forget(self, client: int) -> None:
         """A client lost what it held, and has the dense model again."""
-        self._versions.pop(rank, None)
+        self._versions.pop(client, None)
 
-    def stale(self, rank: int, model: Layers) -> list[int]:
+    def stale(self, client: int, model: Layers) -> list[int]:
         """Layers of which a client holds another version than a model has."""
-        held = self._held(rank)
+        held = self._held(client)
         return [index for index, version in enumerate(model.versions) if version != held[index]]
 
     def updates(
@@ -52,32 +52,34 @@ class HeldLayers:
 
         Parameters
         ----------
-        ends : rank -> number of layers; a client is brought none from there on, since it will not read them. None: all
+        ends : client -> number of layers; a client is brought none from there on, since it will not read them. None: all
         """
-        stale = {seat.rank: self.stale(seat.rank, model) for seat in rounds.roster.active()}
+        stale = {seat.client: self.stale(seat.client, model) for seat in rounds.roster.active()}
         if ends is not None:
-            stale = {rank: [index for index in stale[rank] if index < end] for rank, end in ends.items() if rank in stale}
-        parts = {rank: self._cut(model, blocks) for rank, blocks in stale.items() if blocks}
+            stale = {
+                client: [index for index in stale[client] if index < end] for client, end in ends.items() if client in stale
+            }
+        parts = {client: self._cut(model, blocks) for client, blocks in stale.items() if blocks}
         for part in range(max(map(len, parts.values()), default=0)):
-            wanted = {rank: tuple(cut[part]) for rank, cut in parts.items() if part < len(cut)}
+            wanted = {client: tuple(cut[part]) for client, cut in parts.items() if part < len(cut)}
             for blocks in sorted(set(wanted.values())):
-                ranks = {rank for rank in wanted if wanted[rank] == blocks}
-                yield self._messages(rounds, ranks, server_round, model, list(blocks), part)
-        for rank in parts:
-            held = self._held(rank)
-            self._versions[rank] = [
-                model.versions[index] if index in stale[rank] else held[index] for index in range(len(held))
+                clients = {client for client in wanted if wanted[client] == blocks}
+                yield self._messages(rounds, clients, server_round, model, list(blocks), part)
+        for client in parts:
+            held = self._held(client)
+            self._versions[client] = [
+                model.versions[index] if index in stale[client] else held[index] for index in range(len(held))
             ]
 
-    def _held(self, rank: int) -> list[int]:
-        return self._versions.get(rank, [0] * len(self.result.versions))
+    def _held(self, client: int) -> list[int]:
+        return self._versions.get(client, [0] * len(self.result.versions))
 
     def _cut(self, model: Layers, blocks: list[int]) -> list[list[int]]:
         sizes = [self.result.num_bytes(index, model.num_kept[index]) for index in blocks]
         return [[blocks[place] for place in part] for part in cut_into_parts(sizes, self.part_bytes)]
 
     def _messages(
-        self, rounds: Rounds, ranks: set[int], server_round: int, model: Layers, blocks: list[int], part: int
+        self, rounds: Rounds, clients: set[int], server_round: int, model: Layers, blocks: list[int], part: int
     ) -> list[Message]:
         update = Update(
             blocks=blocks,
@@ -85,5 +87,5 @@ class HeldLayers:
             num_kept=[number for index in blocks for number in model.num_kept[index]],
         )
         blobs = {block_key(index): self.result.store.get(model.blobs[index]) for index in blocks}
-        seats = [seat for seat in rounds.roster.active() if seat.rank in ranks]
+        seats = [seat for seat in rounds.roster.active() if seat.client in clients]
         return [rounds.request("deliver", seat, server_round, update, blobs, part) for seat in seats]

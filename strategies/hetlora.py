@@ -52,11 +52,11 @@ class HetLoRA(FedPETuning):
         """r_k: the rank that a client has now."""
         if self._ranks is None:
             self._ranks = self._first_ranks()
-        return self._ranks[seat.rank]
+        return self._ranks[seat.client]
 
     def rank_alone(self, seat: Seat) -> int:
         """The rank that a client began with."""
-        return self._first_ranks()[seat.rank]
+        return self._first_ranks()[seat.client]
 
     def _first_ranks(self) -> dict[int, int]:
         """As the settings say, else in proportion to capability: the most capable client has the adapters' whole rank.
@@ -71,44 +71,44 @@ class HetLoRA(FedPETuning):
         """
         seats, lora = self.rounds.roster.seats.values(), self.run.settings.lora
         if self.job.ranks:
-            return {seat.rank: self.job.rank_limit_of(seat.rank, lora) for seat in seats}
+            return {seat.client: self.job.rank_limit_of(seat.client, lora) for seat in seats}
         measured = [seat.site for seat in seats if seat.measured]
         if measured and len(measured) < len(seats):
             raise Mistake(
                 f"capability: {', '.join(measured)} measured its own, others state theirs, and the two cannot be compared; "
                 "set it on every node or to 0 on every node, or set hetlora.ranks"
             )
-        stated = {seat.rank: seat.capability for seat in seats}
+        stated = {seat.client: seat.capability for seat in seats}
         counted = count_claims(self.rounds, "capability", stated, self.job.max_capability_ratio)
         most = max(counted.values())
-        return {rank: max(1, round(lora.largest_rank * (value / most))) for rank, value in counted.items()}
+        return {client: max(1, round(lora.largest_rank * (value / most))) for client, value in counted.items()}
 
-    def settle(self, inbox: Inbox, ranks: list[int]) -> None:
+    def settle(self, inbox: Inbox, clients: list[int]) -> None:
         """Weigh the clients' updates, and take over the ranks that self-pruning left them."""
         if self.job.client_weights == "norms":
-            self._norms = self._norms_of(inbox, ranks)
-        for rank in ranks:
-            seat, left = self.rounds.roster.seats[rank], self._reports[rank].rank
+            self._norms = self._norms_of(inbox, clients)
+        for client in clients:
+            seat, left = self.rounds.roster.seats[client], self._reports[client].rank
             if left < self.limit_of(seat):
                 text = f"{seat.site} goes on with rank {left} of {self.limit_of(seat)}"
-                self.run.progress.note("rank_pruned", text, rank=rank, lora_rank=left)
-        self._ranks = (self._ranks or {}) | {rank: self._reports[rank].rank for rank in ranks}
+                self.run.progress.note("rank_pruned", text, client=client, lora_rank=left)
+        self._ranks = (self._ranks or {}) | {client: self._reports[client].rank for client in clients}
 
     # ----- the clients' weights ---------------------------------------------------------------------------------------
 
-    def _norms_of(self, inbox: Inbox, ranks: list[int]) -> dict[int, float]:
+    def _norms_of(self, inbox: Inbox, clients: list[int]) -> dict[int, float]:
         """||Delta W_k||_F over all adapted matrices together, from what was sent; all 1 where all of them are 0.
 
         The paper writes Delta W_k = B_k A_k for the whole of a client's LoRA modules and gives each client one weight; so the
         matrices are taken as one long vector, and no matrix of a client weighs more than another.
         """
-        squares: dict[int, list[float]] = {rank: [] for rank in ranks}
+        squares: dict[int, list[float]] = {client: [] for client in clients}
         for index, adapter in self.result.adapters:
-            found = self._factors(inbox, block_key(index), adapter, ranks)
-            for rank, factors in zip(ranks, found, strict=True):
-                squares[rank].append(norm(factors) ** 2)
-        norms = {rank: math.sqrt(math.fsum(values)) for rank, values in squares.items()}
-        return norms if any(norms.values()) else dict.fromkeys(ranks, 1.0)
+            found = self._factors(inbox, block_key(index), adapter, clients)
+            for client, factors in zip(clients, found, strict=True):
+                squares[client].append(norm(factors) ** 2)
+        norms = {client: math.sqrt(math.fsum(values)) for client, values in squares.items()}
+        return norms if any(norms.values()) else dict.fromkeys(clients, 1.0)
 
-    def _claimed_weight(self, rank: int) -> float:
-        return self._norms[rank] if self.job.client_weights == "norms" else super()._claimed_weight(rank)
+    def _claimed_weight(self, client: int) -> float:
+        return self._norms[client] if self.job.client_weights == "norms" else super()._claimed_weight(client)

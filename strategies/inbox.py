@@ -1,4 +1,4 @@
-"""The replies of one round on the server's disk: written as they arrive, read block by block in order of rank.
+"""The replies of one round on the server's disk: written as they arrive, read block by block in order of client.
 
 So a client counts whole or not at all, however its parts arrive; the server's memory holds one reply part while it
 receives and one block's blob while it folds, whatever the number of clients; and what is folded never depends on who
@@ -33,7 +33,7 @@ INBOX_DTYPES = {
 
 
 class Inbox:
-    """Reply blobs of one round, by rank and blob key."""
+    """Reply blobs of one round, by client and blob key."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -45,22 +45,22 @@ class Inbox:
         """Store the blobs of each reply, and yield the letter without them; then nothing here holds them."""
         for reply in replies:
             letter = read(reply.content)
-            rank = letter.header.rank
+            client = letter.header.client
             for key in letter.blobs:
-                write_bytes(self.root / f"{rank:05d}" / key, letter.blobs[key])
+                write_bytes(self.root / f"{client:05d}" / key, letter.blobs[key])
             del reply
-            self._arrived.setdefault(rank, set()).add(letter.header.part)
-            self._expected[rank] = letter.header.num_parts
+            self._arrived.setdefault(client, set()).add(letter.header.part)
+            self._expected[client] = letter.header.num_parts
             letter.blobs = {}
             yield letter
 
-    def complete_ranks(self) -> list[int]:
+    def complete_clients(self) -> list[int]:
         """Ranks of which every part has arrived, ascending."""
-        return sorted(rank for rank, parts in self._arrived.items() if len(parts) == self._expected[rank])
+        return sorted(client for client, parts in self._arrived.items() if len(parts) == self._expected[client])
 
-    def tensor(self, rank: int, key: str, tensor: str) -> torch.Tensor:
+    def tensor(self, client: int, key: str, tensor: str) -> torch.Tensor:
         """One tensor of one client."""
-        file = self.root / f"{rank:05d}" / key
+        file = self.root / f"{client:05d}" / key
         offset, spec = locate(file)[tensor]
         data = bytearray(spec.num_bytes)
         with open(file, "rb", buffering=0) as opened:
@@ -69,16 +69,16 @@ class Inbox:
         dtype = INBOX_DTYPES[spec.dtype]
         return torch.frombuffer(data, dtype=dtype).view(spec.shape) if data else torch.empty(spec.shape, dtype=dtype)
 
-    def words(self, key: str, tensor: str, ranks: Sequence[int] | None = None) -> Iterator[tuple[int, NDArray[np.uint64]]]:
+    def words(self, key: str, tensor: str, clients: Sequence[int] | None = None) -> Iterator[tuple[int, NDArray[np.uint64]]]:
         """A flat U64 tensor of all complete clients, stretch by stretch, with a bounded number of bytes in memory.
 
-        ``ranks`` names some of the clients.
+        ``clients``: those that are read, by default all complete ones.
 
         Yields
         ------
-        (first word, (clients, words) uint64), clients in order of rank; the array is reused for the next stretch
+        (first word, (clients, words) uint64), clients in order of client; the array is reused for the next stretch
         """
-        files = [self.root / f"{rank:05d}" / key for rank in (self.complete_ranks() if ranks is None else ranks)]
+        files = [self.root / f"{client:05d}" / key for client in (self.complete_clients() if clients is None else clients)]
         places = [locate(file)[tensor] for file in files]
         total = places[0][1].num_bytes // 8
         at_once = max(LEAST_WORDS, STRETCH_BYTES // 8 // len(files)) // LINE_WORDS * LINE_WORDS

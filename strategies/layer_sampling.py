@@ -14,21 +14,21 @@ from espalier.settings.mistakes import Mistake
 
 
 def layers_per_client(num_layers: int, share: float, capabilities: Mapping[int, float]) -> dict[int, int]:
-    """k_i of each rank: the most capable client prunes ``share`` of all layers, the others in proportion, at least one.
+    """k_i of each client: the most capable client prunes ``share`` of all layers, the others in proportion, at least one.
 
     Parameters
     ----------
     num_layers : L
     share : in (0, 1]
-    capabilities : r_i > 0 by rank, in any unit
+    capabilities : r_i > 0 by client, in any unit
 
     Returns
     -------
     dict
-        rank -> k_i, ``max(1, round(L * share * r_i / max r))``
+        client -> k_i, ``max(1, round(L * share * r_i / max r))``
     """
     most = max(capabilities.values())
-    return {rank: max(1, round(num_layers * share * (value / most))) for rank, value in capabilities.items()}
+    return {client: max(1, round(num_layers * share * (value / most))) for client, value in capabilities.items()}
 
 
 def require_places(job: FedSpaLLMSettings, num_layers: int, places: Mapping[str, int]) -> None:
@@ -54,21 +54,21 @@ def sample_layers(layers: Sequence[int], places: Mapping[int, int], generator: n
     Parameters
     ----------
     layers : those that are drawn from; the first of them are covered first if not all can be
-    places : rank -> k_i; a client never has a layer twice, so more places than layers count as that many
+    places : client -> k_i; a client never has a layer twice, so more places than layers count as that many
 
     Returns
     -------
     dict
-        rank -> ascending layers
+        client -> ascending layers
     """
-    sizes = {rank: min(places[rank], len(layers)) for rank in sorted(places)}
+    sizes = {client: min(places[client], len(layers)) for client in sorted(places)}
     total = sum(sizes.values())
     first = generator.permutation(np.asarray(layers[:total], dtype=np.int64))
     seats = generator.permutation(np.repeat(list(sizes), list(sizes.values())))
-    drawn: dict[int, list[int]] = {rank: [] for rank in sizes}
-    for layer, rank in zip(first, seats, strict=False):
-        drawn[int(rank)].append(int(layer))
-    for rank, size in sizes.items():
-        others = np.setdiff1d(np.asarray(layers, dtype=np.int64), drawn[rank])
-        drawn[rank] += generator.choice(others, size - len(drawn[rank]), replace=False).tolist()
-    return {rank: sorted(chosen) for rank, chosen in drawn.items()}
+    drawn: dict[int, list[int]] = {client: [] for client in sizes}
+    for layer, client in zip(first, seats, strict=False):
+        drawn[int(client)].append(int(layer))
+    for client, size in sizes.items():
+        others = np.setdiff1d(np.asarray(layers, dtype=np.int64), drawn[client])
+        drawn[client] += generator.choice(others, size - len(drawn[client]), replace=False).tolist()
+    return {client: sorted(chosen) for client, chosen in drawn.items()}

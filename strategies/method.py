@@ -97,7 +97,7 @@ class Method(Strategy):
         self.rounds = Rounds(grid, run.settings, run.model.plan, run.lineage, run.folder, run.progress, run.clock)
         self.rounds.shared_workers = run.simulation
         self.rounds.work = run.work()
-        Enroller(self.rounds, code_sha256(), run.model.sha256).enrol(saved["ranks"] if saved else None)
+        Enroller(self.rounds, code_sha256(), run.model.sha256).enrol(saved["clients"] if saved else None)
         if saved:
             self._resume(saved)
         self.summary()
@@ -127,7 +127,7 @@ class Method(Strategy):
     def _save(self, server_round: int) -> None:
         run, roster = self.run, self.rounds.roster
         common = {"clients": roster.state(), "traffic": run.folder.ledger.state()}
-        run.checkpoint.save(server_round, roster.ranks(), run.identity(), {**self.state(), **common}, self.stored())
+        run.checkpoint.save(server_round, roster.clients(), run.identity(), {**self.state(), **common}, self.stored())
         run.folder.save_times(roster.times())
 
     def _resume(self, saved: dict[str, Any]) -> None:
@@ -159,9 +159,9 @@ class Method(Strategy):
         requests = [self.rounds.request("alone", seat, server_round, Alone(rank_limit=self.rank_alone(seat))) for seat in seats]
         for reply in self.rounds.exchange(requests, patience=self._patience):
             letter = read(reply.content)
-            seat, seconds = self.rounds.roster.seats[letter.header.rank], letter.scalars["seconds"]
+            seat, seconds = self.rounds.roster.seats[letter.header.client], letter.scalars["seconds"]
             seat.seconds += seconds
-            self.run.progress.step("alone", f"{seat.site} by itself, {seconds:.1f} s of work", rank=seat.rank)
+            self.run.progress.step("alone", f"{seat.site} by itself, {seconds:.1f} s of work", client=seat.client)
 
     def _patience(self, seat: Seat) -> float:
         """Seconds that a client may take to do alone what it did in its rounds: a multiple of what those were measured to take.
@@ -171,8 +171,8 @@ class Method(Strategy):
         """
         most = self.rounds.settings.deadline_seconds * self.rounds.settings.attempts
         seats = self.rounds.roster.seats.values()
-        of_a_round = {one.rank: min(one.seconds / one.rounds, most) for one in seats if one.rounds}
-        expected = of_a_round.get(seat.rank, max(of_a_round.values(), default=0.0)) * self.num_rounds
+        of_a_round = {one.client: min(one.seconds / one.rounds, most) for one in seats if one.rounds}
+        expected = of_a_round.get(seat.client, max(of_a_round.values(), default=0.0)) * self.num_rounds
         return PATIENCE * expected
 
     # ----- evaluation by the clients ----------------------------------------------------------------------------------

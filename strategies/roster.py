@@ -1,4 +1,4 @@
-"""Who takes part: sites and their ranks, and what became of each in this run."""
+"""Who takes part: sites and their numbers, and what became of each in this run."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -18,9 +18,9 @@ KEPT = ("status", "reason", "capability", "measured", "metrics", "capped")
 
 @dataclass
 class Seat:
-    """One client: the rank that the server gave to a site, and the Flower node that the site answers from."""
+    """One client: the number that the server gave to a site, and the Flower node that the site answers from."""
 
-    rank: int
+    client: int
     site: str
     node_id: int
     """Flower's id of the node that the site last answered from; 0 if it has not been seen in this process."""
@@ -64,7 +64,7 @@ class Seat:
 
 @dataclass
 class Roster:
-    """All seats, by rank. A site that has no seat never inherits a rank."""
+    """All seats, by client. A site that has no seat never inherits a number."""
 
     seats: dict[int, Seat] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
@@ -72,7 +72,7 @@ class Roster:
     _beyond: int = 0
 
     def active(self) -> list[Seat]:
-        """Seats whose client still takes part, by rank."""
+        """Seats whose client still takes part, by client."""
         return [seat for _, seat in sorted(self.seats.items()) if seat.status == "completed" and not seat.silent]
 
     def refuse(self, who: str, reason: str) -> str | None:
@@ -89,9 +89,9 @@ class Roster:
         """The seat of a site."""
         return next((seat for seat in self.seats.values() if seat.site == site), None)
 
-    def ranks(self) -> dict[str, int]:
-        """Site -> rank, for the checkpoint."""
-        return {seat.site: rank for rank, seat in sorted(self.seats.items())}
+    def clients(self) -> dict[str, int]:
+        """Site -> client, for the checkpoint."""
+        return {seat.site: client for client, seat in sorted(self.seats.items())}
 
     def finished(self) -> int:
         """How many clients did their part."""
@@ -117,20 +117,22 @@ class Roster:
 
     def times(self) -> dict[str, list[float]]:
         """Seconds and rounds of each client's work, for a resumption; they differ from run to run and are in no checkpoint."""
-        return {str(rank): [seat.seconds, seat.rounds] for rank, seat in sorted(self.seats.items())}
+        return {str(client): [seat.seconds, seat.rounds] for client, seat in sorted(self.seats.items())}
 
     def restore_times(self, times: dict[str, list[float]]) -> None:
         """Take over what ``times`` returned."""
-        for rank, seat in self.seats.items():
-            seconds, rounds = times.get(str(rank), (0.0, 0))
+        for client, seat in self.seats.items():
+            seconds, rounds = times.get(str(client), (0.0, 0))
             seat.seconds, seat.rounds = seconds, int(rounds)
 
     def state(self) -> list[dict[str, Any]]:
         """What a checkpoint keeps of each client; no times, so that equal runs have equal checkpoints."""
-        return [{"rank": rank, **{name: getattr(seat, name) for name in KEPT}} for rank, seat in sorted(self.seats.items())]
+        return [
+            {"client": client, **{name: getattr(seat, name) for name in KEPT}} for client, seat in sorted(self.seats.items())
+        ]
 
     def restore(self, state: list[dict[str, Any]]) -> None:
         """Take over what ``state`` returned."""
         for entry in state:
             for name in entry.keys() & set(KEPT):
-                setattr(self.seats[entry["rank"]], name, entry[name])
+                setattr(self.seats[entry["client"]], name, entry[name])

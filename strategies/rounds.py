@@ -106,7 +106,7 @@ class Rounds:
             method=self.settings.method,
             lineage=self.lineage,
             server_round=server_round,
-            rank=seat.rank,
+            client=seat.client,
             attempt=1,
             part=part,
             num_parts=1,
@@ -119,7 +119,7 @@ class Rounds:
         ``seconds`` is how long its answer may take, if longer than other messages'.
         """
         message = self._envelope(letter, seat, seconds)
-        self.folder.ledger.record("down", seat.rank, letter, message.content)
+        self.folder.ledger.record("down", seat.client, letter, message.content)
         return next(iter(self.grid.push_messages([message])), None)
 
     def pull(self, message_id: str) -> Message | None:
@@ -202,18 +202,18 @@ class Rounds:
 
         ``last`` holds the last request to each client that followed its first reply: parts may arrive in any order.
         """
-        rank = letter.header.rank
-        own = [entry for entry in pending if entry.seat.rank == rank]
-        while len(own) < REQUESTS_AHEAD and (following := follow_up(last.get(rank, letter))) is not None:
-            last[rank] = read(following.content)
-            own.append(self._send(last[rank]))
+        client = letter.header.client
+        own = [entry for entry in pending if entry.seat.client == client]
+        while len(own) < REQUESTS_AHEAD and (following := follow_up(last.get(client, letter))) is not None:
+            last[client] = read(following.content)
+            own.append(self._send(last[client]))
             pending.append(own[-1])
         for place, entry in enumerate(own, start=1):
             if entry.request.header.part > letter.header.part:  # one that was overtaken may be lost, and waits no longer
                 entry.deadline = self.clock.now() + place * entry.seconds
 
     def _send(self, letter: Letter, patience: Patience = lambda _: 0.0) -> _Pending:
-        seat = self.roster.seats[letter.header.rank]
+        seat = self.roster.seats[letter.header.client]
         seconds = max(patience(seat), self.settings.deadline_seconds)
         message_id = self.push(letter, seat, seconds)
         return _Pending(letter, seat, message_id, seconds, self.clock.now() + seconds, seat.node_id)
@@ -238,7 +238,7 @@ class Rounds:
             self._give_up(entry, pending, f"{reason} ({header.attempt} of {max(header.attempt, attempts)} attempts)")
             return
         text = f"sending again to {seat.site}: {reason}"
-        self.progress.note("sent_again", text, rank=seat.rank, kind=header.kind, attempt=header.attempt + 1, reason=reason)
+        self.progress.note("sent_again", text, client=seat.client, kind=header.kind, attempt=header.attempt + 1, reason=reason)
         again = Letter(header.model_copy(update={"attempt": header.attempt + 1}), entry.request.scalars, entry.request.blobs)
         pending[pending.index(entry)] = self._send(again, lambda _: entry.seconds)
 
@@ -272,7 +272,7 @@ class Rounds:
             seat.leave_out(reason)
         else:
             seat.drop(reason)
-        self.progress.note("dropped", f"dropped      {seat.site}: {reason}", rank=seat.rank, site=seat.site, reason=reason)
+        self.progress.note("dropped", f"dropped      {seat.site}: {reason}", client=seat.client, site=seat.site, reason=reason)
 
     def checked(self, reply: Message, request: Letter, seat: Seat) -> Letter:
         """The letter in a reply, in the ledger with its tensors; of one that is refused the ledger gets the bytes alone.
@@ -290,22 +290,22 @@ class Rounds:
         except OSError:
             raise
         except Exception as error:
-            self.folder.ledger.record_refused(seat.rank, request.header, reply.content)
+            self.folder.ledger.record_refused(seat.client, request.header, reply.content)
             reason = str(error) if isinstance(error, Mistake) else f"unexpected {type(error).__name__}"
             raise Mistake(reason) from None
-        self.folder.ledger.record("up", seat.rank, letter, reply.content)
+        self.folder.ledger.record("up", seat.client, letter, reply.content)
         return letter
 
     def _is_to_catch_up(self, entry: _Pending, letter: Letter) -> bool:
         """Whether a client lost the state of earlier rounds and can be brought what it needs; once in a round."""
         seat, header, reason = entry.seat, entry.request.header, str(letter.scalars["reason"])
-        if self.lost is None or seat.rank in self.lost or header.kind != "train" or header.server_round == 1:
+        if self.lost is None or seat.client in self.lost or header.kind != "train" or header.server_round == 1:
             return False
         if not letter.scalars.get("lost"):
             return False
-        rank = seat.rank
-        self.lost[rank] = reason
-        self.progress.note("lost", f"lost state   {seat.site}: {reason}", rank=rank, site=seat.site, reason=reason)
+        client = seat.client
+        self.lost[client] = reason
+        self.progress.note("lost", f"lost state   {seat.site}: {reason}", client=client, site=seat.site, reason=reason)
         return True
 
     def require_quorum(self, number: int, what: str, of: int | None = None) -> None:

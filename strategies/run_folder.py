@@ -72,7 +72,7 @@ class RunFolder:
             return {}
         try:
             saved = json.loads(path.read_text())
-            times = {rank: [float(seconds), float(rounds)] for rank, (seconds, rounds) in saved.items()}
+            times = {client: [float(seconds), float(rounds)] for client, (seconds, rounds) in saved.items()}
             if not all(0 <= number < math.inf for pair in times.values() for number in pair):
                 raise ValueError
             return times
@@ -83,11 +83,13 @@ class RunFolder:
         """Write which layers each client is asked for, before any is: clients answer a round once."""
         rounds = {number: self.load_samples(number) for number in range(server_round - ROUNDS_KEPT + 1, server_round)}
         kept = {number: drawn for number, drawn in (rounds | {server_round: samples}).items() if drawn is not None}
-        by_text = {str(number): {str(rank): list(drawn[rank]) for rank in sorted(drawn)} for number, drawn in kept.items()}
+        by_text = {
+            str(number): {str(client): list(drawn[client]) for client in sorted(drawn)} for number, drawn in kept.items()
+        }
         write_bytes(self._samples, sealed({"version": SAMPLES_VERSION, "rounds": by_text}))
 
     def load_samples(self, server_round: int) -> dict[int, list[int]] | None:
-        """The layers of each client in a round, by rank; None if nobody was asked.
+        """The layers of each client in a round, by client; None if nobody was asked.
 
         Raises
         ------
@@ -101,7 +103,7 @@ class RunFolder:
         except Damaged as damaged:
             remedy = "remove it, and layers are drawn again; clients that were asked for others will refuse the round"
             raise Mistake(f"{damaged}; {remedy}") from None
-        return None if drawn is None else {int(rank): blocks for rank, blocks in drawn.items()}
+        return None if drawn is None else {int(client): blocks for client, blocks in drawn.items()}
 
     @property
     def _samples(self) -> Path:

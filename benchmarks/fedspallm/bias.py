@@ -34,8 +34,8 @@ SHARES = (0.25, 0.5, 0.75)
 def kept_matrices(clients: Clients, block: int) -> tuple[Tensor, Tensor]:
     """Pruned weights and kept ones of every client, (clients, weights of the block): float32 and 0 or 1."""
     values = []
-    for rank in range(CLIENTS):
-        matrices = unpack_kept(clients.plan.blocks[block], clients.store.get(clients.layers(rank)[block]))
+    for client in range(CLIENTS):
+        matrices = unpack_kept(clients.plan.blocks[block], clients.store.get(clients.layers(client)[block]))
         values.append([(m.weight().float().flatten(), (~m.prune_mask).float().flatten()) for m in matrices.values()])
     weights = torch.stack([torch.cat([weight for weight, _ in client]) for client in values])
     return weights, torch.stack([torch.cat([keep for _, keep in client]) for client in values])
@@ -88,10 +88,10 @@ def main() -> None:
     for name, capabilities in CAPABILITIES.items():
         for share in SHARES:
             places = layers_per_client(num_layers, share, dict(enumerate(capabilities)))
-            probability = torch.tensor([places[rank] / num_layers for rank in range(CLIENTS)])
+            probability = torch.tensor([places[client] / num_layers for client in range(CLIENTS)])
             generator = np.random.default_rng(0)
             samples = [sample_layers(range(num_layers), places, generator) for _ in range(given.draws)]
-            draws = [[rank for rank, layers in sample.items() if layer in layers] for sample in samples]
+            draws = [[client for client, layers in sample.items() if layer in layers] for sample in samples]
             found = distance(partial(l0_mean, weights, keep), l0, draws)
             weighted = distance(partial(weighted_mean, weights, probability), weights.mean(dim=0), draws)
             figures = " | ".join(f"{value:.4f}" for value in (*found, *weighted))

@@ -50,33 +50,33 @@ class Clients:
     def windows(self) -> list[Tensor]:
         """Calibration windows of each client, (data.windows, data.window-tokens), int64."""
         encode = self.stream.model.encode
-        return [client_windows(self.settings, simulated_node(), encode, rank) for rank in range(self.settings.num_clients)]
+        return [client_windows(self.settings, simulated_node(), encode, client) for client in range(self.settings.num_clients)]
 
-    def layers(self, rank: int) -> list[str]:
+    def layers(self, client: int) -> list[str]:
         """Hash of each layer as a client prunes it."""
-        if rank not in self._layers:
-            self._layers[rank] = self._prune(self.windows[rank])
-        return self._layers[rank]
+        if client not in self._layers:
+            self._layers[client] = self._prune(self.windows[client])
+        return self._layers[client]
 
-    def standalone(self, rank: int) -> Edits:
+    def standalone(self, client: int) -> Edits:
         """A client's own model."""
-        return self._edits(self.layers(rank))
+        return self._edits(self.layers(client))
 
-    def centralized(self, ranks: Sequence[int]) -> Edits:
+    def centralized(self, clients: Sequence[int]) -> Edits:
         """What one party would prune with the text of some clients."""
-        return self._edits(self._prune(torch.cat([self.windows[rank] for rank in ranks])))
+        return self._edits(self._prune(torch.cat([self.windows[client] for client in clients])))
 
-    def fold(self, ranks: Sequence[int], settings: RunSettings) -> KeptResult:
+    def fold(self, clients: Sequence[int], settings: RunSettings) -> KeptResult:
         """What the server makes of some clients' layers, as ``settings`` say."""
         result = KeptResult(settings, self.stream.model, self.store)
         for block in self.plan.blocks:
-            result.decide(block, 1, self._folded(block, ranks))
+            result.decide(block, 1, self._folded(block, clients))
         return result
 
-    def _folded(self, block: BlockPlan, ranks: Sequence[int]) -> Iterator[tuple[LinearPlan, KeptMean, VoteCounter]]:
-        sent = [load(self.store.get(self.layers(rank)[block.index])) for rank in ranks]
+    def _folded(self, block: BlockPlan, clients: Sequence[int]) -> Iterator[tuple[LinearPlan, KeptMean, VoteCounter]]:
+        sent = [load(self.store.get(self.layers(client)[block.index])) for client in clients]
         for linear in block.linears:
-            mean, votes = KeptMean(linear.shape), VoteCounter(linear.shape, len(ranks))
+            mean, votes = KeptMean(linear.shape), VoteCounter(linear.shape, len(clients))
             masks = [tensors[mask_name(linear.name)].numpy() for tensors in sent]
             for mask, tensors in zip(masks, sent, strict=True):
                 mean.add(mask, tensors[kept_name(linear.name)].to(torch.float32).numpy())

@@ -83,18 +83,18 @@ def tables(bench: Bench, rows: Rows) -> None:
         wanted += [{"seed": seed, "sparsity": 0.0, "clients": 0, "model": "dense"}]
         with tempfile.TemporaryDirectory() as scratch:
             clients = Clients(parse(flat), bench.stream, Path(scratch))
-            alone = cache(lambda rank, texts, clients=clients: bench.perplexities([clients.standalone(rank)], texts))
+            alone = cache(lambda client, texts, clients=clients: bench.perplexities([clients.standalone(client)], texts))
             for cell, texts in _missing(bench, rows, wanted):
-                ranks = range(cell["clients"])
+                everybody = range(cell["clients"])
                 if cell["model"] == "standalone":
-                    found = [alone(rank, texts) for rank in ranks]
+                    found = [alone(client, texts) for client in everybody]
                     _write(rows, cell, {t: float(np.mean([one[t] for one in found])) for t in texts}, sparsity_reached=sparsity)
                 elif cell["model"] == "dense":
                     _add(bench, rows, cell, texts, [dense], sparsity_reached=0.0)
                 elif cell["model"] == "centralized":
-                    _add(bench, rows, cell, texts, [clients.centralized(ranks)], sparsity_reached=sparsity)
+                    _add(bench, rows, cell, texts, [clients.centralized(everybody)], sparsity_reached=sparsity)
                 else:
-                    result = clients.fold(ranks, parse({**flat, **FOLDS[cell["model"]]}))
+                    result = clients.fold(everybody, parse({**flat, **FOLDS[cell["model"]]}))
                     reached = 1 - sum(map(sum, result.num_kept)) / clients.plan.num_weights
                     _add(bench, rows, cell, texts, [result.edits], sparsity_reached=reached)
 
@@ -108,7 +108,7 @@ def domains(bench: Bench, rows: Rows) -> None:
             varied = {"seed": seed, "fedspallm.sparsity": sparsity, "num-clients": number, "data.windows": WINDOWS}
             settings = parse({**bench.common, **varied, "data.path": path})
             clients = Clients(settings, bench.stream, Path(scratch) / "layers")
-            owners = {file.stem: [rank for rank in range(number) if rank % len(bench.private) == place]
+            owners = {file.stem: [client for client in range(number) if client % len(bench.private) == place]
                       for place, file in enumerate(bench.private)}  # fmt: skip
             names = ["dense", *(f"standalone, {name}" for name in owners), "FedSpaLLM", "FedAvg, expansion", "centralized"]
             wanted = [{"seed": seed, "sparsity": sparsity, "model": name} for name in names]
@@ -122,7 +122,7 @@ def domains(bench: Bench, rows: Rows) -> None:
                 elif name == "dense":
                     models = [dense]
                 else:
-                    models = [clients.standalone(rank) for rank in owners[name.removeprefix("standalone, ")]]
+                    models = [clients.standalone(client) for client in owners[name.removeprefix("standalone, ")]]
                 _add(bench, rows, cell, texts, models)
 
 
@@ -175,12 +175,12 @@ def _add_run(bench: Bench, rows: Rows, cell: Cell, varied: Mapping[str, Any]) ->
 
 
 def _dealt(files: Sequence[Path], number: int, scratch: Path) -> str:
-    """Write a text per rank: domain after domain, the passages of each dealt out in turn."""
+    """Write a text per client: domain after domain, the passages of each dealt out in turn."""
     owners = number // len(files)
-    for rank in range(number):
-        found = list(passages(files[rank % len(files)].read_text()))
-        (scratch / f"{rank}.txt").write_text("\n\n".join(found[rank // len(files) :: owners]))
-    return str(scratch / "{rank}.txt")
+    for client in range(number):
+        found = list(passages(files[client % len(files)].read_text()))
+        (scratch / f"{client}.txt").write_text("\n\n".join(found[client // len(files) :: owners]))
+    return str(scratch / "{client}.txt")
 
 
 OTHERS = ("standalone", "centralized", "FedAvg, expansion", "l0 mean, no expansion")

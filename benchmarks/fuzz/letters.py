@@ -59,7 +59,7 @@ def _exchange(method: str, kind: Kind) -> Exchange:
         method=method,
         lineage="run-1",
         server_round=_round(method, kind, settings),
-        rank=0,
+        client=0,
         attempt=1,
         part=1 if kind == "fetch" else 0,
         num_parts=1,

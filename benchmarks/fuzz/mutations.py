@@ -7,7 +7,8 @@ from typing import Any
 WORDS = (
     "", " ", "a", "demo", "all", "none", "0", "-1", "1e999", "nan", "inf,1", "1,2,4", "2:4", "0:0", "9:4", "a=b=c", "=", ",",
     ",,", "attn.q", "attn.q,mlp.up", "attn.q=4", "0.attn.q=16", "0-9", "9-0", "0-9999,1", "documentation,code", "name=path",
-    "own-text=x", "{rank}", "{rank}/{rank}.txt", "{0}", "%s", "../..", "~", "~nobody-of-this-name/x", "/", "/dev/null", "\x00",
+    "own-text=x", "{client}", "{client}/{client}.txt", "{0}", "%s", "../..", "~", "~nobody-of-this-name/x",
+    "/", "/dev/null", "\x00",
     "a\x00b", "a\nb", "\x1b[2J\x1b[1;1H", "\u202eabc", "\u2066", "\ufeff", "e\u0301\u0334\u0334\u0334", "äöü", "１,２", "٣",
     "\ud800", "x" * 70, "x" * 300, "x" * 5000, "/" + "x/" * 3000, "x" * 70_000, "9" * 5000,
 )  # fmt: skip

@@ -20,7 +20,7 @@ Target = Callable[[Random], Iterator[None]]
 IDENTITY = {"settings": "0" * 64, "model": "1" * 64}
 STATE = {
     "mask_blobs": ["2" * 64],
-    "clients": [{"rank": 0, "status": "completed", "reason": "", "capability": 1.0, "measured": False, "metrics": {}}],
+    "clients": [{"client": 0, "status": "completed", "reason": "", "capability": 1.0, "measured": False, "metrics": {}}],
     "traffic": [[0, 10, 20]],
 }
 

@@ -63,16 +63,16 @@ class Clients:
     def windows(self) -> list[Tensor]:
         """Calibration windows of each client, (data.windows, data.window-tokens), int64."""
         encode = self.stream.model.encode
-        return [client_windows(self.settings, simulated_node(), encode, rank) for rank in range(self.settings.num_clients)]
+        return [client_windows(self.settings, simulated_node(), encode, client) for client in range(self.settings.num_clients)]
 
     @cached_property
     def masks(self) -> list[list[str]]:
         """Hash of each client's masks of each block."""
         return [self._prune(windows) for windows in self.windows]
 
-    def local_only(self, rank: int) -> Edits:
+    def local_only(self, client: int) -> Edits:
         """What one client would make of the model alone."""
-        return self._masked(self.masks[rank])
+        return self._masked(self.masks[client])
 
     @cached_property
     def centralized(self) -> Edits:

@@ -80,8 +80,8 @@ def _models(clients: Clients, cell: Cell) -> tuple[list[Edits], float]:
         alone = clients.decide("one-shot", "layer").local_sparsity()
         if cell.method == "centralized":
             return [clients.centralized], alone
-        ranks = np.linspace(0, cell.setting.clients - 1, min(LOCAL_CLIENTS, cell.setting.clients)).astype(int)
-        return [clients.local_only(rank) for rank in ranks], alone
+        numbers = np.linspace(0, cell.setting.clients - 1, min(LOCAL_CLIENTS, cell.setting.clients)).astype(int)
+        return [clients.local_only(client) for client in numbers], alone
     result = clients.decide(cell.method, cell.server_group)
     masks = (result.prune_masks(block.index) for block in clients.plan.blocks)
     zeros = sum(int(mask.sum()) for block in masks for mask in block.values())

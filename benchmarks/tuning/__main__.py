@@ -38,7 +38,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("study", choices=sorted(STUDIES))
     parser.add_argument("--model", required=True, help="directory of a Hugging Face model")
-    parser.add_argument("--clients", type=Path, help="directory of the clients' records, client_<rank>.jsonl")
+    parser.add_argument("--clients", type=Path, help="directory of the clients' records, client_<number>.jsonl")
     parser.add_argument("--train", type=Path, help="records that are dealt out to the clients")
     parser.add_argument("--test", type=Path, required=True, help="records of the public test items")
     parser.add_argument("--records", type=int, default=200, help="of each client, the first in its file; 0: all")

@@ -71,7 +71,7 @@ class Federation:
     computing : threads and device
     scratch : directory for what the server keeps
     limits : largest rank of each client's adapters; None: everybody trains whole adapters
-    sequences : what each client trains on, by its rank, where that is known; None: as the settings say
+    sequences : what each client trains on, by its number, where that is known; None: as the settings say
 
     Raises
     ------
@@ -100,29 +100,31 @@ class Federation:
             raise Mistake("data: no client has items to train on")
 
     def _all_sequences(self) -> dict[int, Sequences]:
-        """What each client trains on, by its rank; as in the app, one that has nothing is left out."""
+        """What each client trains on, by its number; as in the app, one that has nothing is left out."""
         found: dict[int, Sequences] = {}
-        for rank in range(self.settings.num_clients):
+        for client in range(self.settings.num_clients):
             try:
-                found[rank] = client_sequences(self.settings, simulated_node(), self.model, rank)
+                found[client] = client_sequences(self.settings, simulated_node(), self.model, client)
             except Mistake as mistake:
-                print(f"client {rank} is left out: {mistake}", flush=True)
+                print(f"client {client} is left out: {mistake}", flush=True)
         return found
 
     @cached_property
     def own_tests(self) -> dict[int, ScoredItems]:
         """Each client's held-out items, at most ``task.max-test-items`` of them; none of a client that has none."""
         classes, most = self.model.family.kind == "encoder", self.settings.task.max_test_items or None
-        held = {rank: client_items(self.settings, simulated_node(), rank)[1][:most] for rank in self.sequences}
+        held = {client: client_items(self.settings, simulated_node(), client)[1][:most] for client in self.sequences}
         tokenizer, positions = self.model.tokenizer, self.model.num_positions
-        return {rank: as_tests(self.settings, items, tokenizer, classes, positions) for rank, items in held.items() if items}
+        return {
+            client: as_tests(self.settings, items, tokenizer, classes, positions) for client, items in held.items() if items
+        }
 
     # ----- training ---------------------------------------------------------------------------------------------------
 
-    def _training(self, rank: int) -> AdapterTraining:
-        settings, limit = self.settings, self.limits[rank]
-        adapters, seed = self.adapters.limited(limit), derive_seed(settings.seed, "training", rank=rank)
-        training = AdapterTraining(self.model, self.computing, settings, adapters, self.sequences[rank], seed)
+    def _training(self, client: int) -> AdapterTraining:
+        settings, limit = self.settings, self.limits[client]
+        adapters, seed = self.adapters.limited(limit), derive_seed(settings.seed, "training", client=client)
+        training = AdapterTraining(self.model, self.computing, settings, adapters, self.sequences[client], seed)
         training.adapted = self._model_of(limit)
         return training
 
@@ -133,9 +135,9 @@ class Federation:
             self._adapted[limit] = AdaptedModel.load(self.model, self.computing, self.settings, adapters)
         return self._adapted[limit]
 
-    def _start(self, rank: int) -> dict[str, dict[str, Tensor]]:
+    def _start(self, client: int) -> dict[str, dict[str, Tensor]]:
         """The adapters with which a client begins the run, and an encoder's head as everybody makes it."""
-        adapters = self.adapters.limited(self.limits[rank])
+        adapters = self.adapters.limited(self.limits[client])
         return initial_adapters(adapters, self.settings.seed) | self._first_head
 
     @cached_property
@@ -148,17 +150,17 @@ class Federation:
         """Largest rank of the global adapters."""
         return self.settings.lora.largest_rank
 
-    def _first_round(self, rank: int) -> tuple[dict[str, dict[str, Tensor]], Moments]:
+    def _first_round(self, client: int) -> tuple[dict[str, dict[str, Tensor]], Moments]:
         """What a client trains in the first round, and its optimiser's moments behind it."""
-        if rank not in self._first:
-            tensors, outcome = self._training(rank).run(self._start(rank), 0, self.settings.training.steps)
-            self._first[rank] = tensors, outcome.moments
-        return self._first[rank]
+        if client not in self._first:
+            tensors, outcome = self._training(client).run(self._start(client), 0, self.settings.training.steps)
+            self._first[client] = tensors, outcome.moments
+        return self._first[client]
 
-    def alone(self, rank: int) -> dict[str, dict[str, Tensor]]:
+    def alone(self, client: int) -> dict[str, dict[str, Tensor]]:
         """What a client trains by itself, in as many steps as it has in all rounds."""
-        tensors, moments = self._first_round(rank)
-        training, steps = self._training(rank), self.settings.training.steps
+        tensors, moments = self._first_round(client)
+        training, steps = self._training(client), self.settings.training.steps
         if training.total_steps > steps:
             tensors, _ = training.run(tensors, steps, training.total_steps - steps, moments)
         return tensors
@@ -180,11 +182,11 @@ class Federation:
         steps, found = self.settings.training.steps, Federated({})
         for number in range(self.settings.job.rounds):
             sent: dict[int, Tensors] = {}
-            for rank in self.sequences:
+            for client in self.sequences:
                 if number == 0:
-                    sent[rank] = self._first_round(rank)[0]
+                    sent[client] = self._first_round(client)[0]
                 else:
-                    sent[rank], _ = self._training(rank).run(self._received(result, rank), number * steps, steps)
+                    sent[client], _ = self._training(client).run(self._received(result, client), number * steps, steps)
             weights = self._weights(sent, averaging)
             result.replace(self._folded(sent, weights, averaging), self.limits)
             found.tensors = {key: result.tensors(key) for key in self.adapters.shapes()}
@@ -193,8 +195,8 @@ class Federation:
             found.errors_at_clients.append(cut)
         return found
 
-    def _received(self, result: AdapterResult, rank: int) -> dict[str, dict[str, Tensor]]:
-        limit = self.limits[rank]
+    def _received(self, result: AdapterResult, client: int) -> dict[str, dict[str, Tensor]]:
+        limit = self.limits[client]
         shapes = self.adapters.limited(limit).shapes()
         return {key: unpack_adapters(shapes[key], result.blob(key, limit), "float32") for key in shapes}
 
@@ -207,7 +209,7 @@ class Federation:
     def _weights(self, sent: Mapping[int, Tensors], averaging: Averaging) -> list[float]:
         """One number per client; with norms, of all its matrices as one vector, and equal ones where nothing was trained."""
         if averaging.weights == "samples":
-            return [float(len(self.sequences[rank])) for rank in sent]
+            return [float(len(self.sequences[client])) for client in sent]
         norms = []
         for tensors in sent.values():
             squares = [norm(self._factors(tensors, index, adapter)) ** 2 for index, adapter in self.adapters]
@@ -241,7 +243,7 @@ class Federation:
     def _errors(self, averaged: Tensors, sent: Mapping[int, Tensors], weights: Sequence[float]) -> tuple[float, float]:
         """Distance of the averaged update from the exact mean, whole, and cut to the clients' ranks; relative."""
         shares = torch.tensor(weights, dtype=torch.float64) / math.fsum(weights)
-        size, missed = 0.0, dict.fromkeys({self.adapters_rank, *(self.limits[rank] for rank in sent)}, 0.0)
+        size, missed = 0.0, dict.fromkeys({self.adapters_rank, *(self.limits[client] for client in sent)}, 0.0)
         for index, adapter in self.adapters:
             everybody = [factors_of(self.adapters, index, one[block_key(index)])[adapter.linear.name] for one in sent.values()]
             exact = sum(
@@ -254,7 +256,7 @@ class Federation:
                 update = mean.scaling * mean.b[:, :limit].double() @ mean.a[:limit].double()
                 missed[limit] += float((update - exact).square().sum())
         relative = {limit: math.sqrt(square / size) if size else 0.0 for limit, square in missed.items()}
-        return relative[self.adapters_rank], math.fsum(relative[self.limits[rank]] for rank in sent) / len(sent)
+        return relative[self.adapters_rank], math.fsum(relative[self.limits[client]] for client in sent) / len(sent)
 
     # ----- tests ------------------------------------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ from espalier.wire.adapters import Tensors
 KEYS = ("seed", "setting", "test", "measure")
 FIGURES = ("value",)
 GLOBAL = "global"
-"""Name of the public test items; a client's own go by its rank."""
+"""Name of the public test items; a client's own go by its number."""
 RANK = 8
 """Where all clients have one rank."""
 RANKS = (2, 2, 4, 4, 8, 8, 16, 16, 32, 32)
@@ -55,7 +55,7 @@ class Bench:
         """A federation, and a place for what its server keeps."""
         with tempfile.TemporaryDirectory() as scratch:
             made = Federation(settings, self.model, self.computing, Path(scratch), limits, self._sequences)
-            if "{rank}" in settings.data.path:  # each client has a file of its own, whatever the seed
+            if "{client}" in settings.data.path:  # each client has a file of its own, whatever the seed
                 self._sequences = made.sequences
             yield made
 
@@ -112,7 +112,7 @@ def dolly(bench: Bench, rows: Rows) -> None:
                     values = [(test, "loss", clients.score(made, items)["loss"]) for test, items in tests.items()]
                     _put_down(rows, seed, setting, values)
             if not _is_measured(rows, seed, "local-only", GLOBAL, "loss"):
-                models = {rank: clients.alone(rank) for rank in clients.sequences}
+                models = {client: clients.alone(client) for client in clients.sequences}
                 values = [(str(k), "loss", clients.score(models[k], items)["loss"]) for k, items in clients.own_tests.items()]
                 everywhere = fmean(clients.score(model, bench.public)["loss"] for model in models.values())
                 _put_down(rows, seed, "local-only", [*values, (GLOBAL, "loss", everywhere)])
@@ -144,10 +144,10 @@ def ranks(bench: Bench, rows: Rows) -> None:
 def _losses_and_errors(bench: Bench, clients: Federation, averaging: Averaging) -> list[tuple[str, str, float]]:
     found, tests = clients.federated(averaging), clients.own_tests
     own = fmean(clients.score(found.tensors, items)["loss"] for items in tests.values())
-    limits = {rank: clients.limits[rank] for rank in tests}
+    limits = {client: clients.limits[client] for client in tests}
     values = [("own", "loss", own), (GLOBAL, "loss", clients.score(found.tensors, bench.public)["loss"])]
     if len(set(limits.values())) > 1:
-        own = fmean(clients.score(found.tensors, items, limits[rank])["loss"] for rank, items in tests.items())
+        own = fmean(clients.score(found.tensors, items, limits[client])["loss"] for client, items in tests.items())
     values.insert(1, ("own, at the client's rank", "loss", own))
     for number, (whole, cut) in enumerate(zip(found.errors, found.errors_at_clients, strict=True), start=1):
         values += [(f"round {number}", "error", whole), (f"round {number}", "error at clients", cut)]
@@ -180,7 +180,7 @@ def encoder(bench: Bench, rows: Rows) -> None:
                     pooled = float(known[0]) if known else accuracy(clients.centralized())
                 values = {
                     "federated": accuracy(clients.federated(Averaging("factors")).tensors),
-                    "local-only": fmean(accuracy(clients.alone(rank)) for rank in clients.sequences),
+                    "local-only": fmean(accuracy(clients.alone(client)) for client in clients.sequences),
                     "centralized": pooled,
                     MAJORITY: majority,
                 }
@@ -191,15 +191,15 @@ def encoder(bench: Bench, rows: Rows) -> None:
 
 
 def first_records(clients: Sequence[Path], number: int, scratch: Path) -> str:
-    """The first records of each client's file, in a directory of their own; a path with ``{rank}``. 0 takes all."""
-    for rank, file in enumerate(clients):
+    """The first records of each client's file, in a directory of their own; a path with ``{client}``. 0 takes all."""
+    for client, file in enumerate(clients):
         if number:
             with open(file, encoding="utf-8", newline="\n") as lines:
                 head = [line for _, line in zip(range(number), lines, strict=False)]
-            (scratch / f"{rank}.jsonl").write_text("".join(head), encoding="utf-8")
+            (scratch / f"{client}.jsonl").write_text("".join(head), encoding="utf-8")
         else:
-            shutil.copy(file, scratch / f"{rank}.jsonl")
-    return str(scratch / "{rank}.jsonl")
+            shutil.copy(file, scratch / f"{client}.jsonl")
+    return str(scratch / "{client}.jsonl")
 
 
 LANGUAGE_MODEL: dict[str, Any] = {

@@ -22,13 +22,13 @@ BUILT_IN: Mapping[str, BuiltIn] = {"documentation": documentation, "code": sourc
 """By their names in ``data.source`` and ``evaluation.texts``."""
 
 
-def own_records(name: str, rank: int, num_clients: int) -> list[Record]:
+def own_records(name: str, client: int, num_clients: int) -> list[Record]:
     """A client's source of a built-in text, by passages; clients that share a source share its passages out."""
     text = BUILT_IN[name]
-    place = rank % len(text.SOURCES)
+    place = client % len(text.SOURCES)
     sharers = -(-(num_clients - place) // len(text.SOURCES))
     records = (Record(passage) for one in text.texts(text.SOURCES[place]) for passage in passages(one))
-    return Partition("iid", sharers, 1.0, 0).share_of(rank // len(text.SOURCES), records)
+    return Partition("iid", sharers, 1.0, 0).share_of(client // len(text.SOURCES), records)
 
 
 def public_part(name: str) -> str:

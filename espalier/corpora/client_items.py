@@ -25,7 +25,7 @@ LEAST_ITEMS = 100
 
 
 @told_at_the_site
-def client_items(settings: RunSettings, node: NodeSettings, rank: int) -> tuple[list[Item], list[Item]]:
+def client_items(settings: RunSettings, node: NodeSettings, client: int) -> tuple[list[Item], list[Item]]:
     """A client's items, to train on and held out; they have no question in common.
 
     As with text, the node's ``data-path`` is the site's own and taken whole; otherwise, in a simulation, ``[data]`` says what
@@ -43,13 +43,13 @@ def client_items(settings: RunSettings, node: NodeSettings, rank: int) -> tuple[
         own = read_items(task, node.data_path)
     elif data.source != "hub" and not data.path:
         raise no_data()
-    elif "{rank}" in data.path:
-        own = read_items(task, data.path.replace("{rank}", str(rank)))
+    elif "{client}" in data.path:
+        own = read_items(task, data.path.replace("{client}", str(client)))
     elif data.partition == "by-file":
-        own = read_items(task, own_file(data.path, rank, settings.num_clients))
+        own = read_items(task, own_file(data.path, client, settings.num_clients))
     else:
         deal = Partition(data.partition, settings.num_clients, data.alpha, settings.seed)
-        own = share_of_items(deal, rank, _shared(settings, task))
+        own = share_of_items(deal, client, _shared(settings, task))
     train, held_out = split_items(own)
     if not train:
         raise Mistake(
@@ -71,7 +71,7 @@ def _training_split(settings: RunSettings, task: Task) -> str:
 
 @told_at_the_site
 def held_out_items(
-    settings: RunSettings, node: NodeSettings, tokenizer: Any, rank: int, classes: bool, positions: int | None
+    settings: RunSettings, node: NodeSettings, tokenizer: Any, client: int, classes: bool, positions: int | None
 ) -> ScoredItems:
     """A client's held-out items, at most ``task.max-test-items``, for a model that has ``positions``; None: it has no limit.
 
@@ -82,7 +82,7 @@ def held_out_items(
     """
     if not node.allows_own_text():
         raise not_allowed()
-    _, held_out = client_items(settings, node, rank)
+    _, held_out = client_items(settings, node, client)
     found = as_tests(settings, held_out[: settings.task.max_test_items or None], tokenizer, classes, positions)
     places = list(zip(found.options(), found.answers, strict=True))
     predictions = len(found) if classes else sum(options[answer].answer_tokens for options, answer in places)

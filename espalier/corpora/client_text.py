@@ -24,7 +24,7 @@ LEAST_PREDICTIONS = 1000
 
 
 @told_at_the_site
-def client_passages(data: DataSettings, node: NodeSettings, rank: int, num_clients: int, seed: int = 0) -> list[str]:
+def client_passages(data: DataSettings, node: NodeSettings, client: int, num_clients: int, seed: int = 0) -> list[str]:
     """Passages from which the client cuts its calibration windows; held-out passages are not among them.
 
     Raises
@@ -32,36 +32,36 @@ def client_passages(data: DataSettings, node: NodeSettings, rank: int, num_clien
     Mistake
         The source or file is missing, empty or malformed.
     """
-    return list(_split_passages(data, node, rank, num_clients, seed)[0])
+    return list(_split_passages(data, node, client, num_clients, seed)[0])
 
 
 def _split_passages(
-    data: DataSettings, node: NodeSettings, rank: int, num_clients: int, seed: int
+    data: DataSettings, node: NodeSettings, client: int, num_clients: int, seed: int
 ) -> tuple[Sequence[str], Sequence[str]]:
     """The client's passages, for calibration and held out; those of a file are read when they are needed.
 
     The node's ``data-path`` is the site's own and taken whole. Otherwise, in a simulation, the run's ``[data]`` says what the
     client holds, and elsewhere it may be a built-in text alone: one source of a built-in text per client (shared out when there
-    are more clients than sources), a file per client (the path contains ``{rank}``, or ``by-file`` and a directory), or else
+    are more clients than sources), a file per client (the path contains ``{client}``, or ``by-file`` and a directory), or else
     its share of one file (``partition``).
     """
     require_own_data(node, data)
     if node.data_path:
         return _own_file(node.data_path, node.file_format(), _own_field(data, node), node)
     if data.source in BUILT_IN:
-        return split(record.text for record in own_records(data.source, rank, num_clients))
+        return split(record.text for record in own_records(data.source, client, num_clients))
     if not data.path:
         raise no_data()
-    if "{rank}" in data.path:
-        return _own_file(data.path.replace("{rank}", str(rank)), data.source, data.field, node)
+    if "{client}" in data.path:
+        return _own_file(data.path.replace("{client}", str(client)), data.source, data.field, node)
     if data.partition == "by-file":
-        return _own_file(own_file(data.path, rank, num_clients), data.source, data.field, node)
+        return _own_file(own_file(data.path, client, num_clients), data.source, data.field, node)
     deal = Partition(data.partition, num_clients, data.alpha, seed)
     if data.source == "hub":
         records = read_dataset(data.path, data.hub_config, data.hub_split or "train", data.field, data.partition_field)
-        return split(record.text for record in deal.share_of(rank, records))
+        return split(record.text for record in deal.share_of(client, records))
     source = _source(data.path, data.source, data.field, data.partition_field)
-    return open_corpus(source, node.state_root()).share(deal, rank)
+    return open_corpus(source, node.state_root()).share(deal, client)
 
 
 def _own_field(data: DataSettings, node: NodeSettings) -> str:
@@ -85,7 +85,7 @@ def site_records(data: DataSettings, node: NodeSettings) -> Iterator[Record]:
     return (located.record for located in source.located())
 
 
-def own_file(directory: str, rank: int, num_clients: int) -> str:
+def own_file(directory: str, client: int, num_clients: int) -> str:
     """The client's file of a directory: files in order of their names, dealt out in turn."""
     folder = at_home(directory)
     files = sorted(str(file) for file in folder.glob("*") if file.is_file() and not file.name.startswith("."))
@@ -94,11 +94,11 @@ def own_file(directory: str, rank: int, num_clients: int) -> str:
             f"data.path = {directory!r}: by-file needs a directory with {num_clients} files, one per client; "
             f"it has {len(files)}"
         )
-    return files[rank]
+    return files[client]
 
 
 @told_at_the_site
-def client_windows(settings: RunSettings, node: NodeSettings, encode: Encode, rank: int) -> Tensor:
+def client_windows(settings: RunSettings, node: NodeSettings, encode: Encode, client: int) -> Tensor:
     """Calibration windows of one client, drawn with a seed of its own: (windows, data.window-tokens), int64.
 
     There are as many as the node's ``windows`` says, else ``data.windows``.
@@ -110,13 +110,13 @@ def client_windows(settings: RunSettings, node: NodeSettings, encode: Encode, ra
     """
     data, number = settings.data, node.windows or settings.data.windows
     require_tokens(node, number * data.window_tokens, "raise data.windows or data.window-tokens, or the site's windows")
-    own, _ = _split_passages(data, node, rank, settings.num_clients, settings.seed)
-    seed = derive_seed(settings.seed, "calibration", rank=rank)
+    own, _ = _split_passages(data, node, client, settings.num_clients, settings.seed)
+    seed = derive_seed(settings.seed, "calibration", client=client)
     return calibration_windows(own, encode, number, data.window_tokens, seed)
 
 
 @told_at_the_site
-def training_windows(settings: RunSettings, node: NodeSettings, encode: Encode, rank: int) -> Tensor:
+def training_windows(settings: RunSettings, node: NodeSettings, encode: Encode, client: int) -> Tensor:
     """All windows of one client's text, held-out passages excluded: (windows, data.window-tokens), int64.
 
     Raises
@@ -125,13 +125,13 @@ def training_windows(settings: RunSettings, node: NodeSettings, encode: Encode, 
         The source or file is wrong, or there is not one window of text.
     """
     data = settings.data
-    own, _ = _split_passages(data, node, rank, settings.num_clients, settings.seed)
+    own, _ = _split_passages(data, node, client, settings.num_clients, settings.seed)
     folder = private_folder(node.state_root()) if isinstance(own, IndexedPassages) and own.corpus.folder else None
     return all_windows(own, encode, data.window_tokens, "data: the client's text", "data.window-tokens", folder)
 
 
 @told_at_the_site
-def held_out_windows(settings: RunSettings, node: NodeSettings, encode: Encode, rank: int) -> Tensor:
+def held_out_windows(settings: RunSettings, node: NodeSettings, encode: Encode, client: int) -> Tensor:
     """Windows of the client's own held-out passages, of which no calibration window has a token.
 
     Returns
@@ -147,7 +147,7 @@ def held_out_windows(settings: RunSettings, node: NodeSettings, encode: Encode, 
     """
     if not node.allows_own_text():
         raise not_allowed()
-    _, held_out = _split_passages(settings.data, node, rank, settings.num_clients, settings.seed)
+    _, held_out = _split_passages(settings.data, node, client, settings.num_clients, settings.seed)
     chosen = settings.evaluation
     what = "evaluation.own-text: the client's held-out text"
     windows = evaluation_windows(held_out, encode, chosen.window_tokens, chosen.max_windows, what)

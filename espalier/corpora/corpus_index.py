@@ -118,14 +118,14 @@ class CorpusIndex:
         data = os.pread(self._rows.fileno(), number * ROW.itemsize, first * ROW.itemsize)
         return np.frombuffer(data, dtype=ROW)
 
-    def share(self, deal: Partition | None = None, rank: int = 0) -> tuple["IndexedPassages", "IndexedPassages"]:
+    def share(self, deal: Partition | None = None, client: int = 0) -> tuple["IndexedPassages", "IndexedPassages"]:
         """Passages of one client, to calibrate on and held out: each once, in order of first occurrence, as ``passages.split``.
 
         Parameters
         ----------
         deal : how records are dealt out; None: all are the client's
         """
-        is_mine = deal.chooser(rank, self.labels) if deal else None
+        is_mine = deal.chooser(client, self.labels) if deal else None
         found: list[Numbers] = []
         for first in range(0, len(self), ROWS_AT_ONCE):
             rows = self.rows(first, ROWS_AT_ONCE)

@@ -30,13 +30,13 @@ FIRST_ITEMS = 1000
 """As many items of a large file are looked at."""
 
 ANY_RANK = 0
-"""A site takes its own file whole, whatever its rank, which is not known yet."""
+"""A site takes its own file whole, whatever its number, which is not known yet."""
 
 
 def require_enough(settings: RunSettings, node: NodeSettings, encode: Encode) -> None:
     """Refuse a run that the site's ``data-path`` cannot serve, in the words of the round that would.
 
-    What a site without one holds depends on its rank, and is passed over here, if the run names anything.
+    What a site without one holds depends on its number, and is passed over here, if the run names anything.
 
     Raises
     ------

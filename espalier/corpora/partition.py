@@ -45,18 +45,18 @@ class Partition:
     alpha: float
     seed: int
 
-    def share_of(self, rank: int, records: Iterable[L]) -> list[L]:
+    def share_of(self, client: int, records: Iterable[L]) -> list[L]:
         """The records of one client, in their order; the shares of all clients are disjoint and complete."""
         records = list(records)
         if self.kind == "by-field":
             labels = sorted({record.label for record in records})
-            mine = {label for place, label in enumerate(labels) if place % self.num_clients == rank}
+            mine = {label for place, label in enumerate(labels) if place % self.num_clients == client}
             return [record for record in records if record.label in mine]
         ends = {label: self._ends(label) for label in {record.label for record in records}}
-        return [record for record in records if _owner(record, ends[record.label]) == rank]
+        return [record for record in records if _owner(record, ends[record.label]) == client]
 
     def chooser(
-        self, rank: int, labels: Iterable[str]
+        self, client: int, labels: Iterable[str]
     ) -> Callable[[NDArray[np.uint64], NDArray[np.uint32]], NDArray[np.bool_]]:
         """``share_of`` for many records at a time, of which hashes are known.
 
@@ -72,7 +72,7 @@ class Partition:
         names = list(labels)
         if self.kind == "by-field":
             order = {label: place for place, label in enumerate(sorted(names))}
-            chosen = np.array([order[label] % self.num_clients == rank for label in names])
+            chosen = np.array([order[label] % self.num_clients == client for label in names])
             return lambda points, of: chosen[of]
         ends: dict[int, NDArray[np.float64]] = {}
 
@@ -83,7 +83,7 @@ class Partition:
                     ends[label] = self._ends(names[label])
                 here = of == label
                 owners = np.searchsorted(ends[label], points[here].astype(np.float64) / 2.0**64, side="right")
-                mine[here] = np.minimum(owners, self.num_clients - 1) == rank
+                mine[here] = np.minimum(owners, self.num_clients - 1) == client
             return mine
 
         return is_mine

@@ -73,8 +73,8 @@ class AdapterAveraging(Table):
         """How many of so many clients a round trains."""
         return max(1, round(clients * self.sampled_clients))
 
-    def rank_limit_of(self, rank: int, lora: LoraSettings) -> int:
-        """Largest rank of an adapter that the client of a rank trains: every client trains whole adapters."""
+    def rank_limit_of(self, client: int, lora: LoraSettings) -> int:
+        """Largest rank of an adapter that a client trains: every client trains whole adapters."""
         return lora.largest_rank
 
 

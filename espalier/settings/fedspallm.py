@@ -41,7 +41,7 @@ class FedSpaLLMSettings(Table):
         1.0, gt=0, le=1, description="share of the layers that the most capable client prunes in a round"
     )
     capabilities: str = Field(
-        "", description="comma-separated capability of each rank, in place of what the nodes state; the last one repeats"
+        "", description="comma-separated capability of each client, in place of what the nodes state; the last one repeats"
     )
     max_capability_ratio: float = Field(
         4.0, ge=1, description="a capability that a node states counts at most so many times the median's"
@@ -88,10 +88,10 @@ class FedSpaLLMSettings(Table):
         """Weights that compete in the mask expansion: the pattern, or ``comparison-group``."""
         return self.pattern or self.comparison_group
 
-    def capability_of(self, rank: int) -> float:
-        """The capability that ``capabilities`` gives a rank."""
+    def capability_of(self, client: int) -> float:
+        """The capability that ``capabilities`` gives a client."""
         numbers = [float(part) for part in self.capabilities.split(",")]
-        return numbers[min(rank, len(numbers) - 1)]
+        return numbers[min(client, len(numbers) - 1)]
 
     def sparsity_of(self, server_round: int) -> float:
         """Share of each matrix that a round prunes: ``sparsity`` from the last planned round on.

@@ -46,10 +46,10 @@ class HetLoRASettings(AdapterAveraging):
             raise ValueError("is no comma-separated list of ranks from 1 on, for instance 2,4,8")
         return value.strip()
 
-    def rank_limit_of(self, rank: int, lora: LoraSettings) -> int:
-        """Rank that the client of a rank begins with; where its capability decides, which the server knows, the largest."""
+    def rank_limit_of(self, client: int, lora: LoraSettings) -> int:
+        """Rank that a client begins with; where its capability decides, which the server knows, the largest."""
         given = self._given()
-        return given[min(rank, len(given) - 1)] if given else lora.largest_rank
+        return given[min(client, len(given) - 1)] if given else lora.largest_rank
 
     @property
     def lowers_ranks(self) -> bool:

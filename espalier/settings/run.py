@@ -49,7 +49,7 @@ class DataSettings(Table):
     source: Literal["documentation", "code", "text", "jsonl", "hub"] = Field(
         "documentation", description="where a client's text comes from"
     )
-    path: str = Field("", description="file or directory; {rank} stands for the client's rank, else it is dealt out")
+    path: str = Field("", description="file or directory; {client} stands for the client's number, else it is dealt out")
     field: str = Field("text", min_length=1, description="field of a record that holds the text")
     hub_config: str = Field("", description="configuration of a Hugging Face dataset")
     hub_split: str = Field("", description="split of a Hugging Face dataset; empty: train, or the task's own training split")
@@ -281,6 +281,8 @@ def _wrong_combinations(nested: Mapping[str, Any], simulation: bool) -> list[str
     tuned = "task" in METHODS.get(str(nested.get("method")), ())
     name = task.get("name", TEXT) if tuned and isinstance(task, Mapping) else TEXT
     lines = []
+    if isinstance(path, str) and "{rank}" in path:
+        lines.append(f"data.path = '{path}': a client's number is written {{client}}; a rank is that of an adapter")
     if partition in ("by-field", "dirichlet") and name == TEXT and (source not in ("jsonl", "hub") or not field):
         lines.append(f"data.partition = '{partition}': needs data.source = 'jsonl' or 'hub' and data.partition-field")
     if name != TEXT and source not in ("jsonl", "hub", *(() if simulation else ("documentation",))):
@@ -300,16 +302,16 @@ def _wrong_combinations(nested: Mapping[str, Any], simulation: bool) -> list[str
 
 
 def _is_a_clients(test_path: Any, path: Any, num_clients: Any) -> bool:
-    """Whether a path is that of the clients' file, or with ``{rank}`` that of one client's; False for what is no path."""
+    """Whether a path is that of the clients' file, or with ``{client}`` that of one client's; False for what is no path."""
     if not (isinstance(test_path, str) and isinstance(path, str) and test_path and path):
         return False
     tested, trained = _resolved(test_path), _resolved(path)
-    before, *others = trained.split("{rank}")
+    before, *others = trained.split("{client}")
     if not others:
         return tested == trained
-    again = "(?P=rank)".join(map(re.escape, others))
-    match = re.fullmatch(rf"{re.escape(before)}(?P<rank>0|[1-9][0-9]{{0,9}}){again}", tested)
-    return match is not None and isinstance(num_clients, int) and int(match["rank"]) < num_clients
+    again = "(?P=client)".join(map(re.escape, others))
+    match = re.fullmatch(rf"{re.escape(before)}(?P<client>0|[1-9][0-9]{{0,9}}){again}", tested)
+    return match is not None and isinstance(num_clients, int) and int(match["client"]) < num_clients
 
 
 def _resolved(path: str) -> str:

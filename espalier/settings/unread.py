@@ -38,8 +38,8 @@ def not_read(flat: Mapping[str, Any], tuning: tuple[str, ...], pruning: tuple[st
         note("data.source", one_of("data.source", ("jsonl", "hub")), "data.field")
     if source != "hub":
         note("data.source", "data.source = 'hub'", "data.hub-config", "data.hub-split")
-    if "{rank}" in str(flat["data.path"]):
-        note("data.path", "a data.path without {rank}", "data.partition", "data.partition-field", "data.alpha")
+    if "{client}" in str(flat["data.path"]):
+        note("data.path", "a data.path without {client}", "data.partition", "data.partition-field", "data.alpha")
     if flat["data.partition"] not in ("by-field", "dirichlet"):
         note("data.partition", one_of("data.partition", ("by-field", "dirichlet")), "data.partition-field")
     if flat["data.partition"] not in ("dirichlet", "quantity"):

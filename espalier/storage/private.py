@@ -1,7 +1,7 @@
 """A node's private state: ``<state-dir>/<lineage>/<site>/r<NNN>``.
 
 Covers: other users of the machine cannot read it (owner-only permissions); two sites that share a state directory have each
-their own; a site has one rank and one set of settings in a run; two processes of one client do not write at once (a lock per
+their own; a site has one number and one set of settings in a run; two processes of one client do not write at once (a lock per
 client); state of an older layout is refused; of rounds only the last two are kept, what outlasts rounds (``lasting``) is let
 go by whoever put it there, and runs that nobody touched for long are removed, where a directory carries our version file. Only
 an empty directory gets one: what another program keeps below a wrongly chosen state-dir is neither used nor removed.
@@ -24,7 +24,7 @@ from espalier.settings.node import shortened
 from espalier.storage.atomic import write_json
 from espalier.storage.blobs import BlobStore, sha256
 
-VERSION = 4
+VERSION = 5
 VERSION_FILE = "espalier-version.json"
 """It makes a directory ours."""
 LOCK = "lock"
@@ -118,7 +118,7 @@ class PrivateState:
     Parameters
     ----------
     root : the node's ``state-dir``
-    client : what the site is asked as, and must stay in this run, by the word that an error has for it: its rank, the settings
+    client : what the site is asked as, and must stay in this run, by the word that an error has for it: number, settings
     """
 
     def __init__(self, root: Path, lineage: str, site: str, client: Mapping[str, str | int]) -> None:
@@ -155,7 +155,7 @@ class PrivateState:
         return open(handle, "w")
 
     def require_same_client(self) -> None:
-        """Raise Mistake if this site is known in the run under another rank, or with other settings."""
+        """Raise Mistake if this site is known in the run under another client, or with other settings."""
         path = self.folder / VERSION_FILE
         if not os.path.exists(path):
             return
@@ -225,7 +225,7 @@ class PrivateState:
         self.require_same_client()
         path = self.folder / VERSION_FILE
         known = _read_json(path).get("client", {}) if os.path.exists(path) else {}
-        if not known.keys() >= self.client.keys():  # when it was asked to take part, it had no rank as yet
+        if not known.keys() >= self.client.keys():  # when it was asked to take part, it had no number as yet
             mark_as_ours(self.folder, client=known | self.client)
 
 

@@ -9,7 +9,7 @@ from espalier.settings.task import TEXT
 from espalier.training.sequences import client_sequences
 
 
-def read_client_data(settings: RunSettings, node: NodeSettings, model: OpenedModel, rank: int) -> list[str]:
+def read_client_data(settings: RunSettings, node: NodeSettings, model: OpenedModel, client: int) -> list[str]:
     """Read a client's data as its rounds will, and say what there is: for the eyes of its owner, not to be sent.
 
     Raises
@@ -20,15 +20,15 @@ def read_client_data(settings: RunSettings, node: NodeSettings, model: OpenedMod
     tunes, held_out = "task" in METHODS[settings.method], settings.evaluation.own_text
     tokens, task = settings.data.window_tokens, settings.task.name
     if not tunes:
-        found = [f"{len(client_windows(settings, node, model.encode, rank))} calibration windows of {tokens} tokens"]
+        found = [f"{len(client_windows(settings, node, model.encode, client))} calibration windows of {tokens} tokens"]
     elif task == TEXT:
-        found = [f"{len(client_sequences(settings, node, model, rank))} training sequences of {tokens} tokens"]
+        found = [f"{len(client_sequences(settings, node, model, client))} training sequences of {tokens} tokens"]
     else:
-        found = [f"{len(client_sequences(settings, node, model, rank))} items of the task {task} to train on"]
+        found = [f"{len(client_sequences(settings, node, model, client))} items of the task {task} to train on"]
     if held_out and (not tunes or task == TEXT):
-        windows = held_out_windows(settings, node, model.encode, rank)
+        windows = held_out_windows(settings, node, model.encode, client)
         found.append(f"{len(windows)} held-out windows of {settings.evaluation.window_tokens} tokens")
     elif held_out:
-        items = held_out_items(settings, node, model.tokenizer, rank, model.family.kind == "encoder", model.num_positions)
+        items = held_out_items(settings, node, model.tokenizer, client, model.family.kind == "encoder", model.num_positions)
         found.append(f"{len(items)} held-out items")
     return found

@@ -100,7 +100,7 @@ class ClassSequences:
 
 
 @told_at_the_site
-def client_sequences(settings: RunSettings, node: NodeSettings, model: OpenedModel, rank: int) -> Sequences:
+def client_sequences(settings: RunSettings, node: NodeSettings, model: OpenedModel, client: int) -> Sequences:
     """What a client trains on: all windows of its text, of which every token counts, or its items of the task.
 
     Raises
@@ -110,8 +110,8 @@ def client_sequences(settings: RunSettings, node: NodeSettings, model: OpenedMod
     """
     chosen = settings.task
     if chosen.name == TEXT:
-        return WindowSequences((training_windows(settings, node, model.encode, rank),))
-    train, _ = client_items(settings, node, rank)
+        return WindowSequences((training_windows(settings, node, model.encode, client),))
+    train, _ = client_items(settings, node, client)
     if model.family.kind == "encoder":
         return ClassSequences(tuple(train), model.tokenizer, chosen.max_tokens)
     items = in_shares(train, "tokenising items")

@@ -88,7 +88,7 @@ def check_reply(reply: Letter, request: Letter, contract: Contract) -> Scalars:
     Raises
     ------
     Mistake
-        It answers something else (another round, rank, attempt, part), or holds something else.
+        It answers something else (another round, client, attempt, part), or holds something else.
     """
     failed = reply.header.status == "failed"
     if failed and reply.header.model_copy(update={"status": "ok"}) == UNREAD:

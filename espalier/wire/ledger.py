@@ -31,38 +31,38 @@ class Ledger:
         self._append = append
         self.dense_bytes: Mapping[str, int] = {}
         """Bytes of each block's dense matrices by blob key, to compare with; see ``dense_bytes_of``."""
-        self.by_rank: dict[int, Traffic] = {}
+        self.by_client: dict[int, Traffic] = {}
         """Sums per client; enrolment, which belongs to no client yet, is only in the entries."""
 
-    def record(self, direction: Literal["up", "down"], rank: int, letter: Letter, content: RecordDict) -> None:
+    def record(self, direction: Literal["up", "down"], client: int, letter: Letter, content: RecordDict) -> None:
         """Count one message that its contract allows; ``content`` is the message as it travelled."""
-        size, common = self._counted(direction, rank, letter.header, content)
+        size, common = self._counted(direction, client, letter.header, content)
         blobs = sum(len(blob) for blob in letter.blobs.values())
         self._append({**common, "block": None, "raw_bytes": size - blobs, "wire_bytes": size - blobs})
         for key, blob in sorted(letter.blobs.items()):
             dense = {"dense_bytes": self.dense_bytes[key]} if key in self.dense_bytes else {}
             self._append({**common, "block": key, "raw_bytes": _raw_bytes(blob), "wire_bytes": len(blob), **dense})
 
-    def record_refused(self, rank: int, asked: Header, content: RecordDict) -> None:
+    def record_refused(self, client: int, asked: Header, content: RecordDict) -> None:
         """Count a reply that was refused, by its bytes alone: nothing that is in it is read or written down.
 
         ``asked`` is the header of the request.
         """
-        size, common = self._counted("up", rank, asked, content)
+        size, common = self._counted("up", client, asked, content)
         self._append({**common, "block": None, "raw_bytes": None, "wire_bytes": size, "refused": True})
 
     def _counted(
-        self, direction: Literal["up", "down"], rank: int, header: Header, content: RecordDict
+        self, direction: Literal["up", "down"], client: int, header: Header, content: RecordDict
     ) -> tuple[int, dict[str, Any]]:
         """Add a message's bytes up, and return them with what all of its entries have."""
         size = num_bytes(content)
-        if rank >= 0:
-            traffic = self.by_rank.setdefault(rank, Traffic())
+        if client >= 0:
+            traffic = self.by_client.setdefault(client, Traffic())
             setattr(traffic, direction, getattr(traffic, direction) + size)
         return size, {
             "lineage": header.lineage,
             "round": header.server_round,
-            "rank": rank,
+            "client": client,
             "direction": direction,
             "kind": header.kind,
             "attempt": header.attempt,
@@ -71,16 +71,16 @@ class Ledger:
 
     def total(self) -> Traffic:
         """Sums over all clients."""
-        up = sum(traffic.up for traffic in self.by_rank.values())
-        return Traffic(up, sum(traffic.down for traffic in self.by_rank.values()))
+        up = sum(traffic.up for traffic in self.by_client.values())
+        return Traffic(up, sum(traffic.down for traffic in self.by_client.values()))
 
     def state(self) -> list[list[int]]:
-        """The sums, for a checkpoint: [rank, up, down] each."""
-        return [[rank, traffic.up, traffic.down] for rank, traffic in sorted(self.by_rank.items())]
+        """The sums, for a checkpoint: [client, up, down] each."""
+        return [[client, traffic.up, traffic.down] for client, traffic in sorted(self.by_client.items())]
 
     def restore(self, state: list[list[int]]) -> None:
         """Take over what ``state`` returned; what was sent after that checkpoint and is sent again counts once."""
-        self.by_rank = {rank: Traffic(up, down) for rank, up, down in state}
+        self.by_client = {client: Traffic(up, down) for client, up, down in state}
 
 
 def dense_bytes_of(plan: ModelPlan) -> dict[str, int]:

@@ -17,7 +17,7 @@ from espalier.settings.mistakes import Mistake
 from espalier.wire.payload import MOST_BLOBS, from_record, to_record
 from espalier.wire.printable import printable, without_control
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 S = TypeVar("S", bound="Scalars")
 
@@ -81,7 +81,7 @@ class Header(Scalars):
     method: str = Field(max_length=64)
     lineage: str = Field(max_length=64, pattern=r"^[A-Za-z0-9-]+$")
     server_round: int = Field(ge=0)
-    rank: int = Field(ge=-1)
+    client: int = Field(ge=-1)
     attempt: int = Field(ge=1)
     part: int = Field(ge=0)
     num_parts: int = Field(ge=1)
@@ -96,7 +96,7 @@ UNREAD = Header(
     method="",
     lineage="unread",
     server_round=0,
-    rank=-1,
+    client=-1,
     attempt=1,
     part=0,
     num_parts=1,

@@ -76,7 +76,7 @@ def _contract(method: str, kind: Kind, plan: ModelPlan, settings: dict[str, Any]
         "schema_version": SCHEMA_VERSION,
         "lineage": "example",
         "server_round": _round(method, kind),
-        "rank": 0,
+        "client": 0,
         "attempt": 1,
         "num_parts": 1,
     }

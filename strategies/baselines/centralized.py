@@ -20,7 +20,7 @@ from strategies.run import Run
 
 
 def centralized(run: Run, stream: BlockStream, store: BlobStore) -> Edits:
-    """Prune with the pooled windows of all ranks, as one client would; what is pruned is kept in ``store``, block by block.
+    """Prune with the pooled windows of all clients, as one of them would; what is pruned is kept in ``store``, block by block.
 
     Returns
     -------
@@ -28,8 +28,8 @@ def centralized(run: Run, stream: BlockStream, store: BlobStore) -> Edits:
         What makes the dense model the pruned one.
     """
     nowhere = simulated_node()  # a simulated node has no data of its own beside the run's [data]
-    ranks = range(run.settings.num_clients)
-    windows = torch.cat([client_windows(run.settings, nowhere, run.model.encode, rank) for rank in ranks])
+    clients = range(run.settings.num_clients)
+    windows = torch.cat([client_windows(run.settings, nowhere, run.model.encode, client) for client in clients])
     run.progress.begin("centralized", len(run.model.plan.blocks))
     return (_masked if run.settings.method == "fedprllm" else _reconstructed)(run, stream, store, windows)
 

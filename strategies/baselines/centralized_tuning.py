@@ -20,7 +20,7 @@ from strategies.run import Run
 def tuned(run: Run, computing: Computing) -> dict[str, dict[str, Tensor]]:
     """Train the run's adapters on everybody's sequences; the trained tensors by blob key and canonical name."""
     settings, nowhere = run.settings, simulated_node()  # a simulated node has no data of its own beside the run's [data]
-    ranks = range(settings.num_clients)
+    clients = range(settings.num_clients)
     adapters = trained(run.model.plan, settings)
     training = AdapterTraining(
         model=run.model,
@@ -28,7 +28,8 @@ def tuned(run: Run, computing: Computing) -> dict[str, dict[str, Tensor]]:
         settings=settings,
         adapters=adapters,
         sequences=reduce(
-            lambda first, other: first.joined(other), (client_sequences(settings, nowhere, run.model, rank) for rank in ranks)
+            lambda first, other: first.joined(other),
+            (client_sequences(settings, nowhere, run.model, client) for client in clients),
         ),
         seed=derive_seed(settings.seed, "training/centralized"),
         parties=settings.job.clients_of_round(settings.num_clients),

@@ -42,7 +42,7 @@ def held_out(passages: list[str]) -> set[str]:
 @pytest.mark.parametrize("clients", [1, 2, 7])
 def test_dealing_out_a_file_is_a_partition(shared_file: str, clients: int) -> None:
     data = DataSettings(source="text", path=shared_file)
-    shares = [client_passages(data, NODE, rank, clients) for rank in range(clients)]
+    shares = [client_passages(data, NODE, client, clients) for client in range(clients)]
     dealt = Counter(passage for share in shares for passage in share)
     assert set(dealt.values()) == {1}
     assert set(dealt) == set(PASSAGES) - held_out(PASSAGES)
@@ -61,7 +61,7 @@ def test_a_json_lines_file_is_dealt_out_by_passages_too(tmp_path: Path) -> None:
     path = tmp_path / "all.jsonl"
     path.write_text("\n".join(json.dumps({"body": passage}) for passage in PASSAGES))
     data = DataSettings(source="jsonl", path=str(path), field="body")
-    shares = [client_passages(data, NODE, rank, 3) for rank in range(3)]
+    shares = [client_passages(data, NODE, client, 3) for client in range(3)]
     assert sorted(passage for share in shares for passage in share) == sorted(set(PASSAGES) - held_out(PASSAGES))
 
 
@@ -69,16 +69,16 @@ def test_a_json_lines_file_is_dealt_out_by_passages_too(tmp_path: Path) -> None:
 
 
 def test_rank_in_the_path_stands_for_the_clients_rank(tmp_path: Path) -> None:
-    for rank in range(3):
-        (tmp_path / f"client-{rank}.txt").write_text("\n\n".join(f"{passage} of {rank}" for passage in PASSAGES[:30]))
-    data = DataSettings(source="text", path=str(tmp_path / "client-{rank}.txt"))
-    for rank in range(3):
-        own = {f"{passage} of {rank}" for passage in PASSAGES[:30]}
-        assert set(client_passages(data, NODE, rank, 3)) == own - held_out(sorted(own))
+    for client in range(3):
+        (tmp_path / f"client-{client}.txt").write_text("\n\n".join(f"{passage} of {client}" for passage in PASSAGES[:30]))
+    data = DataSettings(source="text", path=str(tmp_path / "client-{client}.txt"))
+    for client in range(3):
+        own = {f"{passage} of {client}" for passage in PASSAGES[:30]}
+        assert set(client_passages(data, NODE, client, 3)) == own - held_out(sorted(own))
 
 
 def test_a_missing_file_of_a_rank_is_named(tmp_path: Path) -> None:
-    data = DataSettings(source="text", path=str(tmp_path / "client-{rank}.txt"))
+    data = DataSettings(source="text", path=str(tmp_path / "client-{client}.txt"))
     with pytest.raises(Mistake, match=r"client-5.txt: no such file"):
         client_passages(data, NODE, 5, 8)
 
@@ -103,21 +103,21 @@ def test_a_sites_own_field_comes_before_the_runs(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("three_sources")
 def test_each_client_has_a_source_of_its_own() -> None:
-    for rank, source in enumerate("abc"):
+    for client, source in enumerate("abc"):
         own = {f"{source} {index}" for index in range(60)}
-        assert set(client_passages(DataSettings(), NODE, rank, 3)) == own - held_out(sorted(own))
+        assert set(client_passages(DataSettings(), NODE, client, 3)) == own - held_out(sorted(own))
 
 
 @pytest.mark.usefixtures("three_sources")
 @pytest.mark.parametrize("clients", [4, 5, 6, 8])
 def test_more_clients_than_sources_share_them_without_overlap(clients: int) -> None:
-    shares = [client_passages(DataSettings(), NODE, rank, clients) for rank in range(clients)]
+    shares = [client_passages(DataSettings(), NODE, client, clients) for client in range(clients)]
     dealt = Counter(passage for share in shares for passage in share)
     everything = [f"{source} {index}" for source in "abc" for index in range(60)]
     assert set(dealt.values()) == {1}
     assert set(dealt) == set(everything) - held_out(everything)
-    for rank, share in enumerate(shares):
-        assert {passage[0] for passage in share} == {"abc"[rank % 3]}
+    for client, share in enumerate(shares):
+        assert {passage[0] for passage in share} == {"abc"[client % 3]}
 
 
 # ----- windows --------------------------------------------------------------------------------------------------------
@@ -138,9 +138,9 @@ def test_windows_have_the_settings_shape_and_only_the_clients_tokens(shared_file
 
 
 def test_windows_repeat_with_the_seed_and_differ_between_seeds_and_clients(shared_file: str) -> None:
-    def drawn(seed: int, rank: int) -> list[list[int]]:
+    def drawn(seed: int, client: int) -> list[list[int]]:
         settings = parse({"seed": seed, "data.windows": 4, "data.window-tokens": 32})
-        return client_windows(settings, simulated_node(data_path=shared_file), letters, rank).tolist()
+        return client_windows(settings, simulated_node(data_path=shared_file), letters, client).tolist()
 
     assert drawn(1, 0) == drawn(1, 0)
     assert drawn(1, 0) != drawn(2, 0)

@@ -68,9 +68,9 @@ def strange_text(seed: int) -> str:
     return "".join(generator.choices(pieces, k=generator.randint(0, 60))) + "z"
 
 
-def by_hand(records: list[Record], deal: Partition, rank: int) -> tuple[list[str], list[str]]:
+def by_hand(records: list[Record], deal: Partition, client: int) -> tuple[list[str], list[str]]:
     """As before there was an index: all records in memory, dealt out and split one by one."""
-    return split(record.text for record in deal.share_of(rank, records))
+    return split(record.text for record in deal.share_of(client, records))
 
 
 # ----- the same passages ----------------------------------------------------------------------------------------------
@@ -122,8 +122,8 @@ def test_shares_of_a_json_lines_file(tmp_path: Path, kind: Any) -> None:
     index = open_corpus(Source(str(path), "jsonl", "text", "of"), tmp_path / "state")
     for clients in (1, 2, 5):
         deal = Partition(kind, clients, 0.5, 3)
-        for rank in range(clients):
-            assert tuple(map(list, index.share(deal, rank))) == by_hand(records, deal, rank)
+        for client in range(clients):
+            assert tuple(map(list, index.share(deal, client))) == by_hand(records, deal, client)
     assert tuple(map(list, index.share())) == split(record.text for record in records)
 
 
@@ -134,9 +134,9 @@ def test_shares_of_a_text_file(tmp_path: Path) -> None:
     path.write_bytes(text.encode())
     for clients in (1, 3):
         data, deal = DataSettings(source="text", path=str(path)), Partition("iid", clients, 0.5, 0)
-        for rank in range(clients):
-            expected = by_hand([Record(passage) for passage in passages(text)], deal, rank)[0]
-            assert client_passages(data, node(tmp_path), rank, clients) == expected
+        for client in range(clients):
+            expected = by_hand([Record(passage) for passage in passages(text)], deal, client)[0]
+            assert client_passages(data, node(tmp_path), client, clients) == expected
 
 
 # ----- bounded, and once per machine ----------------------------------------------------------------------------------

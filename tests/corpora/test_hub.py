@@ -33,16 +33,16 @@ def test_texts_and_labels_are_read(dataset: str) -> None:
 
 def test_it_is_dealt_out_like_a_file(dataset: str) -> None:
     data = DataSettings(source="hub", path=dataset, field="note", partition="by-field", partition_field="ward")
-    for rank in range(2):
-        own = [f"note {number} of the ward" for number in range(40) if number % 2 == rank]
-        assert client_passages(data, simulated_node(), rank, 2) == [text for text in own if not is_held_out(text)]
+    for client in range(2):
+        own = [f"note {number} of the ward" for number in range(40) if number % 2 == client]
+        assert client_passages(data, simulated_node(), client, 2) == [text for text in own if not is_held_out(text)]
 
 
 def test_the_split_is_train_unless_the_run_names_one(dataset: str) -> None:
     for split, expected in (("", 40), ("train[:30]", 30)):
         data = DataSettings(source="hub", path=dataset, field="note", hub_split=split)
         every = {f"note {number} of the ward" for number in range(expected)}
-        dealt = {text for rank in range(2) for text in client_passages(data, simulated_node(), rank, 2)}
+        dealt = {text for client in range(2) for text in client_passages(data, simulated_node(), client, 2)}
         assert dealt == {text for text in every if not is_held_out(text)}
 
 

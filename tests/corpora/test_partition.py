@@ -22,7 +22,7 @@ RECORDS = [Record(f"record {number} of the ward", f"ward-{number % 5}") for numb
 
 def shares(kind: Kind, clients: int, alpha: float = 0.5, seed: int = 0) -> list[list[Record]]:
     partition = Partition(kind, clients, alpha, seed)
-    return [partition.share_of(rank, RECORDS) for rank in range(clients)]
+    return [partition.share_of(client, RECORDS) for client in range(clients)]
 
 
 @settings(max_examples=20, deadline=None)
@@ -81,10 +81,10 @@ def test_records_of_a_file_are_dealt_out_by_their_field(tmp_path: Path) -> None:
     file = tmp_path / "notes.jsonl"
     file.write_text("\n".join(json.dumps({"note": record.text, "ward": number % 2}) for number, record in enumerate(RECORDS)))
     data = DataSettings(source="jsonl", path=str(file), field="note", partition="by-field", partition_field="ward")
-    for rank in range(2):
-        own = set(client_passages(data, simulated_node(), rank, 2))
+    for client in range(2):
+        own = set(client_passages(data, simulated_node(), client, 2))
         assert own == {
-            record.text for number, record in enumerate(RECORDS) if number % 2 == rank and not is_held_out(record.text)
+            record.text for number, record in enumerate(RECORDS) if number % 2 == client and not is_held_out(record.text)
         }
 
 

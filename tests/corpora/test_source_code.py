@@ -120,8 +120,8 @@ def test_the_demo_model_was_trained_on_none_of_it() -> None:
 
 def test_what_is_public_is_no_clients() -> None:
     public = set(map(digest, passages(public_part("code"))))
-    for rank in (0, 3, 12):
-        own, held_out = split(record.text for record in own_records("code", rank, 14))
+    for client in (0, 3, 12):
+        own, held_out = split(record.text for record in own_records("code", client, 14))
         assert own
         assert not public & set(map(digest, own))
         assert set(map(digest, held_out)) <= public

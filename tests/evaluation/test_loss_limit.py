@@ -20,7 +20,7 @@ from espalier.wire.messages import Header, Letter
 
 pytestmark = pytest.mark.usefixtures("tests_on_device")
 
-HEADER = {"schema_version": 1, "kind": "evaluate", "method": "m", "lineage": "x", "server_round": 1, "rank": 0}
+HEADER = {"schema_version": 1, "kind": "evaluate", "method": "m", "lineage": "x", "server_round": 1, "client": 0}
 
 
 class Always:

@@ -16,7 +16,7 @@ from pruning_kernels.nf4 import LEVELS
 
 Matrix = NDArray[np.float64]
 Sent = dict[int, dict[str, dict[str, torch.Tensor]]]
-"""rank -> blob key -> tensors."""
+"""client -> blob key -> tensors."""
 
 SIDES = {"attn.q": (16, 16), "attn.v": (8, 16)}
 """(out, in) of the adapted matrices of the bench's model."""
@@ -29,7 +29,7 @@ def letters(grid: InProcessGrid, server_round: int, kind: str) -> dict[int, list
     for _, reply in grid.received:
         letter = read(reply.content)
         if (letter.header.kind, letter.header.server_round, letter.header.status) == (kind, server_round, "ok"):
-            found.setdefault(letter.header.rank, []).append(letter)
+            found.setdefault(letter.header.client, []).append(letter)
     return found
 
 
@@ -37,9 +37,9 @@ def sent_adapters(grid: InProcessGrid, server_round: int) -> Sent:
     """What each client sent in a round, from the replies themselves."""
     found: Sent = {}
     for kind in ("train", "fetch"):
-        for rank, replies in letters(grid, server_round, kind).items():
+        for client, replies in letters(grid, server_round, kind).items():
             for letter in replies:
-                found.setdefault(rank, {}).update({key: load(blob) for key, blob in letter.blobs.items()})
+                found.setdefault(client, {}).update({key: load(blob) for key, blob in letter.blobs.items()})
     return found
 
 
@@ -48,10 +48,10 @@ def decoded_adapters(grid: InProcessGrid, server_round: int, payload: str) -> Se
     if payload != "nf4":
         return sent_adapters(grid, server_round)
     found: Sent = {}
-    for rank, blobs in sent_adapters(grid, server_round).items():
+    for client, blobs in sent_adapters(grid, server_round).items():
         for key, tensors in blobs.items():
             names = [name.removesuffix(".codes") for name in tensors if name.endswith(".codes")]
-            found.setdefault(rank, {})[key] = {name: _nf4(name, tensors) for name in names}
+            found.setdefault(client, {})[key] = {name: _nf4(name, tensors) for name in names}
     return found
 
 
@@ -65,37 +65,37 @@ def _nf4(name: str, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float64).reshape((rank, features) if name.endswith("lora_a") else (features, rank))
 
 
-def factors(sent: Sent, rank: int, block: int, matrix: str) -> tuple[Matrix, Matrix]:
+def factors(sent: Sent, client: int, block: int, matrix: str) -> tuple[Matrix, Matrix]:
     """B and A of one client, float64."""
-    tensors = sent[rank][f"block-{block:04d}"]
+    tensors = sent[client][f"block-{block:04d}"]
     return tensors[f"{matrix}.lora_b"].double().numpy(), tensors[f"{matrix}.lora_a"].double().numpy()
 
 
 def norm_weights(sent: Sent) -> dict[int, float]:
     """Frobenius norm of each client's updates of all matrices together, from the dense updates."""
     weights = {}
-    for rank, blobs in sent.items():
-        dense = [np.matmul(*factors(sent, rank, block, matrix)) for block in range(len(blobs)) for matrix in PATHS]
-        weights[rank] = float(np.sqrt(sum((update**2).sum() for update in dense)))
+    for client, blobs in sent.items():
+        dense = [np.matmul(*factors(sent, client, block, matrix)) for block in range(len(blobs)) for matrix in PATHS]
+        weights[client] = float(np.sqrt(sum((update**2).sum() for update in dense)))
     return weights
 
 
 def padded_mean(sent: Sent, weights: Mapping[int, float], block: int, matrix: str, lora_rank: int) -> tuple[Matrix, Matrix]:
     """Mean of B and mean of A, entry by entry; what a client lacks is zero."""
-    pairs = {rank: factors(sent, rank, block, matrix) for rank in sorted(sent)}
+    pairs = {client: factors(sent, client, block, matrix) for client in sorted(sent)}
     some_b, some_a = next(iter(pairs.values()))
     b, a = np.zeros((some_b.shape[0], lora_rank)), np.zeros((lora_rank, some_a.shape[1]))
-    for rank, (client_b, client_a) in pairs.items():
+    for client, (client_b, client_a) in pairs.items():
         for column in range(client_b.shape[1]):
-            b[:, column] += weights[rank] * client_b[:, column]
-            a[column] += weights[rank] * client_a[column]
-    return b / sum(weights[rank] for rank in pairs), a / sum(weights[rank] for rank in pairs)
+            b[:, column] += weights[client] * client_b[:, column]
+            a[column] += weights[client] * client_a[column]
+    return b / sum(weights[client] for client in pairs), a / sum(weights[client] for client in pairs)
 
 
 def svd_mean(sent: Sent, weights: Mapping[int, float], block: int, matrix: str, lora_rank: int) -> Matrix:
     """The best approximation of the mean of the dense products B A, by their singular value decomposition."""
-    total = sum(weights[rank] * np.matmul(*factors(sent, rank, block, matrix)) for rank in sent)
-    u, values, vh = torch.linalg.svd(torch.from_numpy(total / sum(weights[rank] for rank in sent)), full_matrices=False)
+    total = sum(weights[client] * np.matmul(*factors(sent, client, block, matrix)) for client in sent)
+    u, values, vh = torch.linalg.svd(torch.from_numpy(total / sum(weights[client] for client in sent)), full_matrices=False)
     return ((u[:, :lora_rank] * values[:lora_rank]) @ vh[:lora_rank]).numpy()
 
 

@@ -530,10 +530,10 @@ class Promises:
         grid = bench.grid()
         grid.tamper[2] = spoiled(SPOILS["garbage"])
         folder = bench.run(grid)
-        statuses = {client["rank"]: client["status"] for client in summary(folder)["clients"]}
+        statuses = {client["client"]: client["status"] for client in summary(folder)["clients"]}
         assert statuses == {0: "completed", 1: "completed", 2: "dropped", 3: "completed"}
         assert model_files(folder) == model_files(without_client_2.folder)
-        assert any(event["event"] == "dropped" and event["rank"] == 2 for event in events(folder))
+        assert any(event["event"] == "dropped" and event["client"] == 2 for event in events(folder))
 
     def test_without_a_quorum_the_run_ends_with_the_reasons(self, bench: Bench) -> None:
         grid = bench.grid()
@@ -565,7 +565,7 @@ class Promises:
             if letter.header.kind in ("alone", "evaluate"):
                 later.append(letter)
                 raise Killed
-            if letter.header.kind == "train" and letter.header.rank == 0:
+            if letter.header.kind == "train" and letter.header.client == 0:
                 orders[letter.header.server_round] = letter
 
         grid.before_push = note
@@ -594,7 +594,9 @@ class Promises:
         assert anew.blobs in (first[last].blobs, {})
         assert not anew.scalars.get("lost")
         for letter in (orders[last], *later):
-            assert "of round 5000 does not exist, the run ends with" in ask(letter, server_round=5000, rank=0).scalars["reason"]
+            assert (
+                "of round 5000 does not exist, the run ends with" in ask(letter, server_round=5000, client=0).scalars["reason"]
+            )
 
     # ----- result -----------------------------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ def site(tmp_path: Path) -> Site:
 
 
 def order(number: int, **scalars: Any) -> Letter:
-    header = UNREAD.model_copy(update={"kind": "train", "method": "fedprllm", "server_round": number, "rank": 0})
+    header = UNREAD.model_copy(update={"kind": "train", "method": "fedprllm", "server_round": number, "client": 0})
     return Letter(header, scalars)
 
 

@@ -14,7 +14,7 @@ def left(state: PrivateState, document: str, server_round: int) -> dict[str, flo
 
 
 def test_a_round_begins_with_what_the_one_before_left_however_often_it_is_asked_for(tmp_path: Path) -> None:
-    state = PrivateState(tmp_path, "run", "site", {"rank": 0})
+    state = PrivateState(tmp_path, "run", "site", {"number": 0})
     assert left(state, FEEDBACK, 1) == {}
     for server_round in (1, 2, 2, 5, 5):  # of 3 and 4 the client had no part
         for document, shift in ((FEEDBACK, 0.0), (MOMENTS, 10.0)):

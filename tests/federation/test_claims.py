@@ -45,7 +45,7 @@ def test_a_billion_sequences_count_as_ten_times_those_of_the_median_client(
     grid.tamper[1] = claiming(samples=10**9)
     made = bench.run(grid)
     clients = summary(made)["clients"]
-    samples = {client["rank"]: float(client["metrics"]["samples"]) for client in clients}
+    samples = {client["client"]: float(client["metrics"]["samples"]) for client in clients}
     assert samples[1] == 1e9
     second = sorted(samples.values())[1]
     weights = samples | {1: 10 * second}
@@ -71,7 +71,7 @@ def test_a_norm_counts_up_to_the_ratio_and_a_capability_leaves_others_their_rank
     sent = sent_adapters(grid, 1)
     norms = norm_weights(sent)
     second = sorted(norms.values())[1]
-    weights = {rank: min(norm, second) for rank, norm in norms.items()}
+    weights = {client: min(norm, second) for client, norm in norms.items()}
     assert sum("weight" in client["capped"] for client in clients) == 2
     for found, mean in zip(written(made, 1, "attn.v"), padded_mean(sent, weights, 1, "attn.v", 8), strict=True):
         np.testing.assert_allclose(found, mean, rtol=1e-5, atol=1e-8)

@@ -50,7 +50,7 @@ def brought(requests: list[Message], server_round: int) -> dict[int, dict[str, d
     found: dict[int, dict[str, dict[str, torch.Tensor]]] = {}
     for letter in (read(request.content) for request in requests):
         if letter.header.kind in ("deliver", "train") and letter.header.server_round == server_round:
-            found.setdefault(letter.header.rank, {}).update({key: load(blob) for key, blob in letter.blobs.items()})
+            found.setdefault(letter.header.client, {}).update({key: load(blob) for key, blob in letter.blobs.items()})
     return found
 
 
@@ -90,7 +90,7 @@ class TestFedPETuning(Promises):
         folder = bench.run(grid, **changes)
         sent = sent_adapters(grid, 1)
         assert len(set(uneven.values())) == 4
-        assert {client["rank"]: client["metrics"]["samples"] for client in summary(folder)["clients"]} == uneven
+        assert {client["client"]: client["metrics"]["samples"] for client in summary(folder)["clients"]} == uneven
         for block in (0, 1):
             for matrix in PATHS:
                 for found, mean in zip(
@@ -140,8 +140,8 @@ class TestFedPETuning(Promises):
         grid = bench.grid(**self.SAMPLED)
         folder = bench.run(grid, **self.SAMPLED)
         asked = [set(letters(grid, server_round, "train")) for server_round in (1, 2, 3, 4)]
-        assert [len(ranks) for ranks in asked] == [2, 2, 2, 2]
-        assert [1 in ranks for ranks in asked] == [True, False, False, True]
+        assert [len(clients) for clients in asked] == [2, 2, 2, 2]
+        assert [1 in clients for clients in asked] == [True, False, False, True]
         assert {client["status"] for client in summary(folder)["clients"]} == {"completed"}
         mean = padded_mean(sent_adapters(grid, 4), dict.fromkeys(range(4), 1.0), 0, "attn.q", 2)
         for found, expected in zip(written(folder, 0, "attn.q"), mean, strict=True):
@@ -155,14 +155,14 @@ class TestFedPETuning(Promises):
 
         def lose_a_delivery(request: Message, reply: Message) -> Message | None:
             header = read(request.content).header
-            if header.kind == "deliver" and header.server_round == 2 and (not lost or header.rank in lost):
-                return lost.append(header.rank)
+            if header.kind == "deliver" and header.server_round == 2 and (not lost or header.client in lost):
+                return lost.append(header.client)
             return reply
 
         grid.tamper = dict.fromkeys(range(4), lose_a_delivery)
         folder = bench.run(grid, **changes)
         assert len(letters(grid, 2, "train")) == 1
-        dropped = [client["rank"] for client in summary(folder)["clients"] if client["status"] == "dropped"]
+        dropped = [client["client"] for client in summary(folder)["clients"] if client["status"] == "dropped"]
         assert dropped == [lost[0]]
 
     def test_a_site_whose_model_takes_less_trains_nothing_alone_either(self, bench: Bench) -> None:
@@ -239,7 +239,7 @@ class TestFedPETuning(Promises):
 
     def _blobs(self, grid: Any, server_round: int, kind: str) -> list[bytes]:
         replies = letters(grid, server_round, kind)
-        return [blob for rank in replies for letter in replies[rank] for blob in letter.blobs.values()]
+        return [blob for client in replies for letter in replies[client] for blob in letter.blobs.values()]
 
     @pytest.mark.parametrize("rounding", ["differences", "values"])
     def test_the_first_round_s_blobs_are_what_was_trained_rounded(self, bench: Bench, rounding: str) -> None:
@@ -249,12 +249,12 @@ class TestFedPETuning(Promises):
         bench.run(rounded, **changes, fedpetuning__rounds=1)
         trained, found = sent_adapters(exact, 1), sent_adapters(rounded, 1)
         start = first_adapters(bench)
-        for rank, blobs in trained.items():
+        for client, blobs in trained.items():
             for key, tensors in blobs.items():
                 assert tensors
                 for name, tensor in tensors.items():
                     meant = tensor - start[key][name] if rounding == "differences" else tensor
-                    assert torch.equal(found[rank][key][name], meant.to(torch.bfloat16))
+                    assert torch.equal(found[client][key][name], meant.to(torch.bfloat16))
 
     def test_differences_are_added_to_the_global_adapters_before_they_were_rounded(self, bench: Bench) -> None:
         """Up a difference from those that the round began with, down from the first ones; two rounds, by loops."""
@@ -263,7 +263,7 @@ class TestFedPETuning(Promises):
         grid.before_push = requests.append
         folder = bench.run(grid, **changes)
         first = first_adapters(bench)
-        samples = {client["rank"]: client["metrics"]["samples"] for client in summary(folder)["clients"]}
+        samples = {client["client"]: client["metrics"]["samples"] for client in summary(folder)["clients"]}
         kept: dict[str, dict[str, np.ndarray]] = {
             key: {name: tensor.double().numpy() for name, tensor in block.items()} for key, block in first.items()
         }
@@ -271,11 +271,11 @@ class TestFedPETuning(Promises):
             changed = sent_adapters(grid, server_round)
             for key, block in kept.items():
                 for name in block:
-                    total = sum(samples[rank] * changed[rank][key][name].double().numpy() for rank in samples)
+                    total = sum(samples[client] * changed[client][key][name].double().numpy() for client in samples)
                     block[name] = block[name] + total / sum(samples.values())
             if server_round == 1:
-                for rank, blobs in brought(requests, 2).items():
-                    assert set(blobs) == set(kept), rank
+                for client, blobs in brought(requests, 2).items():
+                    assert set(blobs) == set(kept), client
                     for key, tensors in blobs.items():
                         for name, tensor in tensors.items():
                             moved = torch.from_numpy(kept[key][name] - first[key][name].double().numpy())
@@ -324,7 +324,7 @@ class TestFedPETuning(Promises):
 
         def lose(message: Message) -> None:
             header = read(message.content).header
-            if (header.kind, header.server_round, header.rank) == ("train", 3, 2):
+            if (header.kind, header.server_round, header.client) == ("train", 3, 2):
                 (folder,) = state.glob("*/node-00002")
                 shutil.rmtree(folder)
                 removed.append(folder)
@@ -381,7 +381,7 @@ class TestFedPETuning(Promises):
         def kill(message: Message) -> None:
             header = read(message.content).header
             if (header.kind, header.server_round) == ("train", 2):
-                trained.append(header.rank)
+                trained.append(header.client)
                 if len(trained) == 3:
                     raise Killed
 
@@ -401,7 +401,7 @@ class TestFedPETuning(Promises):
         def kill(message: Message) -> None:
             header = read(message.content).header
             if (header.kind, header.server_round) == ("train", 3):
-                trained.append(header.rank)
+                trained.append(header.client)
                 if len(trained) == 3:
                     raise Killed
 
@@ -421,7 +421,7 @@ class TestFedPETuning(Promises):
         header = Header.model_validate(
             {
                 "schema_version": SCHEMA_VERSION, "kind": "train", "method": "fedpetuning", "lineage": "by-hand", "attempt": 1,
-                "server_round": server_round, "rank": 0, "part": 0, "num_parts": 1,
+                "server_round": server_round, "client": 0, "part": 0, "num_parts": 1,
             }
         )  # fmt: skip
         node, context = next(iter(grid.contexts.items()))

@@ -83,15 +83,15 @@ class TestFedPrLLM(PruningPromises):
             for rows, columns in (linear.shape for linear in block.linears)
         )
         for client in range(bench.num_clients):
-            raw = [e["raw_bytes"] for e in entries if e["rank"] == client and e["direction"] == "up" and e["block"]]
+            raw = [e["raw_bytes"] for e in entries if e["client"] == client and e["direction"] == "up" and e["block"]]
             assert sum(raw) == masks
-        up = [entry["wire_bytes"] for entry in entries if entry["rank"] >= 0 and entry["direction"] == "up"]
+        up = [entry["wire_bytes"] for entry in entries if entry["client"] >= 0 and entry["direction"] == "up"]
         assert sum(up) == summary(folder)["bytes_up"]
 
     def test_a_site_with_too_little_text_says_so_in_numbers(self, bench: Bench) -> None:
         (bench.folder / "text-3.txt").write_text("hawthorn hedge")
         document = summary(bench.run())
-        assert [client["rank"] for client in document["clients"]] == [0, 1, 2]
+        assert [client["client"] for client in document["clients"]] == [0, 1, 2]
         (reason,) = document["refused"].values()
         assert "gives 0 windows of 16 tokens, data.windows = 2 are needed" in reason
         assert "hawthorn" not in reason
@@ -167,7 +167,7 @@ class TestFedPrLLM(PruningPromises):
         folder = bench.run(grid)
         assert {client["status"] for client in summary(folder)["clients"]} == {"completed"}
         again = [event for event in events(folder) if event["event"] == "sent_again" and event["kind"] == "train"]
-        assert [(event["rank"], event["reason"]) for event in again] == [(2, "no reply before the deadline")] * 2
+        assert [(event["client"], event["reason"]) for event in again] == [(2, "no reply before the deadline")] * 2
 
     def test_resume_refuses_other_settings_and_completed_runs(self, bench: Bench) -> None:
         folder = bench.run()
@@ -268,7 +268,7 @@ class TestIterativeFedPrLLM(PruningPromises):
 
         def kill(message: Any) -> None:
             header = read(message.content).header
-            if (header.kind, header.server_round, header.rank) == ("train", 2, 2):
+            if (header.kind, header.server_round, header.client) == ("train", 2, 2):
                 raise Killed
 
         killed = evaluated.grid(**changes)
@@ -309,23 +309,23 @@ class TestIterativeFedPrLLM(PruningPromises):
 
         def lose(message: Message) -> None:
             header = read(message.content).header
-            if (header.kind, header.server_round, header.rank) == ("train", 3, 2) and not lost:
+            if (header.kind, header.server_round, header.client) == ("train", 3, 2) and not lost:
                 (folder,) = (bench.folder / "state").glob(f"{header.lineage}/node-00002")
                 lost.append(shutil.rmtree(folder))
             if header.server_round == 3:
-                kinds.append((header.kind, header.rank, header.part))
+                kinds.append((header.kind, header.client, header.part))
 
         grid.before_push = lose
         folder = bench.run(grid, **changes)
         assert lost
         assert model_files(folder) == model_files(whole)
         assert {client["status"] for client in summary(folder)["clients"]} == {"completed"}
-        own = [(kind, part) for kind, rank, part in kinds if rank == 2]
+        own = [(kind, part) for kind, client, part in kinds if client == 2]
         assert own == [("train", 0), *(("deliver", part) for part in range(len(own) - 2)), ("train", 0)]
         assert len(own) >= 3
-        assert {kind for kind, rank, _ in kinds if rank != 2} == {"train"}
+        assert {kind for kind, client, _ in kinds if client != 2} == {"train"}
         (noted,) = [event for event in events(folder) if event["event"] == "lost"]
-        assert noted["rank"] == 2
+        assert noted["client"] == 2
 
     @pytest.mark.parametrize("damaged", ["activations.json", "*.blob"])
     def test_a_client_whose_state_is_damaged_is_brought_what_was_decided_too(self, bench: Bench, damaged: str) -> None:
@@ -333,7 +333,7 @@ class TestIterativeFedPrLLM(PruningPromises):
 
         def damage(message: Message) -> None:
             header = read(message.content).header
-            if (header.kind, header.server_round, header.rank) == ("train", 2, 2) and header.attempt == 1:
+            if (header.kind, header.server_round, header.client) == ("train", 2, 2) and header.attempt == 1:
                 folder = bench.folder / "state" / header.lineage / "node-00002" / "r001"
                 for file in folder.glob(damaged):
                     file.write_bytes(file.read_bytes()[:-3])
@@ -341,18 +341,18 @@ class TestIterativeFedPrLLM(PruningPromises):
         grid.before_push = damage
         folder = bench.run(grid)
         assert model_files(folder) == model_files(whole)
-        assert [event["rank"] for event in events(folder) if event["event"] == "lost"] == [2]
+        assert [event["client"] for event in events(folder) if event["event"] == "lost"] == [2]
 
     def test_a_forged_loss_costs_its_sender_alone(self, bench: Bench) -> None:
-        """In the first round there is nothing to lose; with another's rank it would speak for that one."""
+        """In the first round there is nothing to lose; with another's number it would speak for that one."""
         grid = bench.grid()
 
-        def forge(rank: int, server_round: int) -> Any:
+        def forge(client: int, server_round: int) -> Any:
             def tampered(request: Message, reply: Message) -> Message:
                 header = read(request.content).header
                 if (header.kind, header.server_round) != ("train", server_round):
                     return reply
-                lost = failure(header.model_copy(update={"rank": rank}), "gone", lost=True)
+                lost = failure(header.model_copy(update={"client": client}), "gone", lost=True)
                 return Message(write(lost), reply_to=request)
 
             return tampered

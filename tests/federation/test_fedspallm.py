@@ -34,12 +34,12 @@ def exact(model: OpenedModel, sparsity: float) -> float:
 
 
 def pruned_layers(grid: InProcessGrid, server_round: int) -> dict[int, dict[str, dict[str, torch.Tensor]]]:
-    """What each rank sent in a round: rank -> blob key -> tensors, from the replies themselves."""
+    """What each client sent in a round: client -> blob key -> tensors, from the replies themselves."""
     found: dict[int, dict[str, dict[str, torch.Tensor]]] = {}
     for _, reply in grid.received:
         letter = read(reply.content)
         if letter.header.kind in ("train", "fetch") and letter.header.server_round == server_round:
-            found.setdefault(letter.header.rank, {}).update({key: load(blob) for key, blob in letter.blobs.items()})
+            found.setdefault(letter.header.client, {}).update({key: load(blob) for key, blob in letter.blobs.items()})
     return found
 
 
@@ -51,7 +51,7 @@ def dense_of(tensors: dict[str, torch.Tensor], name: str, size: int) -> list[flo
 
 def samples(folder: Path) -> dict[int, list[int]]:
     """The layers of each client in the last round."""
-    return {client["rank"]: client["metrics"]["layers"] for client in summary(folder)["clients"]}
+    return {client["client"]: client["metrics"]["layers"] for client in summary(folder)["clients"]}
 
 
 def requests_of(bench: Bench, **changes: Any) -> tuple[Path, list[Any]]:
@@ -76,7 +76,7 @@ def killed_in(bench: Bench, server_round: int, **changes: Any) -> tuple[Path, li
     def kill(message: Any) -> None:
         letter = read(message.content)
         if letter.header.kind == "train" and letter.header.server_round == server_round:
-            if letter.header.rank == bench.num_clients - 1:
+            if letter.header.client == bench.num_clients - 1:
                 raise Killed
             asked.append(letter.scalars["blocks"])
 
@@ -122,7 +122,7 @@ class TestFedSpaLLM(SpaLLMPromises):
             for block in model.plan.blocks:
                 for linear in block.linears:
                     size = linear.num_weights
-                    clients = [dense_of(sent[rank][f"block-{block.index:04d}"], linear.name, size) for rank in sorted(sent)]
+                    clients = [dense_of(sent[client][f"block-{block.index:04d}"], linear.name, size) for client in sorted(sent)]
                     means, votes = [], []
                     for values in zip(*clients, strict=True):
                         kept = [(w, np.float32(value)) for w, value in zip(weight_of, values, strict=True) if value is not None]
@@ -147,7 +147,7 @@ class TestFedSpaLLM(SpaLLMPromises):
         unanimous = 0
         for block in model.plan.blocks:
             for linear in block.linears:
-                tensors = [sent[rank][f"block-{block.index:04d}"] for rank in sent]
+                tensors = [sent[client][f"block-{block.index:04d}"] for client in sent]
                 clients = [dense_of(one, linear.name, linear.num_weights) for one in tensors]
                 unanimous += sum(all(value is None for value in values) for values in zip(*clients, strict=True))
         share = unanimous / model.plan.num_weights
@@ -252,7 +252,7 @@ class TestFedSpaLLM(SpaLLMPromises):
             -(-linear.num_weights // 64) * 8 + 2 * (linear.num_weights - linear.num_weights // 2) for linear in linears
         )
         for client in range(bench.num_clients):
-            sent = [e for e in entries if e["rank"] == client and e["direction"] == "up" and e["block"]]
+            sent = [e for e in entries if e["client"] == client and e["direction"] == "up" and e["block"]]
             assert sum(e["raw_bytes"] for e in sent) == expected < 0.6 * 2 * plan.num_weights
             assert sum(e["dense_bytes"] for e in sent) == 2 * plan.num_weights
 
@@ -292,7 +292,7 @@ class TestRounds(SpaLLMPromises):
         return exact(model, 0.5)
 
     def test_layers_in_proportion_to_capability(self, bench: Bench) -> None:
-        assert {rank: len(layers) for rank, layers in samples(bench.run()).items()} == {0: 1, 1: 2, 2: 2, 3: 2}
+        assert {client: len(layers) for client, layers in samples(bench.run()).items()} == {0: 1, 1: 2, 2: 2, 3: 2}
 
     def test_in_round_one_nothing_but_layer_numbers_goes_down(self, bench: Bench) -> None:
         _, sent = requests_of(bench)
@@ -304,7 +304,7 @@ class TestRounds(SpaLLMPromises):
         """Told from the messages alone: six layers, of which clients sample one or two in each of four rounds."""
         _, sent = requests_of(bench, evaluation__local_only=True, **_six_layers(bench))
         sampled = {
-            (letter.header.server_round, letter.header.rank): letter.scalars["blocks"]
+            (letter.header.server_round, letter.header.client): letter.scalars["blocks"]
             for letter in sent
             if letter.header.kind == "train"
         }
@@ -315,8 +315,8 @@ class TestRounds(SpaLLMPromises):
         held = [[0] * 6 for _ in range(4)]
         brought = set[int]()
         spared = 0
-        for letter in sorted(sent, key=lambda letter: letter.header.rank):  # each client's letters in their order
-            before, own = versions[letter.header.server_round - 1], held[letter.header.rank]
+        for letter in sorted(sent, key=lambda letter: letter.header.client):  # each client's letters in their order
+            before, own = versions[letter.header.server_round - 1], held[letter.header.client]
             if letter.header.kind == "deliver":
                 assert letter.scalars["versions"] == [before[index] for index in letter.scalars["blocks"]]
                 brought.update(letter.scalars["blocks"])
@@ -355,7 +355,7 @@ class TestRounds(SpaLLMPromises):
             header = read(message.content).header
             if header.kind == "train":
                 trained.append(header.server_round)
-            if header.kind == kind and 4 in trained and header.rank == 2:
+            if header.kind == kind and 4 in trained and header.client == 2:
                 raise Killed
 
         changes = _six_layers(evaluated)
@@ -410,7 +410,7 @@ class TestRounds(SpaLLMPromises):
         grid.before_push = lambda message: sent.append(read(message.content))
         folder = bench.run(grid, fedspallm__rounds=4, quorum=0.25)
         last = [letter for letter in sent if letter.header.kind == "train" and letter.header.server_round == 4]
-        assert [(letter.header.rank, len(letter.scalars["blocks"])) for letter in last] == [(0, 1)]
+        assert [(letter.header.client, len(letter.scalars["blocks"])) for letter in last] == [(0, 1)]
         assert [event["round"] for event in events(folder) if event["event"] == "not_covered"] == [4]
         assert summary(folder)["sparsity"]["achieved"] == pytest.approx(self.expected_sparsity(OpenedModel(bench.model)))
 
@@ -434,22 +434,22 @@ class TestRounds(SpaLLMPromises):
         def lose(message: Any) -> None:
             header = read(message.content).header
             if header.server_round == 4:
-                kinds.append((header.rank, header.kind))
-            if (header.kind, header.server_round) == ("train", 4) and header.rank in damaged.keys() - lost:
-                lost.add(header.rank)
-                (state,) = (bench.folder / "state").glob(f"{header.lineage}/node-{header.rank:05d}")
-                for file in state.rglob(damaged[header.rank]) if damaged[header.rank] else ():
+                kinds.append((header.client, header.kind))
+            if (header.kind, header.server_round) == ("train", 4) and header.client in damaged.keys() - lost:
+                lost.add(header.client)
+                (state,) = (bench.folder / "state").glob(f"{header.lineage}/node-{header.client:05d}")
+                for file in state.rglob(damaged[header.client]) if damaged[header.client] else ():
                     file.write_bytes(file.read_bytes()[:-3])
-                if not damaged[header.rank]:
+                if not damaged[header.client]:
                     shutil.rmtree(state)
 
         grid.before_push = lose
         folder = bench.run(grid, **settings)
-        assert {event["rank"] for event in events(folder) if event["event"] == "lost"} == lost == {0, 1, 2}
-        for rank in range(4):
-            own = [kind for one, kind in kinds if one == rank]
-            assert own.count("train") == (2 if rank in lost else 1)
-            assert ("deliver" in own[own.index("train") : -own[::-1].index("train")]) == (rank in lost)
+        assert {event["client"] for event in events(folder) if event["event"] == "lost"} == lost == {0, 1, 2}
+        for client in range(4):
+            own = [kind for one, kind in kinds if one == client]
+            assert own.count("train") == (2 if client in lost else 1)
+            assert ("deliver" in own[own.index("train") : -own[::-1].index("train")]) == (client in lost)
         assert model_files(folder) == model_files(whole)
         documents = [summary(one) for one in (whole, folder)]
         assert documents[0]["metrics"] == documents[1]["metrics"]
@@ -478,7 +478,7 @@ class TestRounds(SpaLLMPromises):
 
         def note(message: Any) -> None:
             letter = read(message.content)
-            if letter.header.kind == "train" and letter.header.rank < 3 and letter.header.server_round == 2:
+            if letter.header.kind == "train" and letter.header.client < 3 and letter.header.server_round == 2:
                 orders.append(letter.scalars["blocks"])
 
         grid.before_push = note
@@ -508,7 +508,7 @@ class TestRounds(SpaLLMPromises):
 
     def test_a_client_that_does_not_take_the_layers_is_dropped(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
         def refuse(site: Any, request: Any) -> Any:
-            if request.header.rank == 1:
+            if request.header.client == 1:
                 raise Mistake("the disk is full")
             return deliver(site, request)
 

@@ -50,7 +50,7 @@ def limits(requests: list[Message], server_round: int, kind: str = "train") -> d
     """The rank limit of each client's orders in a round."""
     asked = [read(request.content) for request in requests]
     chosen = [letter for letter in asked if (letter.header.kind, letter.header.server_round) == (kind, server_round)]
-    return {letter.header.rank: letter.scalars["rank_limit"] for letter in chosen}
+    return {letter.header.client: letter.scalars["rank_limit"] for letter in chosen}
 
 
 def assert_zero_beyond(letter: Letter, rank: int) -> None:
@@ -91,8 +91,8 @@ class TestHetLoRA(Promises):
         assert limits(requests, 1) == limits(requests, 2) == {0: 2, 1: 4, 2: 8, 3: 8}
         assert limits(requests, 3, "deliver") == dict.fromkeys(range(4), 8)  # the result is whole
         assert [client["metrics"]["lora_rank"] for client in clients] == [2, 4, 8, 8]
-        for rank, lora_rank in enumerate((2, 4, 8, 8)):
-            replies = [letter for kind in ("train", "fetch") for letter in letters(grid, 1, kind).get(rank, [])]
+        for client, lora_rank in enumerate((2, 4, 8, 8)):
+            replies = [letter for kind in ("train", "fetch") for letter in letters(grid, 1, kind).get(client, [])]
             blobs = [blob for letter in replies for blob in letter.blobs.values()]
             assert [num_data_bytes(blob) for blob in blobs] == [4 * lora_rank * SIDES] * 2
             shapes = {name: tuple(tensor.shape) for name, tensor in load(blobs[0]).items()}
@@ -108,11 +108,11 @@ class TestHetLoRA(Promises):
             letter = read(request.content)
             if letter.header.kind in ("deliver", "train") and letter.header.server_round == 2:
                 for blob in letter.blobs.values():
-                    brought.setdefault(letter.header.rank, load(blob))  # the first block comes first
+                    brought.setdefault(letter.header.client, load(blob))  # the first block comes first
         b, a = padded_mean(sent, norm_weights(sent), 0, "attn.v", 8)
-        for rank, lora_rank in enumerate((2, 4, 8, 8)):
-            np.testing.assert_allclose(brought[rank]["attn.v.lora_b"].numpy(), b[:, :lora_rank], rtol=1e-5, atol=1e-8)
-            np.testing.assert_allclose(brought[rank]["attn.v.lora_a"].numpy(), a[:lora_rank], rtol=1e-5, atol=1e-8)
+        for client, lora_rank in enumerate((2, 4, 8, 8)):
+            np.testing.assert_allclose(brought[client]["attn.v.lora_b"].numpy(), b[:, :lora_rank], rtol=1e-5, atol=1e-8)
+            np.testing.assert_allclose(brought[client]["attn.v.lora_a"].numpy(), a[:lora_rank], rtol=1e-5, atol=1e-8)
 
     def test_without_ranks_a_client_s_capability_decides(self, bench: Bench) -> None:
         grid, requests = bench.grid(hetlora__ranks=""), list[Message]()
@@ -129,7 +129,7 @@ class TestHetLoRA(Promises):
         ranks, alone = {}, client_app.tuning._train_alone
 
         def noted(site: Any, state: Any, header: Any, adapters: Any) -> Any:
-            ranks[header.rank] = max(adapter.rank for _, adapter in adapters)
+            ranks[header.client] = max(adapter.rank for _, adapter in adapters)
             return alone(site, state, header, adapters)
 
         monkeypatch.setattr(client_app.tuning, "_train_alone", noted)
@@ -168,7 +168,7 @@ class TestHetLoRA(Promises):
     def test_updates_are_averaged_and_approximated(self, bench: Bench, weights: str) -> None:
         grid, folder = self._last(bench, hetlora__aggregation="svd", hetlora__client_weights=weights)
         sent = sent_adapters(grid, 1)
-        samples = {rank: float(replies[0].scalars["samples"]) for rank, replies in letters(grid, 1, "train").items()}
+        samples = {client: float(replies[0].scalars["samples"]) for client, replies in letters(grid, 1, "train").items()}
         for matrix in PATHS:
             expected = svd_mean(sent, norm_weights(sent) if weights == "norms" else samples, 1, matrix, 8)
             assert np.abs(expected).max() > 1e-4
@@ -203,7 +203,7 @@ class TestHetLoRA(Promises):
             assert sorted(sent) == [0, 1]
             norms = norm_weights(sent)
             share = norms[1] / (norms[0] + norms[1])
-            (b_2, a_2), (b_8, a_8) = (factors(sent, rank, 0, "attn.q") for rank in (0, 1))
+            (b_2, a_2), (b_8, a_8) = (factors(sent, client, 0, "attn.q") for client in (0, 1))
             b, a = written(folder, 0, "attn.q")
             if aggregation == "zero-pad":
                 np.testing.assert_allclose(b[:, 2:], share * b_8[:, 2:], rtol=1e-5, atol=1e-9)
@@ -236,13 +236,13 @@ class TestHetLoRA(Promises):
         folder = bench.run(grid, **PRUNED)
         assert limits(requests, 1) == limits(requests, 2) == {0: 2, 1: 4, 2: 8, 3: 8}  # B is zero before the first round
         assert limits(requests, 3) == {0: 1, 1: 2, 2: 4, 3: 4}
-        for rank, replies in letters(grid, 2, "train").items():
+        for client, replies in letters(grid, 2, "train").items():
             kept = replies[0].scalars["rank"]
-            assert kept == {0: 1, 1: 2, 2: 4, 3: 4}[rank]
-            for letter in [*replies, *letters(grid, 2, "fetch").get(rank, [])]:
+            assert kept == {0: 1, 1: 2, 2: 4, 3: 4}[client]
+            for letter in [*replies, *letters(grid, 2, "fetch").get(client, [])]:
                 assert_zero_beyond(letter, kept)
                 assert {len(t) for b in letter.blobs.values() for n, t in load(b).items() if n.endswith("a")} == {2 * kept}
-        pruned = [(event["rank"], event["lora_rank"]) for event in events(folder) if event["event"] == "rank_pruned"]
+        pruned = [(event["client"], event["lora_rank"]) for event in events(folder) if event["event"] == "rank_pruned"]
         assert pruned[:4] == [(0, 1), (1, 2), (2, 4), (3, 4)]
 
     def test_without_it_ranks_stay(self, bench: Bench) -> None:
@@ -276,12 +276,12 @@ class TestHetLoRA(Promises):
         gave_up = 0
         for server_round in (1, 2, 3):
             sent = decoded_adapters(grid, server_round, payload)
-            reports = {rank: replies[0].scalars["rank"] for rank, replies in letters(grid, server_round, "train").items()}
+            reports = {client: replies[0].scalars["client"] for client, replies in letters(grid, server_round, "train").items()}
             for key, block in whole.items():
                 for name in block:
                     total = np.zeros_like(block[name])
-                    for rank, left in reports.items():
-                        change = sent[rank][key][name].double().numpy()
+                    for client, left in reports.items():
+                        change = sent[client][key][name].double().numpy()
                         along = 0 if name.endswith("lora_a") else 1
                         gave_up += change.shape[along] > left
                         for place in range(left):
@@ -321,7 +321,7 @@ class TestHetLoRA(Promises):
         def kill(message: Message) -> None:
             header = read(message.content).header
             if (header.kind, header.server_round) == ("train", 3):
-                trained.append(header.rank)
+                trained.append(header.client)
                 if len(trained) == 3:
                     raise Killed
 

@@ -46,7 +46,7 @@ def test_a_refused_site_is_told_in_the_last_line(bench: Bench, capsys: pytest.Ca
     document = summary(folder)
     assert (document["status"], document["finished"]) == ("completed", 2)
     ((missing),) = document["missing"]
-    assert missing["client"] == "hospital-c"
+    assert missing["site"] == "hospital-c"
     assert "widows: unknown key" in missing["reason"]
 
 
@@ -56,7 +56,7 @@ def test_a_client_that_died_is_told_by_its_name(bench: Bench, capsys: pytest.Cap
     folder = bench.run(grid)
     why = "train: no reply before the deadline (2 of 2 attempts)"
     assert capsys.readouterr().out.rstrip().splitlines()[-1] == f"2 of 3 clients; missing: node-00001 ({why})"
-    assert summary(folder)["missing"] == [{"client": "node-00001", "reason": why}]
+    assert summary(folder)["missing"] == [{"site": "node-00001", "reason": why}]
 
 
 def test_a_client_that_could_not_be_evaluated_is_in_the_result(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
@@ -139,7 +139,7 @@ def test_in_deployment_every_site_is_needed(bench: Bench) -> None:
     ):
         bench.run(with_a_typo(bench.grid(), 2))
     (folder,) = (bench.folder / "runs").iterdir()
-    assert json.loads((folder / "summary.json").read_text())["missing"][0]["client"] == "hospital-c"
+    assert json.loads((folder / "summary.json").read_text())["missing"][0]["site"] == "hospital-c"
     assert quorum(folder) == 1.0
 
 

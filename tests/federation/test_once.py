@@ -117,11 +117,11 @@ def test_an_evaluation_without_it_is_refused(bench: Bench) -> None:
 # ----- its deadline ---------------------------------------------------------------------------------------------------
 
 
-def patience(seats: list[Seat], rank: int, num_rounds: int) -> float:
-    roster = Roster({seat.rank: seat for seat in seats})
+def patience(seats: list[Seat], client: int, num_rounds: int) -> float:
+    roster = Roster({seat.client: seat for seat in seats})
     settings = SimpleNamespace(deadline_seconds=900.0, attempts=2)
     method: Any = SimpleNamespace(rounds=SimpleNamespace(roster=roster, settings=settings), num_rounds=num_rounds)
-    return Method._patience(method, roster.seats[rank])
+    return Method._patience(method, roster.seats[client])
 
 
 def test_a_client_may_take_a_multiple_of_the_time_of_its_rounds() -> None:
@@ -226,7 +226,7 @@ def requests_of(bench: Bench) -> dict[str, Letter]:
 
     def note(message: Message) -> None:
         letter = read(message.content)
-        if letter.header.rank == 0:
+        if letter.header.client == 0:
             found.setdefault(letter.header.kind, letter)
 
     grid.before_push = note

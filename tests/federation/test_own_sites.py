@@ -34,7 +34,7 @@ class OneSite:
     def ask(self, kind: str, server_round: int = 1, scalars: dict[str, Any] | None = None, **header: Any) -> Letter:
         """The site's reply; ``blobs`` and parts of the header may be given."""
         blobs = header.pop("blobs", {})
-        common = {"schema_version": SCHEMA_VERSION, "lineage": "by-hand", "rank": 0, "attempt": 1, "part": 0, "num_parts": 1}
+        common = {"schema_version": SCHEMA_VERSION, "lineage": "by-hand", "client": 0, "attempt": 1, "part": 0, "num_parts": 1}
         values = common | {"kind": kind, "method": self.run["method"], "server_round": server_round} | header
         (node_id, context), *_ = self.grid.contexts.items()
         message = address(Letter(Header.model_validate(values), scalars or {}, blobs), node_id, 60.0)
@@ -257,16 +257,16 @@ def test_two_sites_that_share_a_state_directory_answer_with_their_own_masks(benc
 
 @pytest.mark.parametrize("method", ["fedprllm", "fedspallm", "fedpetuning"])
 def test_a_site_is_not_asked_as_several_clients(bench: Bench, method: str) -> None:
-    """The same round was answered for five made-up ranks, each with other windows of the same text."""
+    """The same round was answered for five made-up clients, each with other windows of the same text."""
     bench = tuning(bench) if method == "fedpetuning" else bench
     bench.method = method
     scalars = {"fedpetuning": {"rank_limit": 2}, "fedspallm": {"blocks": [0], "versions": [0, 0]}}.get(method, {})
     site = OneSite(bench)
     first = site.ask("train", scalars=scalars)
     assert first.header.status == "ok", first.scalars
-    for rank in (1, 2, 7):
-        told = site.refusal("train", scalars=scalars, rank=rank)
-        assert told == "message: this site takes part in this run with another rank; begin a new run"
+    for client in (1, 2, 7):
+        told = site.refusal("train", scalars=scalars, client=client)
+        assert told == "message: this site takes part in this run with another client; begin a new run"
     assert site.ask("train", scalars=scalars).blobs == first.blobs
 
 

@@ -220,7 +220,7 @@ def test_a_site_keeps_its_rank_where_the_run_was_killed_in_its_first_round(
     last.write_text(whole)
     bench.run(resume_from=str(run))
     clients = json.loads((run / "summary.json").read_text())["clients"]
-    assert [(client["rank"], client["site"], client["status"]) for client in clients] == [
+    assert [(client["client"], client["site"], client["status"]) for client in clients] == [
         (0, "node-00000", "completed"),
         (1, "node-00002", "completed"),
     ]

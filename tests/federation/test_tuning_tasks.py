@@ -73,7 +73,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def bench_of(folder: Path, task: str, records: Any, **more: Any) -> Bench:
     """Four clients with a file of records each, and a public one."""
-    paths = {"data.path": str(folder / "text-{rank}.txt"), "task.test-path": str(folder / "test.jsonl")}
+    paths = {"data.path": str(folder / "text-{client}.txt"), "task.test-path": str(folder / "test.jsonl")}
     bench = Bench(folder, "fedpetuning", EVALUATED | TUNING | paths | {"task.name": task} | more)
     for client in range(bench.num_clients):
         write(folder / f"text-{client}.txt", records(client))
@@ -152,9 +152,9 @@ def test_an_encoder_learns_and_its_head_is_averaged(encoder: Bench) -> None:
     for _, reply in grid.received:
         letter = read(reply.content)
         if letter.header.server_round == 2 and "head" in letter.blobs:
-            heads[letter.header.rank] = load(letter.blobs["head"])
+            heads[letter.header.client] = load(letter.blobs["head"])
     samples = [client["metrics"]["samples"] for client in document["clients"]]
-    expected = sum(heads[rank]["head.out.weight"].double() * number for rank, number in enumerate(samples)) / sum(samples)
+    expected = sum(heads[client]["head.out.weight"].double() * number for client, number in enumerate(samples)) / sum(samples)
     written = load_file(run / "adapter" / "adapter_model.safetensors")
     (name,) = [name for name in written if "out_proj" in name and name.endswith("weight")]
     assert torch.equal(written[name], expected.float())

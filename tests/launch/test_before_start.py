@@ -34,7 +34,7 @@ def config(model: Path, tmp_path: Path) -> dict[str, Any]:
         "num-clients": 3,
         "threads": 1,
         "data.source": "text",
-        "data.path": f"{tmp_path}/{{rank}}.txt",
+        "data.path": f"{tmp_path}/{{client}}.txt",
         "data.windows": 2,
         "data.window-tokens": 16,
         "evaluation.texts": f"documentation,public={tmp_path}/public.txt",
@@ -157,7 +157,7 @@ def test_how_far_the_reading_of_each_client_s_data_is_can_be_heard(config: dict[
     with heard_by(heard.append):
         assert told(config) == []
     words = {text.split("%")[0] for text in heard}
-    assert {"reading public.txt: 100", *(f"client {rank}: reading {rank}.txt: 100" for rank in range(3))} <= words
+    assert {"reading public.txt: 100", *(f"client {client}: reading {client}.txt: 100" for client in range(3))} <= words
     assert any(text.startswith("client 2: encoding windows: 50%") for text in heard)
 
 

@@ -51,14 +51,14 @@ def test_paths_mean_what_they_mean_where_the_command_is_given(tmp_path: Path, mo
         "model=m",
         "evaluation.texts=documentation,w=a/w.txt",
         "data.source=jsonl",
-        "data.path=t{rank}.txt",
+        "data.path=t{client}.txt",
         "task.name=gsm8k",
         "task.test-path=q.jsonl",
     ]
     config, _ = configuration(APP, words, on_this_machine=True)
     assert config["model"] == str(tmp_path / "m")
     assert config["evaluation.texts"] == f"documentation,w={tmp_path}/a/w.txt"
-    assert config["data.path"] == f"{tmp_path}/t{{rank}}.txt"
+    assert config["data.path"] == f"{tmp_path}/t{{client}}.txt"
     assert config["task.test-path"] == str(tmp_path / "q.jsonl")
     assert config["out-dir"] == str(tmp_path / "runs")
     assert config["resume-from"] == ""
@@ -136,10 +136,10 @@ def test_a_setting_of_another_method_is_refused_when_it_is_given_by_hand(words: 
         ("data.hub-split=train", "data.hub-split = 'train'", "data.source = 'documentation'", "data.source = 'hub'"),
         ("TEXT data.alpha=0.1", "data.alpha = 0.1", "data.partition = 'iid'", "data.partition = 'dirichlet' or 'quantity'"),
         (
-            "data.source=text data.path={rank}.txt data.partition=quantity",
+            "data.source=text data.path={client}.txt data.partition=quantity",
             "data.partition = 'quantity'",
-            "data.path = '{rank}.txt'",
-            "a data.path without {rank}",
+            "data.path = '{client}.txt'",
+            "a data.path without {client}",
         ),
     ],
 )

@@ -41,7 +41,7 @@ def test_where_clients_agree_the_table_has_the_mean_alone(capsys: pytest.Capture
 
 
 def test_scores_and_own_text_have_medians_too(capsys: pytest.CaptureFixture[str]) -> None:
-    own = {rank: {"dense": value, "federated": 2 * value} for rank, value in enumerate((4.0, 5.0, 900.0))}
+    own = {client: {"dense": value, "federated": 2 * value} for client, value in enumerate((4.0, 5.0, 900.0))}
     summary, rows = shown(capsys, [10.0], own_text=own, scores={"acc": {}}, local_scores={"acc": {0: 0.2, 1: 0.3, 2: 1.0}})
     assert summary.median_perplexities("own-text") == {"dense": 5.0, "federated": 10.0}
     assert summary.median_scores("acc") == {"local_only": 0.3}

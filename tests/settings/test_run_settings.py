@@ -314,9 +314,9 @@ ITEMS: dict[str, Any] = {"method": "fedpetuning", "task.name": "sst2", "data.sou
         ("x/../a", "a"),
         ("~/a", "~/b/../a"),
         ("a", str(Path("a").absolute())),
-        ("part-{rank}", "part-0"),
-        ("part-{rank}", "./part-2"),
-        ("{rank}/1{rank}.{jsonl", "2/12.{jsonl"),
+        ("part-{client}", "part-0"),
+        ("part-{client}", "./part-2"),
+        ("{client}/1{client}.{jsonl", "2/12.{jsonl"),
     ],
 )
 def test_they_are_the_same_items_under_another_name_for_the_file(path: str, test_path: str) -> None:
@@ -329,11 +329,11 @@ def test_they_are_the_same_items_under_another_name_for_the_file(path: str, test
     [
         ("a", "b"),
         ("~/a", "a"),
-        ("part-{rank}", "part-3"),
-        ("part-{rank}", "part-02"),
-        ("part-{rank}", "part-"),
-        ("{rank}/{rank}", "1/2"),
-        ("{rank}.json", "1xjson"),
+        ("part-{client}", "part-3"),
+        ("part-{client}", "part-02"),
+        ("part-{client}", "part-"),
+        ("{client}/{client}", "1/2"),
+        ("{client}.json", "1xjson"),
         ("~nobody\0/a", "~nobody\0/b"),
     ],
 )
@@ -343,7 +343,7 @@ def test_they_are_others_in_another_file(path: str, test_path: str) -> None:
 
 @pytest.mark.parametrize("wrong", [{"data.path": ["a"]}, {"task.test-path": 3}, {"num-clients": "3"}, {"task.test-path": None}])
 def test_what_is_no_path_or_number_is_told_as_such(wrong: dict[str, Any]) -> None:
-    (line,) = mistake_lines(ITEMS | {"data.path": "{rank}", "task.test-path": "1"} | wrong)
+    (line,) = mistake_lines(ITEMS | {"data.path": "{client}", "task.test-path": "1"} | wrong)
     assert line.startswith(next(iter(wrong)))
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from espalier.storage.private import PrivateState
 
 print("trying", flush=True)
-with PrivateState(Path(sys.argv[1]), "run-1", "ward", {"rank": 3}).locked():
+with PrivateState(Path(sys.argv[1]), "run-1", "ward", {"client": 3}).locked():
     with open(sys.argv[2], "a") as events:
         events.write("child\\n")
     print("held", flush=True)
@@ -37,7 +37,7 @@ def _generous_umask() -> Iterator[None]:
 
 @pytest.fixture
 def state(tmp_path: Path) -> PrivateState:
-    return PrivateState(tmp_path / "state", "run-1", "ward", {"rank": 3})
+    return PrivateState(tmp_path / "state", "run-1", "ward", {"client": 3})
 
 
 def mode(path: Path) -> int:
@@ -79,7 +79,7 @@ def test_a_directory_that_cannot_be_made_is_a_mistake_that_names_the_key(tmp_pat
     (tmp_path / "file").write_text("x")
     with (
         pytest.raises(Mistake, match=r"state-dir = .*file/state"),
-        PrivateState(tmp_path / "file" / "state", "run-1", "ward", {"rank": 0}).locked(),
+        PrivateState(tmp_path / "file" / "state", "run-1", "ward", {"client": 0}).locked(),
     ):
         pass
 
@@ -106,7 +106,7 @@ def test_a_path_that_gets_too_long_is_a_mistake_that_names_the_key_or_the_file(t
     told = r"state-dir = '|cannot write .*version.json: File name too long"
     with (
         pytest.raises(Mistake, match=told),
-        PrivateState(root, "run-1", "ward", {"rank": 0}).locked(),
+        PrivateState(root, "run-1", "ward", {"client": 0}).locked(),
     ):
         pass
 
@@ -116,7 +116,7 @@ def test_a_path_that_gets_too_long_is_a_mistake_that_names_the_key_or_the_file(t
 
 def test_what_is_saved_can_be_loaded_by_a_later_process(state: PrivateState) -> None:
     state.save(2, "report", {"seconds": 1.5, "blob_sha256": ["a"]})
-    assert PrivateState(state.root, "run-1", "ward", {"rank": 3}).load(2, "report") == {"seconds": 1.5, "blob_sha256": ["a"]}
+    assert PrivateState(state.root, "run-1", "ward", {"client": 3}).load(2, "report") == {"seconds": 1.5, "blob_sha256": ["a"]}
 
 
 def test_what_was_never_saved_loads_as_none(state: PrivateState) -> None:
@@ -129,7 +129,7 @@ def test_what_was_never_saved_loads_as_none(state: PrivateState) -> None:
 def test_sites_and_runs_do_not_see_each_other(state: PrivateState, lineage: str, site: str) -> None:
     """Two sites may share a state directory, and both may be asked as client 3."""
     state.save(1, "report", {"mine": True})
-    assert PrivateState(state.root, lineage, site, {"rank": 3}).load(1, "report") is None
+    assert PrivateState(state.root, lineage, site, {"client": 3}).load(1, "report") is None
 
 
 def test_a_full_disk_keeps_the_old_document(state: PrivateState, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,7 +221,7 @@ def test_a_second_process_waits_until_the_first_is_done(state: PrivateState, tmp
 
 
 def test_another_client_is_not_kept_waiting(state: PrivateState) -> None:
-    with state.locked(), PrivateState(state.root, "run-1", "other", {"rank": 3}).locked():
+    with state.locked(), PrivateState(state.root, "run-1", "other", {"client": 3}).locked():
         pass
 
 
@@ -237,14 +237,14 @@ def test_the_lock_is_free_again_after_an_error(state: PrivateState) -> None:
 
 def test_a_site_is_one_client_of_a_run(state: PrivateState) -> None:
     filled(state)
-    with PrivateState(state.root, "run-1", "ward", {"rank": 3}).locked():
+    with PrivateState(state.root, "run-1", "ward", {"client": 3}).locked():
         pass
-    other = PrivateState(state.root, "run-1", "ward", {"rank": 4})
-    with pytest.raises(Mistake, match="takes part in this run with another rank; begin a new run"), other.locked():
+    other = PrivateState(state.root, "run-1", "ward", {"client": 4})
+    with pytest.raises(Mistake, match="takes part in this run with another client; begin a new run"), other.locked():
         pass
-    with pytest.raises(Mistake, match="another rank"):
+    with pytest.raises(Mistake, match="another client"):
         other.require_same_client()
-    with PrivateState(state.root, "run-2", "ward", {"rank": 4}).locked():
+    with PrivateState(state.root, "run-2", "ward", {"client": 4}).locked():
         pass
     assert lineages_of(state.root, "ward") == {"run-1", "run-2"}
     assert lineages_of(state.root, "other") == set()
@@ -258,10 +258,10 @@ def test_a_site_that_was_asked_to_take_part_has_no_rank_as_yet_and_is_one_client
     assert mode(state.folder / "lock") == 0o600
     with pytest.raises(Mistake, match="another settings"):
         PrivateState(state.root, "run-1", "ward", {"settings": "b"}).note_asked()
-    with PrivateState(state.root, "run-1", "ward", {"rank": 3, "settings": "a"}).locked():
+    with PrivateState(state.root, "run-1", "ward", {"client": 3, "settings": "a"}).locked():
         asked.note_asked()  # nobody waits
-    with pytest.raises(Mistake, match="another rank"):
-        PrivateState(state.root, "run-1", "ward", {"rank": 4, "settings": "a"}).require_same_client()
+    with pytest.raises(Mistake, match="another client"):
+        PrivateState(state.root, "run-1", "ward", {"client": 4, "settings": "a"}).require_same_client()
     aged(state.folder)
     collect_old_runs(state.root, LONG_AGO + 1)
     assert not state.folder.exists()
@@ -278,7 +278,7 @@ def aged(folder: Path) -> Path:
 
 
 def test_old_state_is_removed_and_younger_stays(state: PrivateState) -> None:
-    old, young = aged(filled(state).folder), filled(PrivateState(state.root, "run-2", "ward", {"rank": 0})).folder
+    old, young = aged(filled(state).folder), filled(PrivateState(state.root, "run-2", "ward", {"client": 0})).folder
     collect_old_runs(state.root, LONG_AGO + 1)
     assert not old.parent.exists()
     assert young.exists()
@@ -357,7 +357,7 @@ def test_of_a_run_only_our_own_is_removed(state: PrivateState) -> None:
     filled(state)
     precious = foreign(state.root / "run-1" / "theirs")
     linked = state.root / "run-1" / "linked"
-    linked.symlink_to(filled(PrivateState(state.root, "run-2", "ward", {"rank": 0})).folder)
+    linked.symlink_to(filled(PrivateState(state.root, "run-2", "ward", {"client": 0})).folder)
     remove_run(state.root, "run-1")
     assert not state.folder.exists()
     assert precious.exists()

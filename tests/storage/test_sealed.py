@@ -17,7 +17,7 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
     max_leaves=8,
 )
-DOCUMENT = {"version": 2, "round": 3, "ranks": {"a": 0, "b": 1}, "state": {"clients": [1, 2.5, None, True, "x"]}}
+DOCUMENT = {"version": 2, "round": 3, "clients": {"a": 0, "b": 1}, "state": {"clients": [1, 2.5, None, True, "x"]}}
 
 
 @pytest.fixture(scope="module")
@@ -44,8 +44,8 @@ def test_the_checksum_is_that_of_the_document_in_its_shortest_form(file: Path) -
 
 
 def test_keys_that_json_makes_strings_are_sealed_as_such(file: Path) -> None:
-    file.write_bytes(sealed({"version": 2, "ranks": {10: 1, 9: 2}}))
-    assert read_sealed(file, 2)["ranks"] == {"10": 1, "9": 2}
+    file.write_bytes(sealed({"version": 2, "clients": {10: 1, 9: 2}}))
+    assert read_sealed(file, 2)["clients"] == {"10": 1, "9": 2}
 
 
 @settings(max_examples=300)

@@ -97,13 +97,13 @@ class Server:
         self.rounds = Rounds(self.nodes, parse(given), plan, "lineage", self.folder, progress, time.clock())  # type: ignore[arg-type]
         self.time = time
 
-    def enrol(self, ranks: dict[str, int] | None = None) -> None:
-        Enroller(self.rounds, CODE, MODEL).enrol(ranks)
+    def enrol(self, clients: dict[str, int] | None = None) -> None:
+        Enroller(self.rounds, CODE, MODEL).enrol(clients)
 
     def train(self) -> list[int]:
-        """One round; returns the ranks that answered."""
+        """One round; returns the clients that answered."""
         requests = [self.rounds.request("train", seat, 1, NoScalars()) for seat in self.rounds.roster.active()]
-        return [read(reply.content).header.rank for reply in self.rounds.exchange(requests)]
+        return [read(reply.content).header.client for reply in self.rounds.exchange(requests)]
 
     def asked_to_train(self) -> list[int]:
         return [node_id for kind, node_id in self.nodes.asked if kind == "train"]
@@ -238,18 +238,18 @@ def test_who_has_no_seat_gets_none_by_a_name(tmp_path: Path) -> None:
     assert 3 not in server.asked_to_train()
 
 
-@pytest.mark.parametrize("ranks", [None, {"a": 0, "b": 1}])
-def test_nodes_that_get_no_seat_make_nobody_wait_longer(tmp_path: Path, ranks: dict[str, int] | None) -> None:
+@pytest.mark.parametrize("clients", [None, {"a": 0, "b": 1}])
+def test_nodes_that_get_no_seat_make_nobody_wait_longer(tmp_path: Path, clients: dict[str, int] | None) -> None:
     """A second node of a name, one with another program, and where a run goes on also a site that had no seat."""
     server = Server(tmp_path, {1: "a"}, quorum=0.5)
     server.nodes.joining = {10.0 * number: (number + 1, "a") for number in range(1, 20)}
-    other = ENROLMENT.model_copy(update={"site": "c", "code_sha256": "f" * 64} if ranks is None else {"site": "c"})
+    other = ENROLMENT.model_copy(update={"site": "c", "code_sha256": "f" * 64} if clients is None else {"site": "c"})
     server.nodes.joining[15.0] = (99, "c")
     request = read(server.rounds.request("enrol", Seat(-1, "", 99), 0, NoScalars()).content)
     server.nodes.replies["enrol 99"] = write(Letter(request.header, other.model_dump()))
-    server.enrol(ranks)
+    server.enrol(clients)
     assert 30.0 <= server.time.seconds < 31.0
-    assert server.rounds.roster.ranks() == (ranks or {"a": 0})
+    assert server.rounds.roster.clients() == (clients or {"a": 0})
 
 
 # ----- what is told ---------------------------------------------------------------------------------------------------
@@ -319,7 +319,7 @@ def test_nothing_that_a_refused_node_writes_reaches_the_terminal(tmp_path: Path,
     (reason,) = server.rounds.roster.refused.values()
     for line in [*server.shown, reason]:
         assert_harmless(line)
-    assert sorted(server.rounds.roster.ranks()) == ["a", "b"]
+    assert sorted(server.rounds.roster.clients()) == ["a", "b"]
 
 
 def test_a_second_node_of_a_name_is_told_once_and_not_missing(tmp_path: Path) -> None:
@@ -346,7 +346,7 @@ def test_a_node_that_refuses_is_told_by_the_site_that_it_names(tmp_path: Path, t
     server.nodes.replies["enrol 3"] = write(failure(request.header, told))
     server.enrol()
     assert server.rounds.roster.refused == {who: why}
-    assert server.rounds.roster.ranks() == {"a": 0, "b": 1}
+    assert server.rounds.roster.clients() == {"a": 0, "b": 1}
     assert server.rounds.roster.missing(2) == []
 
 
@@ -357,7 +357,7 @@ def test_a_site_that_enrols_after_it_was_refused_is_refused_no_more(tmp_path: Pa
     server.nodes.joining[5.0] = (3, "a")
     server.enrol()
     assert server.rounds.roster.refused == {}
-    assert server.rounds.roster.ranks() == {"a": 0, "b": 1}
+    assert server.rounds.roster.clients() == {"a": 0, "b": 1}
 
 
 def test_many_nodes_that_are_turned_away_are_counted(tmp_path: Path) -> None:
@@ -387,5 +387,5 @@ def test_of_a_refused_reply_the_ledger_has_its_bytes_and_nothing_is_parsed(
     server.enrol()
     assert read_headers == []
     (entry,) = [entry for entry in server.ledger() if entry.get("refused")]
-    assert (entry["block"], entry["raw_bytes"], entry["kind"], entry["rank"]) == (None, None, "enrol", -1)
+    assert (entry["block"], entry["raw_bytes"], entry["kind"], entry["client"]) == (None, None, "enrol", -1)
     assert 50_000 < entry["wire_bytes"] < 52_000

@@ -18,8 +18,8 @@ def test_words_come_in_stretches_of_whole_lines(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(inbox, "LEAST_WORDS", 20)
     masks = np.random.default_rng(0).integers(0, 2**64, (clients, 1003), dtype=np.uint64)
     box = Inbox(tmp_path / "inbox")
-    for rank, mask in enumerate(masks):
-        folder = box.root / f"{rank:05d}"
+    for client, mask in enumerate(masks):
+        folder = box.root / f"{client:05d}"
         folder.mkdir(parents=True)
         (folder / "block").write_bytes(pack_tensors({"mask": mask, "other": np.ones(3, np.float32)}))
     found = np.zeros_like(masks)

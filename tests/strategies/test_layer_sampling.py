@@ -20,9 +20,9 @@ def test_everybody_prunes_at_least_one_layer() -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 12), st.lists(st.integers(1, 12), min_size=1, max_size=6), st.integers(0, 2**32 - 1))
 def test_every_layer_is_covered_or_the_numbers_are_told(num_layers: int, sizes: list[int], seed: int) -> None:
-    places = {rank: min(size, num_layers) for rank, size in enumerate(sizes)}
+    places = {client: min(size, num_layers) for client, size in enumerate(sizes)}
     generator = np.random.default_rng(seed)
-    by_site = {f"site-{rank}": size for rank, size in places.items()}
+    by_site = {f"site-{client}": size for client, size in places.items()}
     drawn = sample_layers(range(num_layers), places, generator)
     if sum(places.values()) < num_layers:
         told = f"sampled-layers = 0.5: .* prune {sum(places.values())} layers in a round, the model has {num_layers} .site-0 "
@@ -32,8 +32,8 @@ def test_every_layer_is_covered_or_the_numbers_are_told(num_layers: int, sizes: 
         return
     require_places(FedSpaLLMSettings(), num_layers, by_site)
     assert {layer for layers in drawn.values() for layer in layers} == set(range(num_layers))
-    for rank, layers in drawn.items():
-        assert len(layers) == places[rank]
+    for client, layers in drawn.items():
+        assert len(layers) == places[client]
         assert layers == sorted(set(layers))
 
 
@@ -48,11 +48,11 @@ def test_equal_clients_have_each_layer_equally_often() -> None:
     seen = np.zeros((3, layers))
     generator = np.random.default_rng(5)
     for _ in range(draws):
-        for rank, chosen in sample_layers(range(layers), places, generator).items():
-            seen[rank, chosen] += 1
-    for rank, size in places.items():
+        for client, chosen in sample_layers(range(layers), places, generator).items():
+            seen[client, chosen] += 1
+    for client, size in places.items():
         p = size / layers
-        assert np.abs(seen[rank] / draws - p).max() < 5 * np.sqrt(p * (1 - p) / draws)
+        assert np.abs(seen[client] / draws - p).max() < 5 * np.sqrt(p * (1 - p) / draws)
 
 
 def test_a_mean_that_is_weighted_by_inclusion_is_unbiased_and_the_l0_mean_is_not() -> None:
@@ -67,8 +67,8 @@ def test_a_mean_that_is_weighted_by_inclusion_is_unbiased_and_the_l0_mean_is_not
     weighted, l0 = [], []
     for _ in range(draws):
         drawn = sample_layers(range(3), places, generator)
-        sampled = [rank for rank, layers in drawn.items() if 0 in layers]
-        weighted.append(sum(values[rank] * 3 / places[rank] for rank in sampled) / 3)
-        l0.append(sum(values[rank] for rank in sampled) / len(sampled))
+        sampled = [client for client, layers in drawn.items() if 0 in layers]
+        weighted.append(sum(values[client] * 3 / places[client] for client in sampled) / 3)
+        l0.append(sum(values[client] for client in sampled) / len(sampled))
     assert np.mean(weighted) == pytest.approx(3.0, abs=5 * np.std(weighted) / np.sqrt(draws))
     assert abs(np.mean(l0) - 3.0) > 10 * np.std(l0) / np.sqrt(draws)

@@ -65,7 +65,7 @@ def write(path: Path, lines: list[dict[str, Any]]) -> Path:
 def sites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Federated:
     """Four clients with a file each, of different length."""
     monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "state"))
-    paths = {"data.path": str(tmp_path / "text-{rank}.txt"), "task.test-path": str(tmp_path / "test.jsonl")}
+    paths = {"data.path": str(tmp_path / "text-{client}.txt"), "task.test-path": str(tmp_path / "test.jsonl")}
     made = Federated(tmp_path, "fedpetuning", SMALL | TWO_ROUNDS | paths)
     for client in range(4):
         write(tmp_path / f"text-{client}.txt", records(client, 20 + 5 * client))
@@ -119,7 +119,7 @@ def test_alone_and_centralized_reach_what_the_app_reports(sites: Federated) -> N
     bench = bench_of(sites)
     with bench.federation(bench.settings(0)) as clients:
         clients.federated(Averaging("factors"))  # what it left of the first round must not matter
-        alone = [clients.score(clients.alone(rank), bench.public)["loss"] for rank in range(4)]
+        alone = [clients.score(clients.alone(client), bench.public)["loss"] for client in range(4)]
         centralized = clients.score(clients.centralized(), bench.public)["loss"]
         dense = clients.score(None, bench.public)["loss"]
     assert sum(alone) / 4 == pytest.approx(loss["local_only"], abs=6e-4)
@@ -143,7 +143,7 @@ def test_zero_padding_and_its_errors_by_a_slow_loop(sites: Federated) -> None:
     """One round: what clients of ranks 1, 2, 4 and 4 send, padded, weighted by norms and averaged number by number."""
     bench = bench_of(sites, fedpetuning__rounds=1)
     with bench.federation(bench.settings(0), LIMITS) as clients:
-        sent = [clients.alone(rank) for rank in range(4)]  # one round alone is what a client sends
+        sent = [clients.alone(client) for client in range(4)]  # one round alone is what a client sends
         found = clients.federated(Averaging("factors", "norms"))
         names = [(f"{key}", name) for key, block in found.tensors.items() for name in block if name.endswith("lora_a")]
     pairs = [(key, name, name.replace("lora_a", "lora_b")) for key, name in names]
@@ -254,7 +254,7 @@ def test_first_records_are_each_client_s_own(tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
     path = first_records(files, 3, out)
-    assert Path(path.replace("{rank}", "1")).read_text() == "".join(f"{json.dumps(r)}\n" for r in records(1)[:3])
+    assert Path(path.replace("{client}", "1")).read_text() == "".join(f"{json.dumps(r)}\n" for r in records(1)[:3])
     first_records(files, 0, out)
     assert (out / "0.jsonl").read_bytes() == files[0].read_bytes()
 

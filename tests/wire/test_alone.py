@@ -21,7 +21,7 @@ ITERATIVE = {"method": "fedprllm", "fedprllm.strategy": "iterative"}
 def request(given: dict[str, Any], server_round: int, **scalars: Any) -> Letter:
     header = Header(
         schema_version=SCHEMA_VERSION, kind="alone", method=given["method"], lineage="run", server_round=server_round,
-        rank=0, attempt=1, part=0, num_parts=1,
+        client=0, attempt=1, part=0, num_parts=1,
     )  # fmt: skip
     return Letter(header, {"rank_limit": 0, **scalars})
 

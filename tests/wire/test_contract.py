@@ -63,7 +63,7 @@ def header(**changes: Any) -> Header:
         "method": "fedprllm",
         "lineage": "run-1",
         "server_round": 1,
-        "rank": 3,
+        "client": 3,
         "attempt": 1,
         "part": 0,
         "num_parts": 1,
@@ -257,7 +257,7 @@ def test_a_missing_scalar_is_refused() -> None:
         ("method", "other"),
         ("lineage", "run-2"),
         ("server_round", 2),
-        ("rank", 4),
+        ("client", 4),
         ("attempt", 2),
         ("part", 1),
         ("num_parts", 2),
@@ -281,7 +281,7 @@ def test_a_failure_carries_its_reason_and_nothing_else() -> None:
     refused(replace(failure, blobs={"block-0000": blob(good_masks())}))
 
 
-@pytest.mark.parametrize("field", ["rank", "server_round", "attempt", "kind", "lineage"])
+@pytest.mark.parametrize("field", ["client", "server_round", "attempt", "kind", "lineage"])
 def test_a_failed_reply_to_something_else_is_refused(field: str) -> None:
     """Else it would speak for another client, or of another round."""
     request = Letter(header())
@@ -289,7 +289,7 @@ def test_a_failed_reply_to_something_else_is_refused(field: str) -> None:
     reply = failure(header(), "too little text")
     check_reply(reply, request, contract)
     check_reply(failure(UNREAD, "not read"), request, contract)
-    other = {"rank": 999, "server_round": 7, "attempt": 9, "kind": "fetch", "lineage": "another"}[field]
+    other = {"client": 999, "server_round": 7, "attempt": 9, "kind": "fetch", "lineage": "another"}[field]
     with pytest.raises(Mistake, match=f"header: {field} not as the request demands"):
         check_reply(Letter(reply.header.model_copy(update={field: other}), reply.scalars), request, contract)
 
@@ -570,7 +570,7 @@ ENROLMENT = {
 
 
 def test_a_good_enrolment_passes() -> None:
-    request = Letter(header(kind="enrol", rank=-1, server_round=0))
+    request = Letter(header(kind="enrol", client=-1, server_round=0))
     check_reply(Letter(request.header, dict(ENROLMENT)), request, contract_for(request, PLAN, SETTINGS))
 
 
@@ -590,6 +590,6 @@ def test_a_good_enrolment_passes() -> None:
     ],
 )
 def test_another_enrolment_is_refused(field: str, value: Any) -> None:
-    request = Letter(header(kind="enrol", rank=-1, server_round=0))
+    request = Letter(header(kind="enrol", client=-1, server_round=0))
     reply = Letter(request.header, ENROLMENT | {field: value})
     assert field in refused(reply, request)

@@ -76,7 +76,7 @@ REPORT = {
 
 
 def header(kind: str, **changes: Any) -> Header:
-    common = {"schema_version": 1, "lineage": "x", "server_round": 1, "rank": 0, "attempt": 1, "part": 0, "num_parts": 1}
+    common = {"schema_version": 1, "lineage": "x", "server_round": 1, "client": 0, "attempt": 1, "part": 0, "num_parts": 1}
     return Header.model_validate({**common, "kind": kind, "method": "fedspallm", **changes})
 
 

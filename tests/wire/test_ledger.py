@@ -10,14 +10,14 @@ HEADER = b'{"a":{"dtype":"U64","shape":[2],"data_offsets":[0,16]}}'.ljust(56)
 BLOB = struct.pack("<Q", len(HEADER)) + HEADER + bytes(16)
 
 
-def letter(blobs: dict[str, bytes], rank: int = 2) -> Letter:
+def letter(blobs: dict[str, bytes], client: int = 2) -> Letter:
     header = Header(
         schema_version=SCHEMA_VERSION,
         kind="train",
         method="fedprllm",
         lineage="run-1",
         server_round=1,
-        rank=rank,
+        client=client,
         attempt=3,
         part=1,
         num_parts=4,
@@ -25,10 +25,10 @@ def letter(blobs: dict[str, bytes], rank: int = 2) -> Letter:
     return Letter(header, {"seconds": 1.5}, blobs)
 
 
-def record(ledger: Ledger, direction: Any, rank: int, sent: Letter) -> int:
+def record(ledger: Ledger, direction: Any, client: int, sent: Letter) -> int:
     """Record a letter; returns the bytes that it has by Flower's own count."""
     content = write(sent)
-    ledger.record(direction, rank, sent, content)
+    ledger.record(direction, client, sent, content)
     return num_bytes(content)
 
 
@@ -38,7 +38,7 @@ def test_a_message_has_an_entry_of_its_own_and_one_per_blob() -> None:
     assert [entry["block"] for entry in entries] == [None, "block-0000", "block-0001"]
     assert [entry["raw_bytes"] for entry in entries] == [size - 2 * len(BLOB), 16, 16]
     assert sum(entry["wire_bytes"] for entry in entries) == size
-    common = {"lineage": "run-1", "round": 1, "rank": 2, "direction": "up", "kind": "train", "attempt": 3, "part": 1}
+    common = {"lineage": "run-1", "round": 1, "client": 2, "direction": "up", "kind": "train", "attempt": 3, "part": 1}
     for entry in entries:
         assert {key: entry[key] for key in common} == common
 
@@ -55,7 +55,7 @@ def test_bytes_are_summed_per_client_and_direction() -> None:
 def test_enrolment_is_in_the_entries_and_in_no_clients_sum() -> None:
     entries: list[dict[str, Any]] = []
     ledger = Ledger(entries.append)
-    record(ledger, "up", -1, letter({}, rank=-1))
+    record(ledger, "up", -1, letter({}, client=-1))
     assert len(entries) == 1
     assert ledger.state() == []
 
@@ -69,7 +69,7 @@ def test_a_blob_that_cannot_be_read_is_counted_by_its_wire_bytes() -> None:
 def test_a_resumed_run_goes_on_with_the_sums() -> None:
     ledger = Ledger(lambda _: None)
     ledger.restore([[0, 10, 20], [3, 1, 2]])
-    size = record(ledger, "up", 3, letter({}, rank=3))
+    size = record(ledger, "up", 3, letter({}, client=3))
     assert ledger.state() == [[0, 10, 20], [3, 1 + size, 2]]
 
 

@@ -29,7 +29,7 @@ HEADER: dict[str, Any] = {
     "method": "fedprllm",
     "lineage": "run-1",
     "server_round": 1,
-    "rank": 3,
+    "client": 3,
     "attempt": 1,
     "part": 0,
     "num_parts": 1,
@@ -96,7 +96,7 @@ def test_an_unknown_schema_version_is_refused_in_words(version: object) -> None:
         ("method", "x" * 65),
         ("server_round", -1),
         ("server_round", 1.0),
-        ("rank", -2),
+        ("client", -2),
         ("attempt", 0),
         ("part", -1),
         ("num_parts", 0),
@@ -111,8 +111,8 @@ def test_a_malformed_header_names_the_field_and_not_the_value(field: str, value:
 
 
 def test_a_header_without_a_field_names_it() -> None:
-    header = {key: value for key, value in HEADER.items() if key != "rank"}
-    with pytest.raises(Mistake, match=r"Header: .*rank"):
+    header = {key: value for key, value in HEADER.items() if key != "client"}
+    with pytest.raises(Mistake, match=r"Header: .*client"):
         read(record(header=ConfigRecord(header)))
 
 

@@ -51,7 +51,7 @@ def header_of(kind: str, server_round: int = 1, part: int = 0, num_parts: int = 
     return Header.model_validate(
         {
             "schema_version": 1, "kind": kind, "method": "fedpetuning", "lineage": "x", "server_round": server_round,
-            "rank": 0, "attempt": 1, "part": part, "num_parts": num_parts,
+            "client": 0, "attempt": 1, "part": part, "num_parts": num_parts,
         }
     )  # fmt: skip
 
@@ -418,7 +418,7 @@ def test_damaged_nf4_does_not_pass() -> None:
 
 def test_a_reply_to_another_round_or_part() -> None:
     request = order(ONE)
-    for changes in ({"server_round": 2}, {"part": 1}, {"num_parts": 2}, {"rank": 1}):
+    for changes in ({"server_round": 2}, {"part": 1}, {"num_parts": 2}, {"client": 1}):
         reply = reply_to(request, ONE, blobs_of(KEYS, ONE))
         reply.header = reply.header.model_copy(update=changes)
         with pytest.raises(Mistake, match=f"header: {next(iter(changes))} not as the request demands"):

@@ -37,7 +37,7 @@ def distinct(items: Iterable[Item]) -> list[Item]:
     return list(seen.values())
 
 
-def share_of_items(partition: Partition, rank: int, items: Iterable[Item]) -> list[Item]:
+def share_of_items(partition: Partition, client: int, items: Iterable[Item]) -> list[Item]:
     """One client's items, each once; the shares of all clients are disjoint and complete.
 
     Raises
@@ -51,4 +51,4 @@ def share_of_items(partition: Partition, rank: int, items: Iterable[Item]) -> li
             f"data.partition = {partition.kind!r}: the task has records without a label; choose 'iid' or 'quantity', or give "
             "each record its label"
         )
-    return partition.share_of(rank, items)
+    return partition.share_of(client, items)
