@@ -32,11 +32,11 @@ from espalier.wire.fedprllm import VoteReport
 from espalier.wire.masks import mask_name
 from espalier.wire.messages import Letter, address, read
 from espalier.wire.payload import block_key, pack_tensors, unpack_tensors
-from strategies.fedprllm import FedPrLLM
-from strategies.roster import Seat
-from strategies.rounds import Rounds
-from strategies.run import Run
-from strategies.run_folder import RunFolder
+from strategies.engine.roster import Seat
+from strategies.engine.rounds import Rounds
+from strategies.engine.run import Run
+from strategies.engine.run_folder import RunFolder
+from strategies.methods.fedprllm import FedPrLLM
 
 ROOT = Path(__file__).parent.parent
 HIDDEN, FEED_FORWARD, BLOCKS = 1024, 4096, 4

@@ -26,14 +26,14 @@ from server_app.public_tests import PublicTests, public_tests
 from server_app.results import Summary
 from server_app.run_directory import open_run_directory
 from server_app.table import closing_line, show
-from strategies.adapter_result import AdapterResult
-from strategies.clock import Clock
-from strategies.fedpetuning import FedPETuning
-from strategies.fedprllm import FedPrLLM
-from strategies.fedspallm import FedSpaLLM
-from strategies.hetlora import HetLoRA
-from strategies.rounds import RunFailed
-from strategies.run import Run
+from strategies.engine.clock import Clock
+from strategies.engine.rounds import RunFailed
+from strategies.engine.run import Run
+from strategies.methods.fedpetuning import FedPETuning
+from strategies.methods.fedprllm import FedPrLLM
+from strategies.methods.fedspallm import FedSpaLLM
+from strategies.methods.hetlora import HetLoRA
+from strategies.results.adapters import AdapterResult
 
 AnyStrategy = FedPETuning | FedPrLLM | FedSpaLLM
 STRATEGIES: dict[str, type[AnyStrategy]] = {

@@ -23,7 +23,7 @@ from espalier.training.client_data import read_client_data
 from server_app.model_fit import require_fit
 from server_app.public_tests import public_tests
 from server_app.run_directory import require_run_directory
-from strategies.layer_sampling import layers_per_client, require_places
+from strategies.methods.layer_sampling import layers_per_client, require_places
 
 
 def open_all(config: Mapping[str, Any], tell: Callable[[str], None]) -> None:

@@ -27,12 +27,12 @@ from pruning_kernels.factors import Factors
 from server_app.figures import figure
 from server_app.public_tests import PublicTests
 from server_app.results import Summary
-from strategies.adapter_result import AdapterResult
 from strategies.baselines.centralized import centralized
 from strategies.baselines.centralized_tuning import tuned
-from strategies.kept_result import KeptResult
-from strategies.run import Run
-from strategies.vote_result import VoteResult
+from strategies.engine.run import Run
+from strategies.results.adapters import AdapterResult
+from strategies.results.kept import KeptResult
+from strategies.results.votes import VoteResult
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ from espalier.settings.run import METHODS, RunSettings
 from espalier.settings.task import TEXT
 from espalier.wire.tuning import trained
 from server_app.public_tests import PublicTests
-from strategies.pattern_fit import require_pattern_fits
+from strategies.methods.pattern_fit import require_pattern_fits
 
 
 def require_fit(settings: RunSettings, model: OpenedModel, tests: PublicTests) -> None:

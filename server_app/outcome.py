@@ -13,10 +13,10 @@ from espalier.wire.adapters import HEAD_KEY
 from server_app.model_card import adapter_card, merged_card, pruned_card
 from server_app.public_tests import PublicTests
 from server_app.results import Summary, save_masks
-from strategies.adapter_result import AdapterResult
-from strategies.kept_result import KeptResult
-from strategies.run import Run
-from strategies.vote_result import VoteResult
+from strategies.engine.run import Run
+from strategies.results.adapters import AdapterResult
+from strategies.results.kept import KeptResult
+from strategies.results.votes import VoteResult
 
 A_FEW = 2
 """Windows on which what was written is compared with what was meant."""

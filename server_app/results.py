@@ -18,8 +18,8 @@ from espalier.settings.run import OWN_TEXT, RunSettings
 from espalier.storage.atomic import replacing, write_json
 from espalier.wire.ledger import Traffic
 from pruning_kernels.bitmask import num_words, pack
-from strategies.roster import Roster
-from strategies.run_folder import RunFolder
+from strategies.engine.roster import Roster
+from strategies.engine.run_folder import RunFolder
 
 SCHEMA_VERSION = 2
 COLUMNS = ("dense", "local_only", "centralized", "federated")

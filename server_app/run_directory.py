@@ -23,9 +23,9 @@ from espalier.storage.atomic import write_bytes
 from espalier.storage.blobs import sha256
 from espalier.storage.directory_lock import locked, require_free
 from espalier.storage.sealed import Damaged, read_sealed, sealed
-from strategies.checkpoint import CheckpointFolder
-from strategies.run import identity
-from strategies.run_folder import RunFolder
+from strategies.engine.checkpoint import CheckpointFolder
+from strategies.engine.run import identity
+from strategies.engine.run_folder import RunFolder
 
 FILE = "run.json"
 """What a run is: its lineage, the settings and model that a resumption must share, and whether it is completed."""

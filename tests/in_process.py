@@ -9,7 +9,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
 from client_app.simulated import playing_a_node
-from strategies.clock import Clock
+from strategies.engine.clock import Clock
 
 Tamper = Callable[[Message, Message], Message | None]
 """(request, reply) -> the reply that arrives; None: none ever does."""

@@ -118,7 +118,7 @@ def test_whoever_imports_espalier_can_import_the_other_rooms_too(installed: Path
     """``pruning_kernels`` is needed by it, ``strategies`` by whoever writes one."""
     program = """
 import espalier, espalier.wire.masks, espalier.launch, espalier_assets
-import strategies.layer_sampling, pruning_kernels.bitmask
+import strategies.methods.layer_sampling, pruning_kernels.bitmask
 for module in (espalier, pruning_kernels, strategies, espalier_assets): print(module.__path__[0])
 print(espalier_assets.DEMO_MODEL.is_dir())
 """

@@ -24,7 +24,7 @@ from espalier.modeling.computing import set_up
 from espalier.modeling.opened import open_model
 from espalier.settings.run import parse
 from espalier.wire.pruned_matrices import unpack_kept
-from strategies.layer_sampling import layers_per_client, sample_layers
+from strategies.methods.layer_sampling import layers_per_client, sample_layers
 
 CLIENTS = 8
 CAPABILITIES: dict[str, list[float]] = {"equal": [1.0] * CLIENTS, "1 to 4": [1, 1, 1, 2, 2, 2, 4, 4]}

@@ -26,7 +26,7 @@ from espalier.wire.pruned_matrices import pack_kept, unpack_kept
 from pruning_kernels.kept_mean import KeptMean
 from pruning_kernels.local import LocalPruning
 from pruning_kernels.votes import VoteCounter
-from strategies.kept_result import KeptResult
+from strategies.results.kept import KeptResult
 
 
 class Clients:

@@ -14,7 +14,7 @@ from espalier.settings.run import METHODS, RunSettings, parse
 from espalier.settings.table import Table
 from espalier.wire.adapters import adapter_plan
 from espalier.wire.payload import tensor_specs, views
-from strategies.checkpoint import CheckpointFolder
+from strategies.engine.checkpoint import CheckpointFolder
 
 Target = Callable[[Random], Iterator[None]]
 IDENTITY = {"settings": "0" * 64, "model": "1" * 64}

@@ -27,7 +27,7 @@ from espalier.wire.plan import BlockPlan
 from pruning_kernels.bitmask import Words, pack
 from pruning_kernels.local import LocalPruning
 from pruning_kernels.votes import VoteCounter
-from strategies.vote_result import VoteResult
+from strategies.results.votes import VoteResult
 
 PUBLISHED_TIES = {"layer": "random", "row": "index", "column": "index"}
 """The rules of the paper's code by comparison group; it draws without a seed, here the run's seed is used."""

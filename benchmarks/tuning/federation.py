@@ -37,7 +37,7 @@ from espalier.wire.payload import block_key
 from espalier.wire.tuning import trained
 from pruning_kernels.factor_means import weighted_mean, zero_padded_mean
 from pruning_kernels.factors import Factors, norm
-from strategies.adapter_result import AdapterResult
+from strategies.results.adapters import AdapterResult
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from espalier.storage.blobs import BlobStore
 from espalier.wire.mask_tensors import pack_masks, unpack_masks
 from espalier.wire.pruned_matrices import pack_kept, unpack_kept
 from pruning_kernels.local import LocalPruning
-from strategies.run import Run
+from strategies.engine.run import Run
 
 
 def centralized(run: Run, stream: BlockStream, store: BlobStore) -> Edits:

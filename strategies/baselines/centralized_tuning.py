@@ -14,7 +14,7 @@ from espalier.training.adapter_training import AdapterTraining
 from espalier.training.initial import initial_adapters
 from espalier.training.sequences import client_sequences
 from espalier.wire.tuning import trained
-from strategies.run import Run
+from strategies.engine.run import Run
 
 
 def tuned(run: Run, computing: Computing) -> dict[str, dict[str, Tensor]]:

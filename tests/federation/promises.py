@@ -27,8 +27,8 @@ from espalier.wire.contract import check, check_reply
 from espalier.wire.contracts import contract_for
 from espalier.wire.messages import Letter, address, read, write
 from espalier.wire.payload import STYPE, pack_tensors, unpack_tensors
-from strategies.checkpoint import CheckpointFolder
-from strategies.rounds import RunFailed
+from strategies.engine.checkpoint import CheckpointFolder
+from strategies.engine.rounds import RunFailed
 
 
 def outgoing_bytes(reply: Message) -> bytes:

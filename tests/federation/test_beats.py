@@ -50,7 +50,7 @@ SAID: dict[str, dict[str, set[str]]] = {
 @pytest.fixture
 def every_beat_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """However soon it follows the one before."""
-    for module in ("client_app.at_work", "strategies.progress"):
+    for module in ("client_app.at_work", "strategies.engine.progress"):
         monkeypatch.setattr(f"{module}.Pace", lambda say, now=lambda: 0.0, every=0.0: Pace(say, now, 0.0))
 
 

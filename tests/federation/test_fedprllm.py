@@ -24,7 +24,7 @@ from espalier.settings.mistakes import Mistake
 from espalier.settings.node import parse_node
 from espalier.settings.run import parse
 from espalier.wire.messages import failure, read, write
-from strategies.rounds import RunFailed
+from strategies.engine.rounds import RunFailed
 
 
 class TestFedPrLLM(PruningPromises):
@@ -107,7 +107,7 @@ class TestFedPrLLM(PruningPromises):
         assert "has another base model" in document["refused"]["node-00001"]
 
     def test_a_site_with_another_program_is_refused(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("strategies.method.code_sha256", lambda: "0" * 64)
+        monkeypatch.setattr("strategies.engine.method.code_sha256", lambda: "0" * 64)
         with pytest.raises(RunFailed, match="0 clients enrolled"):
             bench.run()
         (folder,) = (bench.folder / "runs").iterdir()

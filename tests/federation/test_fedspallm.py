@@ -23,8 +23,8 @@ from espalier.settings.run import parse
 from espalier.storage.blobs import sha256
 from espalier.wire.messages import Letter, read
 from espalier.wire.payload import STYPE
-from strategies.held_layers import HeldLayers
-from strategies.rounds import RunFailed
+from strategies.engine.rounds import RunFailed
+from strategies.methods.held_layers import HeldLayers
 
 
 def exact(model: OpenedModel, sparsity: float) -> float:

@@ -33,7 +33,7 @@ from espalier.training.initial import initial_adapters
 from espalier.wire.adapters import adapter_plan
 from espalier.wire.messages import Letter, read
 from espalier.wire.payload import STYPE
-from strategies.rounds import RunFailed
+from strategies.engine.rounds import RunFailed
 
 SIDES = 16 + 16 + 16 + 8
 """Inputs and outputs of the adapted matrices of one block of the bench's model, which has two blocks."""

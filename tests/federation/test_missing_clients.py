@@ -15,8 +15,8 @@ from espalier.settings.run import parse
 from espalier.wire.messages import read
 from server_app.results import Summary
 from server_app.table import closing_line
-from strategies.roster import Roster, Seat
-from strategies.rounds import RunFailed
+from strategies.engine.roster import Roster, Seat
+from strategies.engine.rounds import RunFailed
 
 
 @pytest.fixture

@@ -20,9 +20,9 @@ from espalier.storage.private import PrivateState
 from espalier.training.loop import Loop
 from espalier.wire.messages import Letter, address, read
 from espalier.wire.payload import pack_tensors, unpack_tensors
-from strategies.method import PATIENCE, Method
-from strategies.roster import Roster, Seat
-from strategies.run_folder import RunFolder
+from strategies.engine.method import PATIENCE, Method
+from strategies.engine.roster import Roster, Seat
+from strategies.engine.run_folder import RunFolder
 
 TUNING = {"fedpetuning.rounds": 1, "training.steps": 2, "training.batch-size": 2, "lora.rank": 2, "part-bytes": 1 << 20}
 METHODS: dict[str, dict[str, Any]] = {

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from espalier.settings.mistakes import Mistake
 from espalier.wire.messages import read
-from strategies.rounds import RunFailed
+from strategies.engine.rounds import RunFailed
 
 TUNING = {
     "fedpetuning.rounds": 2,

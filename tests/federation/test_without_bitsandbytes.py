@@ -15,7 +15,7 @@ from tiny_model import save_tiny_roberta
 from espalier.launch.app_folder import find_app
 from espalier.launch.configuration import configuration
 from espalier.settings.mistakes import Mistake
-from strategies.rounds import RunFailed
+from strategies.engine.rounds import RunFailed
 
 REMEDY = r"training.base = 'nf4': bitsandbytes is not installed on this machine; install Espalier with its extra nf4 \(pip"
 APP = find_app(str(ROOT))

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from espalier.settings.mistakes import Mistake
 from espalier.settings.run import parse
-from strategies.capped import capped
-from strategies.layer_sampling import layers_per_client
+from strategies.engine.capped import capped
+from strategies.methods.layer_sampling import layers_per_client
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from espalier.settings.mistakes import Mistake
-from strategies.counting import require_counting
+from strategies.engine.counting import require_counting
 
 
 def kernel_that(count_votes: Any, monkeypatch: pytest.MonkeyPatch) -> torch.device:

@@ -18,11 +18,11 @@ from espalier.wire.masks import mask_name
 from espalier.wire.messages import Letter, NoScalars, failure, read, write
 from espalier.wire.payload import STYPE, block_key, pack_tensors
 from espalier.wire.plan import BlockPlan, LinearPlan, ModelPlan
-from strategies.enrolment import Enroller
-from strategies.progress import Progress
-from strategies.roster import Seat
-from strategies.rounds import Rounds, RunFailed
-from strategies.run_folder import RunFolder
+from strategies.engine.enrolment import Enroller
+from strategies.engine.progress import Progress
+from strategies.engine.roster import Seat
+from strategies.engine.rounds import Rounds, RunFailed
+from strategies.engine.run_folder import RunFolder
 
 LINEAR = LinearPlan("attn.q", "weight", (96, 64))
 BLOB = pack_tensors({mask_name(LINEAR.name): np.full(96, 0x5555555555555555, dtype=np.uint64)})

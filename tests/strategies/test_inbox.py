@@ -7,8 +7,8 @@ import pytest
 
 from espalier.wire.payload import pack_tensors
 from pruning_kernels.bitmask import LINE_WORDS
-from strategies import inbox
-from strategies.inbox import Inbox
+from strategies.engine import inbox
+from strategies.engine.inbox import Inbox
 
 
 @pytest.mark.parametrize("clients", [1, 3, 10])

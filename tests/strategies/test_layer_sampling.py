@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from espalier.settings.fedspallm import FedSpaLLMSettings
 from espalier.settings.mistakes import Mistake
-from strategies.layer_sampling import layers_per_client, require_places, sample_layers
+from strategies.methods.layer_sampling import layers_per_client, require_places, sample_layers
 
 
 def test_places_by_hand() -> None:

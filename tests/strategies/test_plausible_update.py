@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from espalier.settings.training import TrainingSettings
 from espalier.wire.adapter_payload import pack_adapters, unpack_adapters
-from strategies.plausible_update import Reach, largest_step
+from strategies.methods.plausible_update import Reach, largest_step
 
 
 def any_training(**chosen: Any) -> TrainingSettings:

@@ -23,11 +23,11 @@ from espalier.wire.messages import Letter, NoScalars, failure, read, write
 from espalier.wire.parts import PartRequest
 from espalier.wire.payload import block_key, pack_tensors
 from espalier.wire.plan import BlockPlan, LinearPlan, ModelPlan
-from strategies.inbox import Inbox
-from strategies.progress import Progress
-from strategies.roster import Seat
-from strategies.rounds import Rounds
-from strategies.run_folder import RunFolder
+from strategies.engine.inbox import Inbox
+from strategies.engine.progress import Progress
+from strategies.engine.roster import Seat
+from strategies.engine.rounds import Rounds
+from strategies.engine.run_folder import RunFolder
 
 BLOCKS, NODE = 5, 7
 LINEAR = LinearPlan("attn.q", "weight", (96, 64))

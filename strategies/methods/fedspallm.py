@@ -25,16 +25,16 @@ from espalier.wire.payload import block_key
 from espalier.wire.plan import BlockPlan, LinearPlan
 from pruning_kernels.kept_mean import KeptMean
 from pruning_kernels.votes import VoteCounter
-from strategies.capped import count_claims
-from strategies.counting import require_counting
-from strategies.evaluation import ClientEvaluation
-from strategies.held_layers import HeldLayers
-from strategies.inbox import Inbox
-from strategies.kept_result import KeptResult
-from strategies.layer_sampling import layers_per_client, require_places, sample_layers
-from strategies.method import Method
-from strategies.pattern_fit import require_pattern_fits
-from strategies.run import Run
+from strategies.engine.capped import count_claims
+from strategies.engine.counting import require_counting
+from strategies.engine.evaluation import ClientEvaluation
+from strategies.engine.inbox import Inbox
+from strategies.engine.method import Method
+from strategies.engine.run import Run
+from strategies.methods.held_layers import HeldLayers
+from strategies.methods.layer_sampling import layers_per_client, require_places, sample_layers
+from strategies.methods.pattern_fit import require_pattern_fits
+from strategies.results.kept import KeptResult
 
 LARGEST_KEPT = 100
 """A kept weight may be so many times as large as the largest of its dense matrix; SparseGPT's updates stay far below."""

@@ -10,8 +10,8 @@ from espalier.corpora.tasks.scored_items import ScoredItems, to_arrays
 from espalier.wire.evaluation import TEST_BLOB, WINDOWS_BLOB, Texts, require_many
 from espalier.wire.messages import read
 from espalier.wire.payload import pack_tensors
-from strategies.rounds import Rounds
-from strategies.run import Run
+from strategies.engine.rounds import Rounds
+from strategies.engine.run import Run
 
 
 class ClientEvaluation:

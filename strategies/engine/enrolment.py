@@ -17,8 +17,8 @@ from flwr.app import Message
 from espalier.settings.mistakes import Mistake
 from espalier.wire.enrolment import Enrolment, refused_by
 from espalier.wire.messages import Letter, NoScalars, read, validate
-from strategies.roster import Seat
-from strategies.rounds import POLL_SECONDS, Rounds
+from strategies.engine.roster import Seat
+from strategies.engine.rounds import POLL_SECONDS, Rounds
 
 NO_RANK = -1
 TELL_SECONDS = 10.0

@@ -7,8 +7,8 @@ from flwr.app import Message
 from espalier.wire.fedspallm import Update
 from espalier.wire.payload import block_key
 from espalier.wire.plan import cut_into_parts
-from strategies.kept_result import KeptResult, Layers
-from strategies.rounds import Rounds
+from strategies.engine.rounds import Rounds
+from strategies.results.kept import KeptResult, Layers
 
 
 class HeldLayers:

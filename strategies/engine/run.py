@@ -9,10 +9,10 @@ from espalier.settings.node import NodeSettings
 from espalier.settings.run import RunSettings
 from espalier.storage.at_work import AtWork
 from espalier.wire.ledger import dense_bytes_of
-from strategies.checkpoint import CheckpointFolder
-from strategies.clock import Clock
-from strategies.progress import Progress
-from strategies.run_folder import RunFolder
+from strategies.engine.checkpoint import CheckpointFolder
+from strategies.engine.clock import Clock
+from strategies.engine.progress import Progress
+from strategies.engine.run_folder import RunFolder
 
 
 @dataclass

@@ -9,7 +9,7 @@ Does not cover: a client that claims what the cap allows, or several that do.
 from collections.abc import Mapping
 from statistics import median_low
 
-from strategies.rounds import Rounds
+from strategies.engine.rounds import Rounds
 
 
 def capped(claimed: Mapping[int, float], most_ratio: float) -> dict[int, float]:

@@ -9,8 +9,8 @@ from typing import Any
 
 from espalier.pace.beats import Pace
 from espalier.wire.printable import printable
-from strategies.clock import Clock
-from strategies.run_folder import RunFolder
+from strategies.engine.clock import Clock
+from strategies.engine.run_folder import RunFolder
 
 WIDTH = 24
 MOST_CHARACTERS = 10_000

@@ -23,14 +23,14 @@ from espalier.wire.payload import block_key
 from espalier.wire.tuning import Order, PartOrder, TuningReport, parts
 from pruning_kernels.factor_means import weighted_mean, zero_padded_mean
 from pruning_kernels.factors import Factors
-from strategies.adapter_result import AdapterResult
-from strategies.capped import count_claims
-from strategies.evaluation import ClientEvaluation
-from strategies.inbox import Inbox
-from strategies.method import Method
-from strategies.plausible_update import Reach
-from strategies.roster import Seat
-from strategies.run import Run
+from strategies.engine.capped import count_claims
+from strategies.engine.evaluation import ClientEvaluation
+from strategies.engine.inbox import Inbox
+from strategies.engine.method import Method
+from strategies.engine.roster import Seat
+from strategies.engine.run import Run
+from strategies.methods.plausible_update import Reach
+from strategies.results.adapters import AdapterResult
 
 
 class FedPETuning(Method):

@@ -13,10 +13,10 @@ from typing import Any
 from espalier.settings.mistakes import Mistake
 from espalier.wire.payload import block_key
 from pruning_kernels.factors import norm
-from strategies.capped import count_claims
-from strategies.fedpetuning import FedPETuning
-from strategies.inbox import Inbox
-from strategies.roster import Seat
+from strategies.engine.capped import count_claims
+from strategies.engine.inbox import Inbox
+from strategies.engine.roster import Seat
+from strategies.methods.fedpetuning import FedPETuning
 
 
 class HetLoRA(FedPETuning):

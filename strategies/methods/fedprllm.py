@@ -22,14 +22,14 @@ from espalier.wire.messages import Letter, NoScalars, Scalars
 from espalier.wire.parts import PartRequest
 from espalier.wire.payload import block_key
 from pruning_kernels.votes import VoteCounter
-from strategies.counting import require_counting
-from strategies.evaluation import ClientEvaluation
-from strategies.inbox import Inbox
-from strategies.method import Method
-from strategies.pattern_fit import require_pattern_fits
-from strategies.roster import Seat
-from strategies.run import Run
-from strategies.vote_result import VoteResult
+from strategies.engine.counting import require_counting
+from strategies.engine.evaluation import ClientEvaluation
+from strategies.engine.inbox import Inbox
+from strategies.engine.method import Method
+from strategies.engine.roster import Seat
+from strategies.engine.run import Run
+from strategies.methods.pattern_fit import require_pattern_fits
+from strategies.results.votes import VoteResult
 
 
 class FedPrLLM(Method):

@@ -21,10 +21,10 @@ from espalier.wire.contracts import contract_for
 from espalier.wire.messages import SCHEMA_VERSION, Header, Kind, Letter, Scalars, address, read
 from espalier.wire.plan import ModelPlan
 from espalier.wire.printable import printable
-from strategies.clock import Clock
-from strategies.progress import Progress
-from strategies.roster import Roster, Seat
-from strategies.run_folder import RunFolder
+from strategies.engine.clock import Clock
+from strategies.engine.progress import Progress
+from strategies.engine.roster import Roster, Seat
+from strategies.engine.run_folder import RunFolder
 
 DAY = 86_400.0
 POLL_SECONDS = 0.1

@@ -11,11 +11,11 @@ from flwr.serverapp.strategy import Result, Strategy
 from espalier.wire.alone import Alone, makes_alone
 from espalier.wire.code_hash import code_sha256
 from espalier.wire.messages import Letter, read
-from strategies.enrolment import Enroller
-from strategies.evaluation import ClientEvaluation
-from strategies.roster import Seat
-from strategies.rounds import Rounds
-from strategies.run import Run
+from strategies.engine.enrolment import Enroller
+from strategies.engine.evaluation import ClientEvaluation
+from strategies.engine.roster import Seat
+from strategies.engine.rounds import Rounds
+from strategies.engine.run import Run
 
 PATIENCE = 4
 """How many times as long as in its rounds a client may take for the same work alone, before it is asked again."""

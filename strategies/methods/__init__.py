@@ -1,0 +1,1 @@
+"""The methods, each a strategy that reads like its paper."""

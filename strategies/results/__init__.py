@@ -1,0 +1,1 @@
+"""What rounds lead to, as it is kept, sent and written."""
