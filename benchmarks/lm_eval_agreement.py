@@ -3,8 +3,9 @@
     pip install -e '.[lm-eval]'
     python -m benchmarks.lm_eval_agreement --model MODEL sst2=sst2_dev.jsonl arc-easy=arc_easy_dev.jsonl gsm8k=gsm8k_test.jsonl
 
-The harness runs its own task definitions on the same records, in the hub's form. Compared are the strings that go to the model,
-the log-likelihood of every option, each item's prediction, the accuracies, and for gsm8k the answers that were generated.
+The harness runs its own task definitions on the same records, in the hub's form. Ours is the path that runs take: items are
+encoded as a run's public test items are, and scored as its models are. Compared are the strings that go to the model, the
+log-likelihood of every option, each item's prediction, the accuracies, and for gsm8k the answers that were generated.
 A file of mmlu has one subject, since the harness has a task for each; dolly and alpaca are no tasks of the harness.
 """
 
@@ -21,15 +22,22 @@ from typing import Any
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
 
+import torch
+
+from espalier.corpora.client_items import as_tests
 from espalier.corpora.tasks.catalogue import task_named
 from espalier.corpora.tasks.classification import ENTAILMENTS
 from espalier.corpora.tasks.item import Item
 from espalier.corpora.tasks.reading import read_items
+from espalier.corpora.tasks.scored_items import ScoredItems
 from espalier.corpora.tasks.task import Generation
 from espalier.evaluation.exact_match import exact_match, found_answers, generate
-from espalier.evaluation.options import option_accuracy, option_log_likelihoods, option_predictions
+from espalier.evaluation.options import log_likelihoods
+from espalier.evaluation.scores import score
+from espalier.settings.run import parse
 
 Json = dict[str, Any]
+BATCH = 16
 
 
 def _arc(record: Json) -> Json:
@@ -80,20 +88,27 @@ def harness_samples(model: Any, tokenizer: Any, name: str, records: list[Json], 
     return sorted(samples, key=lambda sample: sample["doc_id"])
 
 
-def compare_options(model: Any, tokenizer: Any, items: list[Item], samples: list[Json], max_tokens: int) -> str:
+def as_a_run_has_them(tokenizer: Any, name: str, items: list[Item], max_tokens: int) -> ScoredItems:
+    """Items as token ids, as a run encodes the public test items of a language model that takes so many tokens."""
+    settings = parse({"method": "fedpetuning", "task.name": name, "data.source": "jsonl", "data.path": "unused"})
+    return as_tests(settings, items, tokenizer, classes=False, positions=max_tokens)
+
+
+def compare_options(model: Any, items: list[Item], encoded: ScoredItems, samples: list[Json]) -> str:
     """A row of the table: other strings, acc, acc_norm, other predictions, largest difference of log-likelihoods."""
-    found = option_log_likelihoods(model, tokenizer.encode, items, max_tokens)
+    device = torch.device("cpu")
+    found, scores = log_likelihoods(model, encoded.requests, BATCH, device), score(model, encoded, False, BATCH, device)
     strings = differences = 0
     largest = 0.0
-    for item, ours, sample, place in zip(items, found, samples, option_predictions(items, found), strict=True):
-        theirs = [float(response[0]) for response in sample["filtered_resps"]]
+    for item, options, sample in zip(items, encoded.options(), samples, strict=True):
+        ours, theirs = [found[one] for one in options], [float(response[0]) for response in sample["filtered_resps"]]
         strings += [tuple(request) for request in sample["arguments"]] != list(item.requests)
-        differences += theirs.index(max(theirs)) != place
+        differences += theirs.index(max(theirs)) != ours.index(max(ours))
         largest = max(largest, *(abs(one - other) for one, other in zip(ours, theirs, strict=True)))
     cells = [f"{len(items)}", f"{strings}"]
     for metric in ("acc", "acc_norm"):
         theirs = [sample[metric] for sample in samples if metric in sample]
-        cells += [f"{option_accuracy(items, found, metric):.4f}", f"{sum(theirs) / len(theirs):.4f}"] if theirs else ["", ""]
+        cells += [f"{scores[metric]:.4f}", f"{sum(theirs) / len(theirs):.4f}"] if theirs else ["", ""]
     return " | ".join([*cells, f"{differences}", f"{largest:.1e}"])
 
 
@@ -122,7 +137,6 @@ def main() -> None:
     parser.add_argument("files", nargs="+", metavar="TASK=FILE", help="JSON Lines")
     given = parser.parse_args()
 
-    import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     model = AutoModelForCausalLM.from_pretrained(given.model, local_files_only=True, dtype=torch.float32).eval()
@@ -141,7 +155,8 @@ def main() -> None:
                 lines = compare_answers(model, tokenizer, items, samples, max_tokens, task.generation)
                 generated += [f"| {name}, {line} |" for line in lines]
             else:
-                chosen.append(f"| {name} | {compare_options(model, tokenizer, items, samples, max_tokens)} |")
+                encoded = as_a_run_has_them(tokenizer, name, items, max_tokens)
+                chosen.append(f"| {name} | {compare_options(model, items, encoded, samples)} |")
     if chosen:
         head = "items | other strings | acc | lm-eval | acc_norm | lm-eval | other predictions | largest difference in nats"
         print(f"\n| task | {head} |")

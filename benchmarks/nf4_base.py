@@ -29,8 +29,9 @@ from benchmarks.fedspallm.rows import Rows
 from benchmarks.larger_than_memory import peak
 from benchmarks.random_llama import Shape, save_model
 from espalier.corpora.tasks.encoding import Encoded
+from espalier.corpora.tasks.scored_items import ScoredItems
 from espalier.corpora.windows import all_windows
-from espalier.evaluation.answer_loss import mean_answer_loss
+from espalier.evaluation.scores import score
 from espalier.modeling.adapters import put_in, set_values
 from espalier.modeling.computing import Computing, set_up
 from espalier.modeling.memory import footprint
@@ -91,7 +92,7 @@ def _trained(
     model: OpenedModel,
     whole: Any,
     sequences: TokenSequences,
-    held_out: list[Encoded],
+    held_out: ScoredItems,
 ) -> dict[str, float]:
     adapters = adapter_plan(model.plan, settings.lora)
     parameters = put_in(whole, model.family, adapters, len(model.plan.blocks), settings.lora.dropout)
@@ -104,9 +105,9 @@ def _trained(
     loop.run(1, steps - 1, first.moments)
     found = {"step_seconds": (_seconds(computing) - started) / (steps - 1), "peak_mib": peak() / MIB}
     found["gpu_mib"] = torch.cuda.max_memory_allocated() / MIB if computing.device.type == "cuda" else 0.0
-    found["loss_after"] = mean_answer_loss(whole, held_out, "all", chosen.batch_size, computing.device)[0]
+    found["loss_after"] = score(whole, held_out, False, chosen.batch_size, computing.device)["loss"]
     set_values(parameters, initial_adapters(adapters, settings.seed))
-    found["loss_before"] = mean_answer_loss(whole, held_out, "all", chosen.batch_size, computing.device)[0]
+    found["loss_before"] = score(whole, held_out, False, chosen.batch_size, computing.device)["loss"]
     return found
 
 
@@ -118,16 +119,18 @@ def _seconds(computing: Computing) -> float:
     return time.perf_counter()
 
 
-def _sequences(settings: RunSettings, model: OpenedModel) -> tuple[TokenSequences, list[Encoded]]:
-    """The windows that are trained on, and those that are evaluated."""
+def _sequences(settings: RunSettings, model: OpenedModel) -> tuple[TokenSequences, ScoredItems]:
+    """The windows that are trained on, and those that are evaluated: all of their tokens but the first."""
     path, tokens = Path(settings.data.path), settings.data.window_tokens
     windows = all_windows(path.read_text(), model.encode, tokens, f"--text {path}", "--window-tokens")
     held_out = settings.evaluation.max_windows
     if not 0 < held_out < len(windows):
         have = f"--text {path} has {len(windows)} windows of {tokens} tokens"
         raise Mistake(f"--held-out-windows {held_out}: {have}, and some of both kinds are needed")
-    encoded = [Encoded(tuple(window.tolist()), tokens) for window in windows]
-    return TokenSequences(tuple(encoded[:-held_out]), "all"), encoded[-held_out:]
+    encoded = [Encoded(tuple(window.tolist()), tokens - 1) for window in windows]
+    ones = (1,) * held_out
+    tests = ScoredItems(tuple(encoded[-held_out:]), ones, (0,) * held_out, ones)
+    return TokenSequences(tuple(encoded[:-held_out]), "all"), tests
 
 
 def _in_a_fresh_process(flat: Mapping[str, Any], cache: Path, train: bool) -> dict[str, float]:

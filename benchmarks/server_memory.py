@@ -28,9 +28,9 @@ from transformers import LlamaConfig
 from benchmarks.plain_vote import plain_vote, unpacked
 from espalier.modeling.opened import OpenedModel
 from espalier.settings.run import parse
-from espalier.wire.fedprllm import VoteReport
 from espalier.wire.masks import mask_name
 from espalier.wire.messages import Letter, address, read
+from espalier.wire.parts import Report
 from espalier.wire.payload import block_key, pack_tensors, unpack_tensors
 from strategies.engine.roster import Seat
 from strategies.engine.rounds import Rounds
@@ -66,7 +66,7 @@ def replies(strategy: FedPrLLM, clients: int) -> Iterator[Message]:
     """One client's reply at a time; half of each 64-bit word is set, so that every row prunes its half."""
     generator = np.random.default_rng(0)
     plan = strategy.run.model.plan
-    report = VoteReport(seconds=0.0, blob_sha256=["0" * 64] * BLOCKS)
+    report = Report(seconds=0.0, blob_sha256=["0" * 64] * BLOCKS)
     for client in range(clients):
         seat = strategy.rounds.roster.seats[client]
         header = read(strategy.rounds.request("train", seat, 1, report).content).header

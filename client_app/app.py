@@ -9,22 +9,20 @@ import os
 import platform
 import time
 from collections.abc import Callable
-from importlib import import_module
 from types import ModuleType
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from client_app.at_work import at_work
-from client_app.delivery import take
 from client_app.egress import egress
-from client_app.held_layers import take_layers
 from client_app.limits import require_allowed
 from client_app.parts import hand_out
 from client_app.simulated import in_simulation
 from client_app.site import Site, reply_to
 from client_app.told_once import told_once
 from espalier.settings.libraries import require_libraries
+from espalier.settings.methods import METHODS, part
 from espalier.settings.mistakes import Mistake, StateLost
 from espalier.settings.node import claimed_name
 from espalier.storage.at_work import collect_old_work
@@ -32,16 +30,10 @@ from espalier.storage.private import collect_old_runs
 from espalier.wire.code_hash import code_sha256
 from espalier.wire.contract import check
 from espalier.wire.contracts import contract_for
-from espalier.wire.enrolment import Enrolment, refusal
+from espalier.wire.enrolment import NO_MODEL, Enrolment, refusal
 from espalier.wire.messages import Letter, failure, read, write
 
 Work = Callable[[Site, Letter], Letter]
-
-JOBS = {"fedpetuning": "tuning", "fedprllm": "fedprllm", "fedspallm": "fedspallm", "hetlora": "tuning"}
-"""The local job of each method: a module of this package with ``train`` and ``evaluate``, and ``alone`` where there is one."""
-
-DELIVERIES: dict[str, Work] = {"fedpetuning": take, "fedprllm": take, "fedspallm": take_layers, "hetlora": take}
-"""What each method's clients do with a ``deliver``."""
 
 SECONDS_PER_DAY = 86_400
 
@@ -61,7 +53,7 @@ def enrol(message: Message, context: Context) -> Message:
 @app.query("deliver")
 def deliver(message: Message, context: Context) -> Message:
     """Keep a part of the federated result."""
-    return _answer(message, context, lambda site, request: DELIVERIES[request.header.method](site, request))
+    return _answer(message, context, _deliver)
 
 
 @app.train()
@@ -90,7 +82,13 @@ def fetch(message: Message, context: Context) -> Message:
 
 def job_of(method: str) -> ModuleType:
     """The module with a method's local job."""
-    return import_module(f"client_app.{JOBS[method]}")
+    found: ModuleType = part(METHODS[method].job)
+    return found
+
+
+def _deliver(site: Site, request: Letter) -> Letter:
+    taken: Letter = part(METHODS[request.header.method].delivery)(site, request)
+    return taken
 
 
 def _train(site: Site, request: Letter) -> Letter:
@@ -125,11 +123,12 @@ def _enrol(site: Site, request: Letter) -> Letter:
     require_libraries(site.settings)
     if not site.node.simulated:  # before it is told whether the data will do, which tells of the data
         site.state(request.header).note_asked()
-    require_ready(site)
+    if site.settings.job.NEEDS_BASE_MODEL:
+        require_ready(site)
     description = Enrolment(
         site=site.name,
         code_sha256=code_sha256(),
-        model_sha256=site.model.sha256,
+        model_sha256=site.model.sha256 if site.settings.job.NEEDS_BASE_MODEL else NO_MODEL,
         capability=site.node.capability or measured_capability(site.computing),
         measured=site.node.capability == 0,
         device="cuda" if site.computing.device.type == "cuda" else "cpu",
@@ -166,7 +165,7 @@ def _answer(message: Message, context: Context, work: Work) -> Message:
         if request.header.kind != "enrol":
             site.state(request.header).require_same_client()
         with at_work(site, request.header):
-            contract = contract_for(request, site.model.plan, site.settings)
+            contract = contract_for(request, lambda: site.model.plan, site.settings)
             check(request, contract.down)
             letter = work(site, request)
             letter.header.num_parts = contract.num_parts

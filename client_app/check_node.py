@@ -17,7 +17,6 @@ from client_app.readiness import require_ready
 from client_app.site import Site
 from espalier.pace.beats import Pace, heard_by
 from espalier.settings.mistakes import Mistake
-from espalier.settings.run import METHODS
 from espalier.storage.private import private_folder
 from espalier.training.client_data import read_client_data
 from espalier.wire.code_hash import code_sha256
@@ -46,7 +45,7 @@ def look(node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> Itera
     computing = site.computing
     yield f"computing  on {computing.device.type}, {computing.threads} threads"
     require_ready(site)
-    if "task" in METHODS[settings.method]:
+    if settings.tunes:
         trained(model.plan, settings)
     source = site.node.data_path or f"none of its own; the run's: {settings.data.source} {settings.data.path}".strip()
     yield f"data       {source}"

@@ -52,7 +52,7 @@ def _checked(request: Letter, reply: Message, context: Context) -> Letter:
         check(letter, FAILED)
     else:
         site = Site.of(context)
-        check_reply(letter, request, contract_for(request, site.model.plan, site.settings))
+        check_reply(letter, request, contract_for(request, lambda: site.model.plan, site.settings))
     return letter
 
 

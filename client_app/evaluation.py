@@ -10,6 +10,7 @@ from espalier.corpora.client_text import held_out_windows
 from espalier.evaluation.perplexity import mean_losses
 from espalier.modeling.block_stream import BlockStream
 from espalier.modeling.edits import Edits, dense
+from espalier.settings.mistakes import Mistake
 from espalier.wire.evaluation import LOSS_DIGITS, OWN_LOSS_LIMIT, OWN_TEXT_MODELS, WINDOWS_BLOB, Losses, Texts, require_many
 from espalier.wire.messages import Header, Letter, validate
 from espalier.wire.payload import unpack_tensors
@@ -22,9 +23,16 @@ def require_own_text(site: Site, header: Header) -> None:
 
 
 def require_many_at_a_site(site: Site, request: Letter) -> None:
-    """Public texts and items are many at a real site, or nothing is evaluated on them."""
-    if not site.node.simulated:
-        require_many(validate(Texts, request.scalars))
+    """Public texts and items are many at a real site, or nothing is evaluated on them; and no more than the site allows."""
+    if site.node.simulated:
+        return
+    texts, most = validate(Texts, request.scalars), site.node.most("most_windows")
+    require_many(texts)
+    if most is not None and sum(texts.num_windows) > most:
+        raise Mistake(
+            f"most-windows = {most}: the public texts of evaluation.texts have {sum(texts.num_windows)} windows; lower "
+            "evaluation.max-windows, or have the site's owner change --node-config"
+        )
 
 
 def answer(site: Site, request: Letter, alone: Edits, federated: Callable[[], Edits]) -> Letter:

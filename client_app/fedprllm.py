@@ -22,29 +22,24 @@ from espalier.modeling.calibration import choose_in_dense_block, prune_by_block
 from espalier.modeling.edits import Edits, WeightEdit, masked, masked_and_scaled
 from espalier.modeling.input_statistics import watch_for
 from espalier.pace.beats import beat
+from espalier.settings.fedprllm import FedPrLLMSettings
 from espalier.settings.mistakes import Mistake, StateLost
 from espalier.storage.blobs import BlobStore
 from espalier.storage.private import PrivateState
-from espalier.wire.fedprllm import (
-    Decision,
-    VoteReport,
-    block_parts,
-    blocks_of_round,
-    decided_parts,
-    votes_key,
-)
+from espalier.wire.fedprllm import Decision, decided_parts, mask_blobs, votes_key
 from espalier.wire.mask_tensors import kept_shares, pack_masks, unpack_masks
 from espalier.wire.messages import Header, Letter, validate
+from espalier.wire.parts import Report, parts_of
 from espalier.wire.payload import block_key, pack_tensors, unpack_tensors
 from pruning_kernels.local import LocalPruning
 
 
 def train(site: Site, request: Letter) -> Letter:
     """Prune locally and reply with the first part of the masks; a round is answered once."""
-    header, job, plan = request.header, site.settings.fedprllm, site.model.plan
-    parts = block_parts(plan, job, header.server_round, site.settings.part_bytes)
+    header, job = request.header, site.settings.of(FedPrLLMSettings)
+    specs = mask_blobs(site.model.plan, job, header.server_round)
 
-    def vote(state: PrivateState) -> VoteReport:
+    def vote(state: PrivateState) -> Report:
         require_own_text(site, header)
         one_shot = job.strategy == "one-shot"
         return _vote_on_all_blocks(site, state, header) if one_shot else _vote_on_one_block(site, state, request)
@@ -57,12 +52,12 @@ def train(site: Site, request: Letter) -> Letter:
             raise Mistake(f"train: this client answered round {number} and lost what it went on from; begin a new run")
         _delivered_again(site, header)
 
-    keys = [block_key(index) for index in blocks_of_round(plan, job, header.server_round)]
-    first_part = [block_key(index) for index in parts[0]]
-    return answer_once(site, request, Work(VoteReport, keys, first_part, vote, require_ready=require_what_it_goes_on_from))
+    first_part = parts_of(specs, site.settings.part_bytes)[0]
+    work = Work(Report, list(specs), first_part, vote, require_ready=require_what_it_goes_on_from)
+    return answer_once(site, request, work)
 
 
-def _vote_on_all_blocks(site: Site, state: PrivateState, header: Header) -> VoteReport:
+def _vote_on_all_blocks(site: Site, state: PrivateState, header: Header) -> Report:
     """One-shot: prune the model block by block and keep each block's masks as soon as they are made."""
     started = time.monotonic()
     windows = client_windows(site.settings, site.node, site.model.encode, header.client)
@@ -70,7 +65,7 @@ def _vote_on_all_blocks(site: Site, state: PrivateState, header: Header) -> Vote
     return _report(windows, hashes, started)
 
 
-def _vote_on_one_block(site: Site, state: PrivateState, request: Letter) -> VoteReport:
+def _vote_on_one_block(site: Site, state: PrivateState, request: Letter) -> Report:
     """Iterative: apply the server's decision to the block before, go through it, and vote on the next (section 3.2.3).
 
     The hidden states before the round's block stay in the private state of the round; the next round starts from them. A client
@@ -124,7 +119,7 @@ def _walk(stream: BlockStream, activations: Activations, blocks: range, edits: E
 def _decided(site: Site, request: Letter, index: int) -> Mapping[str, WeightEdit]:
     """What the server decided on a block, as the client goes on behind it: masked, or masked and scaled."""
     masks = unpack_masks(site.model.plan.blocks[index], request.blobs[block_key(index)])
-    if site.settings.fedprllm.continue_behind == "masked":
+    if site.settings.of(FedPrLLMSettings).continue_behind == "masked":
         return masked(lambda _: masks)(index)
     (voters,) = validate(Decision, request.scalars).num_voters
     shares = kept_shares(unpack_tensors(request.blobs[votes_key(index)]), voters)
@@ -145,7 +140,7 @@ def _delivered_again(site: Site, header: Header) -> Edits:
         delivered = taken(site, header, len(parts))
     except Mistake:
         raise StateLost(f"this client no longer has the hidden states of round {number}") from None
-    return _edits(site, *delivered, scaled=site.settings.fedprllm.continue_behind == "scaled")
+    return _edits(site, *delivered, scaled=site.settings.of(FedPrLLMSettings).continue_behind == "scaled")
 
 
 def _kept_windows(store: BlobStore, kept: dict[str, Any]) -> torch.Tensor:
@@ -162,12 +157,12 @@ def _prune_alone(site: Site, windows: torch.Tensor, store: BlobStore) -> list[st
 
 
 def _local_pruning(site: Site) -> LocalPruning:
-    job = site.settings.fedprllm
+    job = site.settings.of(FedPrLLMSettings)
     return LocalPruning(job.local_metric, job.sparsity, job.local_group)
 
 
-def _report(windows: torch.Tensor, hashes: list[str], started: float) -> VoteReport:
-    return VoteReport(
+def _report(windows: torch.Tensor, hashes: list[str], started: float) -> Report:
+    return Report(
         seconds=time.monotonic() - started,
         blob_sha256=hashes,
     )
@@ -197,7 +192,7 @@ def evaluate(site: Site, request: Letter) -> Letter:
 def _federated(site: Site, header: Header) -> Edits:
     """What the server decided, as it was delivered."""
     delivered = taken(site, header, len(decided_parts(site.model.plan, site.settings, len(site.model.plan.blocks))))
-    return _edits(site, *delivered, scaled=site.settings.fedprllm.weight_scaling)
+    return _edits(site, *delivered, scaled=site.settings.of(FedPrLLMSettings).weight_scaling)
 
 
 def _edits(
@@ -219,6 +214,6 @@ def _own_masks(site: Site, header: Header) -> tuple[BlobStore, list[str]]:
     """What the client would prune alone: kept since it voted, or, if it voted block by block, since it was asked for it."""
     state = site.state(header)
     store = state.blobs(header.server_round)
-    if site.settings.fedprllm.strategy == "iterative":
+    if site.settings.of(FedPrLLMSettings).strategy == "iterative":
         return store, kept_alone(site, header)["masks"]
-    return store, validate(VoteReport, kept_report(site, header, "masks")["report"]).blob_sha256
+    return store, validate(Report, kept_report(site, header, "masks")["report"]).blob_sha256

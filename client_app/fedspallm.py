@@ -16,11 +16,12 @@ from espalier.corpora.client_text import client_windows
 from espalier.modeling.block_stream import BlockStream
 from espalier.modeling.calibration import prune_layers
 from espalier.modeling.edits import Edits, replaced
+from espalier.settings.fedspallm import FedSpaLLMSettings
 from espalier.settings.mistakes import Mistake, StateLost
 from espalier.storage.private import PrivateState
-from espalier.wire.fedspallm import PruneReport, Sample, sample_parts
+from espalier.wire.fedspallm import PruneReport, Sample, sample_specs, sparsity_of
 from espalier.wire.messages import Letter, validate
-from espalier.wire.payload import block_key
+from espalier.wire.parts import parts_of
 from espalier.wire.pruned_matrices import pack_kept, unpack_kept
 from pruning_kernels.local import LocalPruning
 
@@ -28,7 +29,7 @@ from pruning_kernels.local import LocalPruning
 def train(site: Site, request: Letter) -> Letter:
     """Prune the sampled layers and reply with the first part; a round is answered once."""
     header, sample = request.header, validate(Sample, request.scalars)
-    parts = sample_parts(site.model.plan, site.settings, header.server_round, sample.blocks)
+    specs = sample_specs(site.model.plan, site.settings, header.server_round, sample.blocks)
 
     def prune(state: PrivateState) -> PruneReport:
         require_own_text(site, header)
@@ -43,8 +44,8 @@ def train(site: Site, request: Letter) -> Letter:
         if not holds(state, held, sample.versions, range(sample.blocks[-1] + 1)):
             raise StateLost("this client no longer holds the layers that the server sent")
 
-    keys, first_part = [block_key(index) for index in sample.blocks], [block_key(index) for index in parts[0]]
-    return answer_once(site, request, Work(PruneReport, keys, first_part, prune, goes_through, require_layers))
+    first_part = parts_of(specs, site.settings.part_bytes)[0]
+    return answer_once(site, request, Work(PruneReport, list(specs), first_part, prune, goes_through, require_layers))
 
 
 def _prune(site: Site, state: PrivateState, request: Letter, sample: Sample) -> PruneReport:
@@ -53,8 +54,10 @@ def _prune(site: Site, state: PrivateState, request: Letter, sample: Sample) -> 
     held = held_in(state, server_round)
     hold(state, server_round, held)
     windows = client_windows(site.settings, site.node, site.model.encode, request.header.client)
-    job, store, hashes, damping = site.settings.fedspallm, state.blobs(server_round), [], 0.0
-    pruning = LocalPruning(job.local_method, job.sparsity_of(server_round), job.local_group, job.damping, job.damping_mean)
+    job, store, hashes, damping = site.settings.of(FedSpaLLMSettings), state.blobs(server_round), [], 0.0
+    pruning = LocalPruning(
+        job.local_method, sparsity_of(site.settings, server_round), job.local_group, job.damping, job.damping_mean
+    )
     with mistakes_of_kernels():
         stream = BlockStream(site.model, site.computing)
         for layer in prune_layers(stream, windows, pruning, sample.blocks, _global(site, state, held)):
@@ -62,7 +65,7 @@ def _prune(site: Site, state: PrivateState, request: Letter, sample: Sample) -> 
             damping = max(damping, layer.damping)
     return PruneReport(
         seconds=time.monotonic() - started,
-        calibration_windows=len(windows) if job.client_weights == "samples" else 0,
+        calibration_windows=len(windows) if site.settings.federation.client_weights == "samples" else 0,
         damping=damping,
         blob_sha256=hashes,
     )

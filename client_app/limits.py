@@ -7,7 +7,7 @@ Does not cover: how much is asked within the limits, or a node whose owner remov
 
 from client_app.site import Site
 from espalier.settings.mistakes import Mistake
-from espalier.settings.run import METHODS
+from espalier.settings.task import TEXT
 from espalier.storage.private import lineages_of
 from espalier.wire.messages import Header
 
@@ -36,18 +36,26 @@ def require_allowed(site: Site, header: Header) -> None:
 
 def _amounts(site: Site, header: Header) -> dict[str, tuple[str, int]]:
     """By limit, what the run asks for, and how much."""
-    settings, method = site.settings, site.settings.method
+    settings = site.settings
     found = {"most_threads": ("threads", 0 if site.node.threads else settings.threads)}
-    if "training" in METHODS[method]:
+    if settings.tunes:
         training = settings.training
+        tokens = settings.data.window_tokens if settings.task.name == TEXT else settings.task.max_tokens
+        found["most_batch_tokens"] = ("training.batch-size x tokens of a sequence", training.batch_size * tokens)
         asked = "training.steps x training.accumulation x training.batch-size"
         found["most_sequences"] = (asked, training.steps * training.accumulation * training.batch_size)
         found["most_steps"] = ("training.steps x training.accumulation", training.steps * training.accumulation)
     elif not site.node.windows:
         found["most_windows"] = ("data.windows", settings.data.windows)
-    if method != "fedprllm":  # whose iterative rounds have a block each
-        found["most_rounds"] = (f"{method}.rounds", settings.job.rounds)
+    if "rounds" in settings.job.FEDERATION:  # others' follow from the model
+        asked = "the round that is asked for" if header.server_round > settings.federation.rounds else "federation.rounds"
+        found["most_rounds"] = (asked, max(settings.federation.rounds, header.server_round - _beyond(header)))
     return found
+
+
+def _beyond(header: Header) -> int:
+    """A result is delivered as if it were for one round more."""
+    return 1 if header.kind == "deliver" else 0
 
 
 def _is_one_run_too_many(site: Site, lineage: str) -> bool:

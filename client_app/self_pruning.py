@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from espalier.settings.fedpetuning import AdapterAveraging
 from espalier.settings.hetlora import HetLoRASettings
 from espalier.settings.run import RunSettings
 from espalier.wire.adapters import AdapterPlan, Tensors
@@ -32,9 +33,9 @@ class SelfPruning:
     @staticmethod
     def of(settings: RunSettings, adapters: AdapterPlan, rank: int) -> "SelfPruning | None":
         """What the settings say; None without self-pruning, and where no matrix has a rank to give up."""
-        job = settings.job
-        if not isinstance(job, HetLoRASettings) or not job.self_pruning:
+        if not settings.of(AdapterAveraging).lowers_ranks:
             return None
+        job = settings.of(HetLoRASettings)
         pruning = SelfPruning(adapters, rank, job.gamma, job.regularisation)
         return pruning if any(adapter.rank > pruning.kept for _, adapter in adapters) else None
 

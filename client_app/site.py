@@ -63,7 +63,12 @@ class Site:
                 f"model-path: this site names no base model of its own, and opens none that a run names (model = "
                 f"{self.settings.model!r}); give the site its copy, with model-path in --node-config"
             )
-        return open_model(self.node.model_path or self.settings.model)
+        if not self.node.model_path:
+            return open_model(self.settings.model)
+        try:
+            return open_model(self.node.model_path)
+        except Mistake as mistake:
+            raise Mistake(f"model-path in --node-config: {mistake}") from None
 
     @cached_property
     def computing(self) -> "Computing":

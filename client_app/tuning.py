@@ -26,6 +26,7 @@ from client_app.task_evaluation import answer_on_task, require_own_data
 from espalier.corpora.own_data import require_tokens
 from espalier.modeling.adapters import factors_of, merged
 from espalier.modeling.edits import Edits
+from espalier.settings.fedpetuning import AdapterAveraging
 from espalier.settings.seeds import derive_seed
 from espalier.settings.task import TEXT
 from espalier.storage.blobs import sha256
@@ -96,11 +97,11 @@ def _train(site: Site, state: PrivateState, request: Letter, adapters: AdapterPl
         tensors, outcome = training.run(start, first_step, steps, _moments(site, state, server_round, adapters))
         _require_enough(site, training, outcome.weighed)
         rank = rank_limit if pruning is None else pruning.rank_after(start, tensors)
-    if site.settings.job.keep_optimizer:
+    if site.settings.federation.keep_optimizer:
         carried.keep(state, MOMENTS, server_round, outcome.moments)
     return TuningReport(
         seconds=time.monotonic() - started,
-        samples=training.num_sequences if site.settings.job.client_weights == "samples" else 0,
+        samples=training.num_sequences if site.settings.federation.client_weights == "samples" else 0,
         skipped_steps=outcome.skipped_steps,
         rank=rank,
         blob_sha256=_kept(site, state, server_round, tensors, start, rank),
@@ -109,7 +110,7 @@ def _train(site: Site, state: PrivateState, request: Letter, adapters: AdapterPl
 
 def _moments(site: Site, state: PrivateState, server_round: int, adapters: AdapterPlan) -> dict[str, dict[str, Tensor]]:
     """What AdamW goes on with, of the ranks that are left; empty where it begins anew."""
-    kept = carried.before(state, MOMENTS, server_round) if site.settings.job.keep_optimizer else {}
+    kept = carried.before(state, MOMENTS, server_round) if site.settings.federation.keep_optimizer else {}
     shapes = {f"{key}/{name}": shape for key, block in adapters.shapes().items() for name, shape in block.items()}
     return {name: {of: _part(value, shapes[name]) for of, value in moments.items()} for name, moments in kept.items()}
 
@@ -144,9 +145,9 @@ def _global(site: Site, adapters: AdapterPlan, blobs: dict[str, bytes]) -> Tenso
     """The adapters that a round begins with: those of the run's seed, or what the server sent."""
     if not blobs:
         return initial_values(site.model, adapters, site.settings.seed)
-    job = site.settings.job
-    found = {key: unpack_adapters(shapes, blobs[key], job.payload) for key, shapes in adapters.shapes().items()}
-    if not job.delivers_differences:
+    federation = site.settings.federation
+    found = {key: unpack_adapters(shapes, blobs[key], federation.payload) for key, shapes in adapters.shapes().items()}
+    if not site.settings.of(AdapterAveraging).delivers_differences(federation):
         return found
     first = initial_values(site.model, adapters, site.settings.seed)
     return {key: sums(first[key], block) for key, block in found.items()}
@@ -157,15 +158,16 @@ def _kept(site: Site, state: PrivateState, server_round: int, tensors: Tensors, 
 
     They hold the trained tensors, or where differences are sent what leads to them from ``start``.
     """
-    job, store, hashes = site.settings.job, state.blobs(server_round), []
-    owed = carried.before(state, FEEDBACK, server_round) if job.feeds_back else {}
+    federation, store, hashes = site.settings.federation, state.blobs(server_round), []
+    feeds_back = site.settings.of(AdapterAveraging).feeds_back(federation)
+    owed = carried.before(state, FEEDBACK, server_round) if feeds_back else {}
     after = {}
     for key, block in tensors.items():
-        block = differences(block, start[key]) if job.sends_differences else block
+        block = differences(block, start[key]) if federation.sends_differences else block
         residuals = {name: _part(loss, tuple(block[name].shape)) for name, loss in owed.get(key, {}).items()}
-        blob, lost = pack_adapters(cut_to_rank(block, rank), job.payload, cut_to_rank(residuals, rank))
+        blob, lost = pack_adapters(cut_to_rank(block, rank), federation.payload, cut_to_rank(residuals, rank))
         hashes.append(store.put(blob))
-        if job.feeds_back and lost:
+        if feeds_back and lost:
             after[key] = lost
     if after:
         carried.keep(state, FEEDBACK, server_round, after)
@@ -177,7 +179,7 @@ def alone(site: Site, request: Letter) -> Letter:
 
     def make(state: PrivateState) -> dict[str, Any]:
         asked = validate(Alone, request.scalars).rank_limit
-        limit = asked or site.settings.job.rank_limit_of(request.header.client, site.settings.lora)
+        limit = asked or site.settings.of(AdapterAveraging).rank_limit_of(request.header.client, site.settings.lora)
         order = state.load_lasting(FIRST_ORDER) or {"rank_limit": limit}
         adapters = trained(site.model.plan, site.settings, order["rank_limit"])
         return {"rank_limit": order["rank_limit"], "blobs": _train_alone(site, state, request.header, adapters)}

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from espalier.corpora.hub import CANNOT_BE_LOADED
 from espalier.modeling.computing import set_up
 from espalier.modeling.limits import require_within_limits
 from espalier.modeling.opened import OpenedModel, open_model
@@ -23,7 +24,6 @@ from espalier.training.client_data import read_client_data
 from server_app.model_fit import require_fit
 from server_app.public_tests import public_tests
 from server_app.run_directory import require_run_directory
-from strategies.methods.layer_sampling import layers_per_client, require_places
 
 
 def open_all(config: Mapping[str, Any], tell: Callable[[str], None]) -> None:
@@ -42,8 +42,8 @@ def open_all(config: Mapping[str, Any], tell: Callable[[str], None]) -> None:
     require_within_limits(settings, model)
     require_run_directory(settings, model)
     private_folder(simulated_node().state_root())
-    require_fit(settings, model, public_tests(settings, model, built_in=False))
-    _require_places(settings, len(model.plan.blocks))
+    equals = {f"client {client}": 1.0 for client in range(settings.num_clients)}  # simulated nodes state no capability
+    require_fit(settings, model, public_tests(settings, model, built_in=False), equals)
     unusable = _unusable(settings, model)
     lines = [f"{_clients(clients)}: {reason}" for reason, clients in unusable.items()]
     left = settings.num_clients - sum(map(len, unusable.values()))
@@ -51,15 +51,6 @@ def open_all(config: Mapping[str, Any], tell: Callable[[str], None]) -> None:
         raise Mistake("\n".join(lines))
     for line in lines:
         tell(f"{line}\n  (the run goes on without; its quorum is {settings.quorum:g} of num-clients = {settings.num_clients})")
-
-
-def _require_places(settings: RunSettings, num_layers: int) -> None:
-    """As FedSpaLLM's first round will; simulated clients without ``capabilities`` are equals."""
-    if settings.method == "fedspallm":
-        job, clients = settings.fedspallm, range(settings.num_clients)
-        stated = {client: job.capability_of(client) if job.capabilities else 1.0 for client in clients}
-        places = layers_per_client(num_layers, job.sampled_layers, stated)
-        require_places(job, num_layers, {f"client {client}": number for client, number in places.items()})
 
 
 def _unusable(settings: RunSettings, model: OpenedModel) -> dict[str, list[int]]:
@@ -71,6 +62,8 @@ def _unusable(settings: RunSettings, model: OpenedModel) -> dict[str, list[int]]
                 read_client_data(settings, simulated_node(), model, client)
         except Mistake as mistake:
             found.setdefault(str(mistake), []).append(client)
+            if settings.data.source == "hub" and CANNOT_BE_LOADED in str(mistake):  # nor for any other; each try takes long
+                return {str(mistake): list(range(settings.num_clients))}
     return found
 
 

@@ -14,16 +14,11 @@ import tomli_w
 
 from espalier.modeling.model_files import public_name
 from espalier.modeling.opened import OpenedModel
-from espalier.settings.run import METHODS, RunSettings
+from espalier.settings.methods import METHODS, tables_of
+from espalier.settings.run import RunSettings
 from espalier.settings.task import TEXT
 from server_app.results import versions
 
-METHOD_NAMES = {
-    "fedpetuning": "FedPETuning (federated averaging of LoRA adapters)",
-    "fedprllm": "FedPrLLM (clients vote with their masks on the weights to prune)",
-    "fedspallm": "FedSpaLLM (clients prune sampled layers, the server averages the weights that they keep)",
-    "hetlora": "HetLoRA (federated LoRA adapters, with a rank for each client)",
-}
 SOURCES = {
     "documentation": "the documentation of Python, another part for each client",
     "code": "source code of Python's standard library, another part for each client",
@@ -39,6 +34,11 @@ def pruned_card(settings: RunSettings, model: OpenedModel, sparsity: float) -> s
     """The card of a pruned model; ``sparsity`` is the share of the prunable weights that are zero."""
     rows = {"sparsity": f"{sparsity:.2%} of the weights of the decoder blocks' linears; all other tensors are as they were"}
     return _card(settings, model, "pruned", rows, "transformers", ("pruning",))
+
+
+def edited_card(settings: RunSettings, model: OpenedModel) -> str:
+    """The card of a model whose weights a method changed in another way."""
+    return _card(settings, model, "changed", {}, "transformers", ())
 
 
 def merged_card(settings: RunSettings, model: OpenedModel, report: Mapping[str, Any]) -> str:
@@ -63,7 +63,7 @@ def _card(
     used = versions() | ({"peft": version("peft")} if library == "peft" else {})
     table = {
         "base model": f"`{base}`; SHA-256 of its weights and tokenizer: `{model.sha256}`",
-        "method": METHOD_NAMES[settings.method],
+        "method": METHODS[settings.method].title,
         **rows,
         "clients": f"{settings.num_clients} asked for; the run's `summary.json` says which took part",
         "data": _data(settings),
@@ -102,7 +102,7 @@ def _front_matter(base: str, model: OpenedModel, library: str, tags: tuple[str, 
 
 
 def _data(settings: RunSettings) -> str:
-    data, tuned = settings.data, "task" in METHODS[settings.method]
+    data, tuned = settings.data, settings.tunes
     source = SOURCES[data.source]
     if data.source == "hub" and re.fullmatch(r"[\w.-]+(/[\w.-]+)?", data.path) and not Path(data.path).exists():
         source = f"the dataset `{data.path}` of the Hugging Face hub"
@@ -130,6 +130,6 @@ def _settings(settings: RunSettings) -> dict[str, Any]:
     """The method's tables, and what of the rest concerns the result; no paths."""
     nested = settings.nested()
     chosen = {key: nested[key] for key in ("method", "seed", "num-clients", "threads", "dtype")}
-    for name in ("data", *METHODS[settings.method]):
+    for name in ("data", *tables_of(settings.method)):
         chosen[name] = {key: value for key, value in nested[name].items() if key not in PATHS}
     return chosen

@@ -1,38 +1,31 @@
 """Whether a run fits its model: found out at the server, before there is a run directory and before a client works."""
 
+from collections.abc import Mapping
+
 from espalier.corpora.tasks.catalogue import task_named
 from espalier.modeling.opened import OpenedModel
-from espalier.modeling.quantised import require_quantisable
-from espalier.settings.libraries import require_libraries
+from espalier.settings.methods import METHODS, part
 from espalier.settings.mistakes import Mistake
-from espalier.settings.run import METHODS, RunSettings
+from espalier.settings.run import RunSettings
 from espalier.settings.task import TEXT
-from espalier.wire.tuning import trained
 from server_app.public_tests import PublicTests
-from strategies.methods.pattern_fit import require_pattern_fits
 
 
-def require_fit(settings: RunSettings, model: OpenedModel, tests: PublicTests) -> None:
+def require_fit(settings: RunSettings, model: OpenedModel, tests: PublicTests, capabilities: Mapping[str, float]) -> None:
     """Refuse a run that every client would fail in, or the server at its end.
+
+    Parameters
+    ----------
+    capabilities : of the clients, by name, as far as they are known beforehand
 
     Raises
     ------
     Mistake
-        A pattern does not divide the rows of a matrix, a library is not installed, ``[lora]`` describes adapters that the
-        model cannot have, a matrix cannot be quantised, or prompts and the answers that the model is to write are longer than
+        The method says why it cannot work on the model; or prompts and the answers that the model is to write are longer than
         it takes.
     """
-    if settings.method == "fedprllm":
-        require_pattern_fits(model.plan, "fedprllm", settings.fedprllm)
-    if settings.method == "fedspallm":
-        require_pattern_fits(model.plan, "fedspallm", settings.fedspallm)
-    if "task" not in METHODS[settings.method]:
-        return
-    require_libraries(settings)
-    trained(model.plan, settings)
-    if settings.training.base == "nf4":
-        require_quantisable(model.plan)
-    if settings.task.name != TEXT and task_named(settings.task.name).generation and tests.items:
+    part(METHODS[settings.method].strategy).require_fit(settings, model, capabilities)
+    if settings.tunes and settings.task.name != TEXT and task_named(settings.task.name).generation and tests.items:
         _require_room_for_answers(settings, model, tests)
 
 

@@ -12,7 +12,7 @@ from espalier.corpora.tasks.item import Item
 from espalier.corpora.tasks.scored_items import ScoredItems
 from espalier.modeling.opened import OpenedModel
 from espalier.settings.mistakes import Mistake
-from espalier.settings.run import METHODS, RunSettings
+from espalier.settings.run import RunSettings
 from espalier.settings.task import TEXT
 
 
@@ -43,7 +43,7 @@ def public_tests(settings: RunSettings, model: OpenedModel, *, built_in: bool = 
     Mistake
         A text or the items cannot be read, the task is none for this kind of model, or the model cannot be built.
     """
-    tunes = "task" in METHODS[settings.method]
+    tunes = settings.tunes
     if model.family.kind == "decoder" or not tunes:
         model.new_skeleton()
         texts = public_windows(settings.evaluation, model.encode, built_in=built_in)

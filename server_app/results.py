@@ -1,6 +1,7 @@
 """The run directory: where a run's results lie, and the summary that every method writes alike."""
 
 import platform
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -16,8 +17,10 @@ from espalier.modeling.edits import PruneMasks
 from espalier.modeling.opened import OpenedModel
 from espalier.settings.run import OWN_TEXT, RunSettings
 from espalier.storage.atomic import replacing, write_json
+from espalier.wire.evaluation import OWN_TEXT_MODELS
 from espalier.wire.ledger import Traffic
 from pruning_kernels.bitmask import num_words, pack
+from strategies.engine.evaluation import ClientFigures
 from strategies.engine.roster import Roster
 from strategies.engine.run_folder import RunFolder
 
@@ -77,6 +80,8 @@ class Summary:
     """text -> client -> perplexity of the client's own result."""
     own_text: dict[int, dict[str, float]] = field(default_factory=dict)
     """client -> model -> perplexity on the client's own held-out text."""
+    personal: dict[str, dict[str, dict[int, float]]] = field(default_factory=dict)
+    """column -> text -> client -> perplexity, of results of which each client has its own."""
     scores: dict[str, dict[str, float]] = field(default_factory=dict)
     """metric -> column -> score on the task's public items; ``local_only`` is kept apart."""
     local_scores: dict[str, dict[int, float]] = field(default_factory=dict)
@@ -89,13 +94,24 @@ class Summary:
     where: str = ""
     """Where the result lies, in words."""
 
+    def take_figures(self, figures: ClientFigures, texts: Sequence[str], metrics: Sequence[str]) -> None:
+        """Take what clients found: of texts and items in this order, as they were sent."""
+        for client, losses in sorted(figures.losses.items()):
+            for text, loss in zip(texts, losses, strict=True):
+                self.local_perplexities.setdefault(text, {})[client] = perplexity(loss)
+        for client, scores in sorted(figures.test_scores.items()):
+            for metric, value in zip(metrics, scores, strict=True):
+                self.local_scores.setdefault(metric, {})[client] = value
+        for client, losses in sorted(figures.own_losses.items()):
+            self.own_text[client] = dict(zip(OWN_TEXT_MODELS, map(perplexity, losses), strict=True))
+
     def texts(self) -> list[str]:
         """Names of the texts that models were evaluated on."""
         return [*self.losses, *([OWN_TEXT] if self.own_text else [])]
 
     def perplexity(self, text: str, column: str) -> float | None:
         """One figure of the table, for local-only and own text a mean over clients; None where it does not apply."""
-        if text == OWN_TEXT or column == "local_only":
+        if text == OWN_TEXT or column == "local_only" or column in self.personal:
             return _mean(self._perplexities_of_clients(text, column))
         loss = self.losses.get(text, {}).get(column)
         return None if loss is None else perplexity(loss)
@@ -119,6 +135,8 @@ class Summary:
         """What the clients said of a text for one column; empty where the figure is not theirs."""
         if text == OWN_TEXT:
             return [perplexities[column] for perplexities in self.own_text.values() if column in perplexities]
+        if column in self.personal:
+            return list(self.personal[column].get(text, {}).values())
         return list(self.local_perplexities.get(text, {}).values()) if column == "local_only" else []
 
     def _metrics(self) -> list[dict[str, Any]]:
@@ -188,6 +206,12 @@ class Summary:
         for client, seat in sorted(self.roster.seats.items()):
             traffic = folder.ledger.by_client.get(client, Traffic())
             local = {f"perplexity/{text}": _finite(values.get(client)) for text, values in self.local_perplexities.items()}
+            local |= {
+                f"perplexity/{text}/{column}": _finite(of_clients[client])
+                for column, of_texts in self.personal.items()
+                for text, of_clients in of_texts.items()
+                if client in of_clients
+            }
             local |= {f"{metric}/{self.settings.task.name}": values.get(client) for metric, values in self.local_scores.items()}
             local |= {
                 f"perplexity/{OWN_TEXT}/{model}": _finite(value) for model, value in self.own_text.get(client, {}).items()

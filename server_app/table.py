@@ -3,6 +3,7 @@
 from rich.console import Console
 from rich.table import Table
 
+from espalier.settings.pruning import PruningSettings
 from espalier.wire.ledger import Traffic
 from pruning_kernels.comparison_groups import pruned_in_matrix
 from server_app.figures import figure
@@ -71,7 +72,7 @@ def rounding_notes(summary: Summary) -> list[str]:
 
     One sentence for local models, one for the federated one; none where the table shows what was asked for.
     """
-    if summary.sparsity is None or (job := summary.settings.job).pattern:
+    if summary.sparsity is None or (job := summary.settings.of(PruningSettings)).pattern:
         return []
     plan, method = summary.model.plan, summary.settings.method
     shapes = [linear.shape for block in plan.blocks for linear in block.linears]

@@ -91,7 +91,9 @@ class Bench:
         }
         given = {key.replace("__", ".").replace("_", "-"): value for key, value in changes.items()}
         chosen = flatten(DEFAULTS) | common | self.settings | given
-        of_others = unread(chosen).keys() & common.keys() - self.settings.keys() - given.keys()
+        of_others = (
+            unread(chosen).keys() & (common.keys() - self.settings.keys() | self.settings.keys() - common.keys()) - given.keys()
+        )
         return chosen | {key: value for key, value in default_values().items() if key in of_others}
 
     def grid(self, **changes: Any) -> InProcessGrid:

@@ -1,5 +1,6 @@
 """What tests of several rooms share."""
 
+from collections import Counter
 from collections.abc import Iterator
 
 import hypothesis
@@ -9,6 +10,12 @@ from devices import DEVICES, tests_work_on, working_on
 
 hypothesis.settings.register_profile("espalier", deadline=None)  # a busy machine is no mistake
 hypothesis.settings.load_profile("espalier")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Real processes first, which mostly wait, then files with many tests: so workers end together."""
+    number = Counter(item.path for item in items)
+    items.sort(key=lambda item: (item.get_closest_marker("processes") is None, -number[item.path]))
 
 
 @pytest.fixture(autouse=True, scope="session")

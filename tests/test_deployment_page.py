@@ -1,4 +1,4 @@
-"""The commands of docs/deployment.md and the README are such as the programs take."""
+"""The commands of the README and of the pages in docs/ are such as the programs take."""
 
 import re
 import shlex
@@ -21,7 +21,7 @@ from espalier.settings.node import NodeSettings
 from espalier.settings.run import changed, parse
 
 ROOT = Path(__file__).parent.parent
-PAGES = ("README.md", "docs/deployment.md")
+PAGES = [file.relative_to(ROOT).as_posix() for file in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]]
 PROGRAMS = ("flower-superlink", "flower-supernode", "flwr", "espalier")
 
 
@@ -33,8 +33,8 @@ def blocks(page: str, language: str = "") -> list[str]:
 
 def commands(page: str) -> list[list[str]]:
     """The commands of a page that start one of the programs, as words."""
-    lines = [line for block in blocks(page) for line in block.splitlines()]
-    return [shlex.split(line) for line in lines if line.split(" ")[0] in PROGRAMS]
+    lines = [line for block in blocks(page) for line in block.replace("\\\n", " ").splitlines()]
+    return [shlex.split(line, comments=True) for line in lines if line.split(" ")[0] in PROGRAMS]
 
 
 COMMANDS = [command for page in PAGES for command in commands(page)]

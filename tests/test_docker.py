@@ -16,7 +16,7 @@ COMPOSE = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text())
 DOCKERFILE = (ROOT / "docker" / "Dockerfile").read_text()
 DOCUMENTED = {
     name: shlex.split(re.search(r"docker compose -f docker/compose.yaml up[^`\n]*", (ROOT / name).read_text())[0])
-    for name in ("README.md", "docker/compose.yaml")
+    for name in ("docs/deployment.md", "docker/compose.yaml")
 }
 """The command that starts all, where it is written."""
 

@@ -1,38 +1,37 @@
-"""What the README says is what the code says."""
+"""The README is short, and what it says is what the code says."""
 
 import itertools
 import re
 import shlex
-import tomllib
 from pathlib import Path
 
-from espalier.settings.node import NodeSettings
-from espalier.wire.privacy_table import privacy_table
+import pytest
+
+from espalier.settings.methods import METHODS
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
+ROWS = {row[-2].strip().strip("`"): row for row in (line.split("|")[:-1] for line in README.splitlines()) if len(row) == 6}
+"""Rows of the table of methods, by preset."""
 
 
-def test_the_privacy_table_is_the_one_made_from_the_contracts() -> None:
-    assert privacy_table() in (ROOT / "docs" / "privacy.md").read_text()
+def test_it_is_short() -> None:
+    assert len(README.splitlines()) <= 120
+    assert len(README) <= 8192
 
 
-def test_settings_it_names_exist() -> None:
-    config = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
-    known = {key for key, value in config.items() if not isinstance(value, dict)}
-    known |= {f"{table}.{key}" for table, values in config.items() if isinstance(values, dict) for key in values}
-    named = set(re.findall(r"`((?:fedprllm|fedspallm|data|evaluation)\.[a-z-]+)`", README)) | {
-        "num-clients",
-        "quorum",
-        "threads",
-    }
-    assert named <= known
+def test_it_has_the_two_commands() -> None:
+    assert "pip install -e . && flwr run . --stream" in README
+    assert "pip install -e '.[dev]' && pytest -n 2" in README
 
 
-def test_node_settings_it_names_exist() -> None:
-    known = {field.alias for field in NodeSettings.model_fields.values()}
-    section = README.split("A site describes itself")[1].split("What failures cost")[0]
-    assert set(re.findall(r"^\| `([a-z-]+)`", section, re.MULTILINE)) <= known
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_has_a_row_with_its_paper_its_preset_and_its_page(method: str) -> None:
+    _, _, paper, leaves, _, page = ROWS[method]
+    assert "(https://arxiv.org/abs/" in paper
+    assert leaves.strip()
+    assert f"(docs/methods/{method}.md)" in page
+    assert (ROOT / "conf" / f"{method}.toml").exists()
 
 
 def test_the_superlink_it_starts_opens_its_control_api_to_nobody_and_keeps_a_database() -> None:
@@ -46,3 +45,9 @@ def test_the_superlink_it_starts_opens_its_control_api_to_nobody_and_keeps_a_dat
     nodes = [shlex.split(line) for line in README.splitlines() if line.startswith("flower-supernode")]
     assert {words[words.index("--superlink") + 1] for words in nodes} == {given["--fleet-api-address"]}
     assert f"espalier run two-sites --superlink {given['--control-api-address']}\n" in README
+
+
+def test_all_that_it_draws_is_there() -> None:
+    pictures = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", README)
+    assert len(pictures) == 1
+    assert (ROOT / pictures[0]).exists()

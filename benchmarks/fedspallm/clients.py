@@ -16,6 +16,7 @@ from espalier.corpora.client_text import client_windows
 from espalier.modeling.block_stream import BlockStream
 from espalier.modeling.calibration import prune_layers
 from espalier.modeling.edits import Edits, replaced
+from espalier.settings.fedspallm import FedSpaLLMSettings
 from espalier.settings.node import simulated_node
 from espalier.settings.run import RunSettings
 from espalier.storage.blobs import BlobStore
@@ -84,7 +85,7 @@ class Clients:
             yield linear, mean, votes
 
     def _prune(self, windows: Tensor) -> list[str]:
-        job = self.settings.fedspallm
+        job = self.settings.of(FedSpaLLMSettings)
         pruning = LocalPruning(job.local_method, job.sparsity, job.local_group, job.damping, job.damping_mean)
         layers = prune_layers(self.stream, windows, pruning, range(len(self.plan.blocks)))
         return [self.store.put(pack_kept(layer.matrices)) for layer in layers]

@@ -139,7 +139,7 @@ def rounds(bench: Bench, rows: Rows) -> None:
     for seed, sparsity, (number, schedule) in product(bench.seeds, (0.7,), PLANS):
         cells = [{"seed": seed, "sparsity": sparsity, "plan": f"{number} rounds, {schedule}" if number > 1 else "1 round"}]
         for cell, _ in _missing(bench, rows, cells):
-            _add_run(bench, rows, cell, {"fedspallm.rounds": number, "fedspallm.schedule": schedule})
+            _add_run(bench, rows, cell, {"federation.rounds": number, "fedspallm.schedule": schedule})
 
 
 def _missing(bench: Bench, rows: Rows, cells: Sequence[Cell]) -> Iterator[tuple[Cell, tuple[str, ...]]]:

@@ -13,13 +13,12 @@ from benchmarks.fuzz.headers import changed_blob
 from benchmarks.fuzz.mutations import scalar, word
 from espalier.settings.run import METHODS, RunSettings, parse
 from espalier.storage.blobs import sha256
-from espalier.wire.alone import makes_alone
 from espalier.wire.contract import check, check_reply
 from espalier.wire.contracts import contract_for
 from espalier.wire.enrolment import Enrolment
 from espalier.wire.evaluation import Losses, Texts
 from espalier.wire.ledger import Ledger
-from espalier.wire.messages import SCHEMA_VERSION, Header, Kind, Letter, num_bytes, read, write
+from espalier.wire.messages import SCHEMA_VERSION, Header, Kind, Letter, NoScalars, num_bytes, read, write
 from espalier.wire.payload import STYPE, TensorSpec
 from espalier.wire.plan import BlockPlan, LinearPlan, ModelPlan
 
@@ -45,9 +44,14 @@ class Exchange:
     reply: Letter
 
 
+def plan() -> ModelPlan:
+    """The model of all letters."""
+    return PLAN
+
+
 def exchanges() -> list[Exchange]:
     """One per method and kind."""
-    alone = {method: makes_alone(parse({"method": method, **SETTINGS})) for method in METHODS}
+    alone = {method: parse({"method": method, **SETTINGS}).job.makes_alone for method in METHODS}
     return [_exchange(method, kind) for method in METHODS for kind in KINDS if kind != "alone" or alone[method]]
 
 
@@ -65,12 +69,12 @@ def _exchange(method: str, kind: Kind) -> Exchange:
         num_parts=1,
     )
     request = Letter(header, _asked(method, kind))
-    up = contract_for(request, PLAN, settings).up
-    blobs = {key: _blob(specs) for key, specs in up.blobs.items()}
+    up = contract_for(request, plan, settings).up
+    blobs = {key: _blob(specs) for key, specs in up.specs(NoScalars()).items()}
     if kind == "fetch":
         request.scalars["blob_sha256"] = [sha256(blob) for blob in blobs.values()]
-    contract = contract_for(request, PLAN, settings)
-    request.blobs = {key: _blob(specs) for key, specs in contract.down.blobs.items()}
+    contract = contract_for(request, plan, settings)
+    request.blobs = {key: _blob(specs) for key, specs in contract.down.specs(NoScalars()).items()}
     reply = Letter(header.model_copy(update={"num_parts": contract.num_parts}), _told(method, kind, blobs), blobs)
     check(request, contract.down)
     check_reply(reply, request, contract)
@@ -79,11 +83,8 @@ def _exchange(method: str, kind: Kind) -> Exchange:
 
 def _round(method: str, kind: Kind, settings: RunSettings) -> int:
     """A round in which there is such a message."""
-    tunes = "lora" in METHODS[method]
-    if kind in ("alone", "evaluate") and tunes:
-        last: int = settings.job.rounds
-        return last
-    return {"enrol": 0, "deliver": 2 if tunes else 1}.get(kind, 1)
+    last = settings.job.last_rounds(settings.federation, len(PLAN.blocks), settings.num_clients)[0]
+    return {"enrol": 0, "alone": last, "evaluate": last, "deliver": settings.job.FIRST_DELIVERY}.get(kind, 1)
 
 
 def _asked(method: str, kind: Kind) -> dict[str, Any]:
@@ -212,12 +213,12 @@ def letters(random: Random, known: list[Exchange]) -> Iterator[None]:
         content = changed_records(random, exchange.request)
         yield
         letter = read(content)
-        check(letter, contract_for(letter, PLAN, exchange.settings).down)
+        check(letter, contract_for(letter, plan, exchange.settings).down)
         return
     content = changed_records(random, exchange.reply)
     yield
     num_bytes(content)
     ledger.record_refused(0, exchange.request.header, content)
     letter = read(content)
-    check_reply(letter, exchange.request, contract_for(exchange.request, PLAN, exchange.settings))
+    check_reply(letter, exchange.request, contract_for(exchange.request, plan, exchange.settings))
     ledger.record("up", 0, letter, content)

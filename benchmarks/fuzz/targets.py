@@ -1,7 +1,7 @@
 """What is fuzzed: each target draws an input, stops at a ``yield``, and then does with it what the program does."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 from typing import Any, get_args
@@ -9,8 +9,9 @@ from typing import Any, get_args
 from benchmarks.fuzz.headers import changed_blob
 from benchmarks.fuzz.letters import PLAN, exchanges, letters
 from benchmarks.fuzz.mutations import document_bytes, value, word
+from espalier.settings.fedspallm import FedSpaLLMSettings
 from espalier.settings.node import NodeSettings, parse_node, site_id
-from espalier.settings.run import METHODS, RunSettings, parse
+from espalier.settings.run import METHODS, RunSettings, default_values, parse, tables
 from espalier.settings.table import Table
 from espalier.wire.adapters import adapter_plan
 from espalier.wire.payload import tensor_specs, views
@@ -39,12 +40,6 @@ def targets(folder: Path) -> dict[str, Target]:
 # ----- settings -------------------------------------------------------------------------------------------------------
 
 
-def _flat(table: Mapping[str, Any]) -> dict[str, Any]:
-    nested = {key: inner for key, inner in table.items() if isinstance(inner, dict)}
-    flat = {key: inner for key, inner in table.items() if key not in nested}
-    return flat | {f"{key}.{name}": inner for key, values in nested.items() for name, inner in values.items()}
-
-
 def _choices(table: type[Table]) -> Iterator[str]:
     """Every word that is a value of some key."""
     for field in table.model_fields.values():
@@ -53,8 +48,12 @@ def _choices(table: type[Table]) -> Iterator[str]:
         yield from (choice for choice in get_args(field.annotation) if isinstance(choice, str))
 
 
+def _tables() -> list[type[Table]]:
+    return [RunSettings, *tables().values()]
+
+
 def _run_settings() -> Target:
-    defaults, words = _flat(RunSettings().model_dump(by_alias=True)), sorted(set(_choices(RunSettings)))
+    defaults, words = default_values(), sorted({word for kind in _tables() for word in _choices(kind)})
     keys = sorted(defaults)
 
     def target(random: Random) -> Iterator[None]:
@@ -68,8 +67,9 @@ def _run_settings() -> Target:
         settings = parse(config, simulation=random.random() < 0.5)
         settings.digest()
         settings.evaluation.named_texts()
-        settings.fedspallm.sparsity_of(2)
-        if "lora" in METHODS[settings.method]:
+        if isinstance(settings.job, FedSpaLLMSettings):
+            settings.job.sparsity_of(2, settings.federation.rounds)
+        if settings.tunes:
             adapter_plan(PLAN, settings.lora, settings.task.num_classes)
 
     return target

@@ -17,6 +17,7 @@ from espalier.modeling.block_stream import Activations, BlockStream
 from espalier.modeling.calibration import choose_in_dense_block, prune_by_block
 from espalier.modeling.edits import Edits, masked
 from espalier.modeling.input_statistics import watch_for
+from espalier.settings.fedprllm import FedPrLLMSettings
 from espalier.settings.node import simulated_node
 from espalier.settings.run import RunSettings
 from espalier.storage.blobs import BlobStore
@@ -50,14 +51,14 @@ class Clients:
         self.stream = stream
         self.plan = stream.model.plan
         self.store = BlobStore(scratch)
-        job = settings.fedprllm
+        job = settings.of(FedPrLLMSettings)
         pruning = LocalPruning(job.local_metric, job.sparsity, job.local_group)
         self.choose, self.watch = pruning.prune_mask, watch_for(pruning)
         self._decided: dict[tuple[str, str], VoteResult] = {}
 
     def ties_of(self, group: str) -> str:
         """How ties among votes are decided in a comparison group."""
-        return PUBLISHED_TIES[group] if self.published_ties else self.settings.fedprllm.ties
+        return PUBLISHED_TIES[group] if self.published_ties else self.settings.of(FedPrLLMSettings).ties
 
     @cached_property
     def windows(self) -> list[Tensor]:
@@ -83,8 +84,8 @@ class Clients:
         """What the server decides by the clients' votes, with counts, so that weights can be scaled or not."""
         if (strategy, group) not in self._decided:
             varied = {"comparison_group": group, "weight_scaling": True, "ties": self.ties_of(group)}
-            job = self.settings.fedprllm.model_copy(update=varied)
-            settings = self.settings.model_copy(update={"fedprllm": job})
+            job = self.settings.of(FedPrLLMSettings).model_copy(update=varied)
+            settings = self.settings.model_copy(update={"job": job})
             result = VoteResult(settings, self.stream.model, self.store)
             if strategy == "one-shot":
                 for block in self.plan.blocks:

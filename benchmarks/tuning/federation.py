@@ -88,8 +88,8 @@ class Federation:
         limits: Sequence[int] | None = None,
         sequences: Mapping[int, Sequences] | None = None,
     ) -> None:
-        if settings.job.payload != "float32":
-            raise ValueError(f"a federation without messages sends float32, not {settings.job.payload}")
+        if settings.federation.payload != "float32":
+            raise ValueError(f"a federation without messages sends float32, not {settings.federation.payload}")
         self.settings, self.model, self.computing, self.scratch = settings, model, computing, scratch
         self.adapters = trained(model.plan, settings)
         self.limits = list(limits or [settings.lora.largest_rank] * settings.num_clients)
@@ -180,7 +180,7 @@ class Federation:
         """All rounds, everybody taking part in each."""
         result = AdapterResult(self.settings, self.model, BlobStore(self.scratch))
         steps, found = self.settings.training.steps, Federated({})
-        for number in range(self.settings.job.rounds):
+        for number in range(self.settings.federation.rounds):
             sent: dict[int, Tensors] = {}
             for client in self.sequences:
                 if number == 0:

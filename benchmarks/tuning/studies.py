@@ -125,7 +125,7 @@ def ranks(bench: Bench, rows: Rows) -> None:
     """HetLoRA's zero-padding against the SVD at clients of different ranks, and both ways of averaging at one rank."""
     number = int(bench.common["num-clients"])
     mixed = [RANKS[client * len(RANKS) // number] for client in range(number)]
-    last = f"round {bench.settings(bench.seeds[0]).job.rounds}"
+    last = f"round {bench.settings(bench.seeds[0]).federation.rounds}"
     for seed in bench.seeds:
         for limits, rank, names in (
             (mixed, max(mixed), {"ranks 2 to 32, zero-pad": Averaging("factors", "norms"),
@@ -207,7 +207,7 @@ LANGUAGE_MODEL: dict[str, Any] = {
     "task.max-tokens": 96,
     "task.max-test-tokens": 96,
     "task.max-test-items": 16,
-    "fedpetuning.rounds": 3,
+    "federation.rounds": 3,
     "training.steps": 5,
     "training.batch-size": 4,
     "training.learning-rate": 2e-3,
@@ -221,7 +221,7 @@ CLASSIFIER: dict[str, Any] = {
     "task.max-test-tokens": 64,
     "task.max-test-items": 0,
     "data.partition": "dirichlet",
-    "fedpetuning.rounds": 5,
+    "federation.rounds": 5,
     "training.steps": 10,
     "training.batch-size": 8,
     "training.learning-rate": 3e-3,

@@ -20,7 +20,7 @@ from espalier.corpora.windows import Encode
 from espalier.settings.home import at_home
 from espalier.settings.mistakes import Mistake
 from espalier.settings.node import NodeSettings
-from espalier.settings.run import BUILT_IN_TEXTS, METHODS, RunSettings
+from espalier.settings.run import BUILT_IN_TEXTS, RunSettings
 from espalier.settings.task import TEXT
 
 LARGE = 4 * 1024 * 1024
@@ -43,7 +43,7 @@ def require_enough(settings: RunSettings, node: NodeSettings, encode: Encode) ->
     Mistake
         Neither site nor run names a file, it cannot be read, or there is not enough in it.
     """
-    tunes, data = "task" in METHODS[settings.method], settings.data
+    tunes, data = settings.tunes, settings.data
     on_items = tunes and settings.task.name != TEXT
     of_the_run = node.simulated and bool(data.path or data.source == "hub")
     if not node.data_path and (of_the_run or (data.source in BUILT_IN_TEXTS and not on_items)):

@@ -10,6 +10,9 @@ from espalier.settings.mistakes import Mistake
 TRAINING_SPLIT = ("data.hub-split", "set it to one of these, or to several joined by +")
 """The key and the remedy where a dataset lacks a split that clients train on."""
 
+CANNOT_BE_LOADED = "cannot be loaded"
+"""What is said of a dataset that is not there, or not to be reached."""
+
 TEST_SPLIT = ("task.test-path = ''", "the task's test items are in that split; name a JSON Lines file of public test items")
 """The same where it lacks the split that holds a task's public test items."""
 
@@ -49,4 +52,4 @@ def load_split(name: str, config: str, split: str, called: str, missing: tuple[s
             key, remedy = missing
             raise Mistake(f"{key}: the dataset {name!r} has no split {lacks[1]!r}, it has {lacks[2]}; {remedy}") from None
         reason = (str(error).splitlines() or [""])[0][:200]
-        raise Mistake(f"{called} cannot be loaded: {type(error).__name__}: {reason}") from error
+        raise Mistake(f"{called} {CANNOT_BE_LOADED}: {type(error).__name__}: {reason}") from error

@@ -1,68 +1,36 @@
-"""Accuracy by log-likelihood: does a language model find the right option likelier than the others?
+"""Log-likelihoods of options: how likely does a language model find each of them behind its context?
 
-As lm-evaluation-harness 0.4.13 computes ``acc`` and ``acc_norm`` without examples in the prompt.
+As lm-evaluation-harness 0.4.13 computes them without examples in the prompt.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from espalier.corpora.tasks.batches import collate
-from espalier.corpora.tasks.encoding import Encoded, encode_pair, keep_right
-from espalier.corpora.tasks.item import Item
-from espalier.corpora.windows import Encode
+from espalier.corpora.tasks.encoding import Encoded
 from espalier.evaluation.perplexity import TOKENS_AT_ONCE, bounded
 from espalier.modeling.logits import logits_at
 from espalier.pace.beats import beats
 
-LENGTHS: Mapping[str, Callable[[str], int]] = {
-    "acc": lambda option: 1,
-    "acc_norm": len,
-    "acc_bytes": lambda option: len(option.encode()),
-}
-"""By what an option's log-likelihood is divided before options are compared. As in the harness's code, ``acc_norm`` counts the
-option's characters and ``acc_bytes`` its bytes; the two differ outside ASCII. The delimiter is not counted."""
-
 TOKENS_IN_A_PASS = 1 << 14
 """So many tokens, padding included, go through a model at most, or a single text."""
-
-NO_PREDICTION = -1
-"""What a model predicts that gives a log-likelihood which is not a number; it is never right."""
-
-
-def option_log_likelihoods(
-    model: Any, encode: Encode, items: Sequence[Item], max_tokens: int, batch_size: int = 16, device: torch.device | str = "cpu"
-) -> list[list[float]]:
-    """Log-likelihood in nats of each option of each item, given its context.
-
-    Parameters
-    ----------
-    model : causal, with a language-model head, in evaluation mode; see ``logits_at``
-    max_tokens : how many tokens the model takes; longer contexts lose tokens at their beginning
-    batch_size : texts that go through the model together; it changes results by rounding alone
-
-    Raises
-    ------
-    Mistake
-        An option alone has more than ``max_tokens`` tokens.
-    """
-    # The model is not asked what follows the last token, so that one more than it takes can be scored.
-    scored = [
-        [keep_right(encode_pair(encode, *request), max_tokens + 1, item.where) for request in item.requests] for item in items
-    ]
-    found = log_likelihoods(model, [one for options in scored for one in options], batch_size, device)
-    return [[found[one] for one in options] for options in scored]
 
 
 @torch.no_grad()
 def log_likelihoods(
     model: Any, encoded: Sequence[Encoded], batch_size: int, device: torch.device | str, loss_limit: float | None = None
 ) -> dict[Encoded, float]:
-    """Log-likelihood in nats of each answer, given its context; see ``option_log_likelihoods``.
+    """Log-likelihood in nats of each answer, given its context.
 
-    With a ``loss_limit`` no token counts less than its negative, see ``perplexity.bounded``.
+    Parameters
+    ----------
+    model : causal, with a language-model head, in evaluation mode; see ``logits_at``
+    encoded : at most one token longer than the model takes: it is not asked what follows the last one
+    batch_size : texts that go through the model together; it changes results by rounding alone
+    loss_limit : no token counts less than its negative, see ``perplexity.bounded``; None: any number
     """
     found: dict[Encoded, float] = {}
     for rows in beats(list(_batches(set(encoded), batch_size)), "scoring batch"):
@@ -115,19 +83,3 @@ def _log_probabilities(logits: Iterator[Tensor], asked: Tensor) -> Tensor:
         found[here] = torch.log_softmax(piece, dim=-1, dtype=torch.float32)[place, token].cpu()
         start += len(piece)
     return found
-
-
-def option_predictions(items: Sequence[Item], log_likelihoods: Sequence[Sequence[float]], metric: str = "acc") -> list[int]:
-    """The likeliest option of each item, by ``metric`` (see ``LENGTHS``); of equally likely ones the first."""
-    length = LENGTHS[metric]
-    predictions = []
-    for item, found in zip(items, log_likelihoods, strict=True):
-        scores = torch.tensor(found, dtype=torch.float64) / torch.tensor([length(option) for option in item.options])
-        predictions.append(NO_PREDICTION if bool(scores.isnan().any()) else scores.tolist().index(float(scores.max())))
-    return predictions
-
-
-def option_accuracy(items: Sequence[Item], log_likelihoods: Sequence[Sequence[float]], metric: str = "acc") -> float:
-    """Share of the items, of which there is at least one, whose right option is the likeliest."""
-    predictions = option_predictions(items, log_likelihoods, metric)
-    return sum(place == item.answer for place, item in zip(predictions, items, strict=True)) / len(items)

@@ -29,7 +29,8 @@ def score(
     -------
     dict
         ``loss``: of the right answers, in nats per token, or per item with ``classes``. ``acc``: share of the items whose right
-        option or class is the likeliest; ``acc_norm``: the same per character of the option. Neither where there is no choice.
+        option or class is the likeliest; ``acc_norm``: the same per character of the option (not per byte, and the delimiter
+        is not counted: as in lm-evaluation-harness 0.4.13). Neither where there is no choice.
     """
     scored = _score_classes if classes else _score_options
     return scored(model, items, batch_size, device, loss_limit)

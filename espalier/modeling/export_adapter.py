@@ -42,7 +42,11 @@ def export_adapter(model: OpenedModel, adapters: AdapterPlan, tensors: BlobTenso
     ------
     Mistake
         The file system refused.
+    ValueError
+        Other tensors than those of a head are trained whole.
     """
+    if beside := sorted(set(adapters.whole) - {HEAD_KEY}):
+        raise ValueError(f"{', '.join(beside)}: peft's file would leave out what is trained whole there")
     named = {}
     for index in sorted(adapters.blocks):
         block = tensors(block_key(index))

@@ -6,7 +6,7 @@ not trained for, without a word.
 
 from espalier.modeling.opened import OpenedModel
 from espalier.settings.mistakes import Mistake
-from espalier.settings.run import METHODS, RunSettings
+from espalier.settings.run import RunSettings
 from espalier.settings.task import TEXT
 
 
@@ -39,7 +39,7 @@ def require_within_limits(settings: RunSettings, model: OpenedModel) -> None:
 def sequence_lengths(settings: RunSettings, encoder: bool) -> dict[str, int]:
     """The settings that say how many tokens a model is given at once, of those that the run uses; encoders read no text."""
     data, evaluation, task = settings.data, settings.evaluation, settings.task
-    on_items = "task" in METHODS[settings.method] and task.name != TEXT
+    on_items = settings.tunes and task.name != TEXT
     lengths = {}
     if not encoder:
         lengths["evaluation.window-tokens"] = evaluation.window_tokens

@@ -4,74 +4,62 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from espalier.settings.federation import FederationSettings
 from espalier.settings.lora import LoraSettings
-from espalier.settings.table import ReadWith, Table
-
-Payload = Literal["float32", "bfloat16", "nf4"]
-ROUNDED = ("bfloat16", "nf4")
+from espalier.settings.method import MethodSettings
+from espalier.settings.table import ReadWith
 
 
-class AdapterAveraging(Table):
-    """Keys of every method that averages adapters."""
+class AdapterAveraging(MethodSettings):
+    """What every method says that averages adapters."""
 
-    rounds: int = Field(3, ge=1, description="rounds of training and averaging")
-    sampled_clients: float = Field(1.0, gt=0, le=1, description="share of the clients that a round trains, at least one")
-    payload: Payload = Field("float32", description="dtype of adapter tensors on the wire")
-    error_feedback: bool = Field(
-        True, description="what rounding to the payload's dtype loses is added the next time, unless the aggregation is svd"
-    )
-    rounding: Literal["differences", "values"] = Field(
-        "differences", description="what a payload of bfloat16 or nf4 rounds: what a round's training changed, or all values"
-    )
-    max_weight_ratio: float = Field(
-        10.0, ge=1, description="a client weighs at most so many times as much as the median client"
-    )
-    keep_optimizer: bool = Field(False, description="a client's AdamW goes on from round to round, instead of beginning anew")
-
-    READ_WITH: ClassVar[ReadWith] = {
-        "rounding": {"payload": ROUNDED},
-        "error-feedback": {"payload": ROUNDED, "aggregation": ("factors", "zero-pad")},
-        "max-weight-ratio": {"client-weights": ("samples", "norms")},
-    }
+    FEDERATION: ClassVar[tuple[str, ...]] = (
+        "rounds", "sampled-clients", "client-weights", "max-weight-ratio", "payload", "rounding", "error-feedback",
+        "keep-optimizer",
+    )  # fmt: skip
+    ROUNDS = 3
+    WEIGHTS: ClassVar[tuple[str, ...]] = ("samples", "equal")
+    FIRST_DELIVERY = 2
+    """The first adapters come from the seed."""
+    READ_WITH: ClassVar[ReadWith] = {"federation.error-feedback": {"aggregation": ("factors", "zero-pad")}}
 
     @property
-    def feeds_back(self) -> bool:
-        """Whether what rounding loses is added the next time.
-
-        The SVD gives A and B other directions in every round, in which a loss of the round before means nothing.
-        """
-        return self.error_feedback and getattr(self, "aggregation", "") != "svd"
+    def makes_alone(self) -> bool:
+        """Clients train alone in as many steps as all rounds have."""
+        return True
 
     @property
-    def sends_differences(self) -> bool:
-        """Whether a client sends what its training changed, and the server adds it to its own global adapters."""
-        return self.payload != "float32" and self.rounding == "differences"
-
-    @property
-    def delivers_differences(self) -> bool:
-        """Whether the server sends what leads to the global adapters from the first ones, which every client makes itself.
-
-        Of those the SVD leaves nothing: its factors are smaller than the difference.
-        """
-        return self.sends_differences and getattr(self, "aggregation", "") != "svd"
+    def averages_updates(self) -> bool:
+        """Whether the updates B A are averaged, and their best approximation is kept (an SVD), in place of A and B."""
+        return False
 
     @property
     def lowers_ranks(self) -> bool:
         """Whether a client may go on with a lower rank than it was asked for."""
         return False
 
-    def contradictions(self, method: str, lora: LoraSettings, num_clients: int) -> list[str]:
-        """What does not fit each other in this table, or this table and the adapters or the number of clients."""
-        if not (self.keep_optimizer and getattr(self, "aggregation", "") == "svd"):
+    def feeds_back(self, federation: FederationSettings) -> bool:
+        """Whether what rounding loses is added the next time.
+
+        The SVD gives A and B other directions in every round, in which a loss of the round before means nothing.
+        """
+        return federation.error_feedback and not self.averages_updates
+
+    def delivers_differences(self, federation: FederationSettings) -> bool:
+        """Whether the server sends what leads to the global adapters from the first ones, which every client makes itself.
+
+        Of those the SVD leaves nothing: its factors are smaller than the difference.
+        """
+        return federation.sends_differences and not self.averages_updates
+
+    def contradictions(self, method: str, federation: FederationSettings, lora: LoraSettings, num_clients: int) -> list[str]:
+        """What does not fit each other in these tables."""
+        if not (federation.keep_optimizer and self.averages_updates):
             return []
         return [
-            f"{method}.keep-optimizer = true: {method}.aggregation = 'svd' gives the adapters other directions in every round, "
-            "which AdamW's moments know nothing of; choose one of the two"
+            f"federation.keep-optimizer = true: {method}.aggregation = 'svd' gives the adapters other directions in every "
+            "round, which AdamW's moments know nothing of; choose one of the two"
         ]
-
-    def clients_of_round(self, clients: int) -> int:
-        """How many of so many clients a round trains."""
-        return max(1, round(clients * self.sampled_clients))
 
     def rank_limit_of(self, client: int, lora: LoraSettings) -> int:
         """Largest rank of an adapter that a client trains: every client trains whole adapters."""
@@ -81,7 +69,13 @@ class AdapterAveraging(Table):
 class FedPETuningSettings(AdapterAveraging):
     """Table ``[fedpetuning]`` (Zhang et al. 2023, "FedPETuning")."""
 
-    client_weights: Literal["samples", "equal"] = Field("samples", description="weight of a client in the average")
     aggregation: Literal["factors", "svd"] = Field(
-        "factors", description="average A and B, or the updates B A, of which the best approximation of the rank is kept"
+        "factors",
+        description="`factors`: the mean of A and the mean of B, as the paper has it; `svd`: the best approximation of the "
+        "mean of the updates B A.",
     )
+
+    @property
+    def averages_updates(self) -> bool:
+        """Whether the updates B A are averaged."""
+        return self.aggregation == "svd"

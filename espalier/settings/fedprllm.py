@@ -4,40 +4,59 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from espalier.settings.pattern import Pattern
-from espalier.settings.table import ReadWith, Table
+from espalier.settings.federation import FederationSettings
+from espalier.settings.pruning import PruningSettings
+from espalier.settings.table import ReadWith
 
 Group = Literal["layer", "row", "column"]
 
 
-class FedPrLLMSettings(Table):
+class FedPrLLMSettings(PruningSettings):
     """Table ``[fedprllm]`` (papers' terms: FedPrLLM section 3.2)."""
-
-    strategy: Literal["one-shot", "iterative"] = Field(
-        "one-shot", description="all blocks in one round, or a block per round with the decision sent back"
-    )
-    sparsity: float = Field(0.5, gt=0, lt=1, description="share of each comparison group that is pruned")
-    pattern: Pattern = Field("", description="n:m keeps n of every m weights of a row, in place of sparsity and groups")
-    local_metric: Literal["wanda", "magnitude", "ria", "sparsegpt"] = Field(
-        "wanda", description="score by which a client ranks weights"
-    )
-    local_comparison_group: Group = Field("row", description="weights that compete in a client's mask")
-    comparison_group: Group = Field("layer", description="weights that compete for the summed votes")
-    ties: Literal["magnitude", "index", "random"] = Field("magnitude", description="which of equally voted weights goes first")
-    weight_scaling: bool = Field(False, description="shrink kept weights by the share of clients that would prune them")
-    continue_behind: Literal["masked", "scaled"] = Field(
-        "masked", description="iterative: which form of a decided block clients go on behind; scaled needs weight-scaling"
-    )
 
     READ_WITH: ClassVar[ReadWith] = {
         key: {"pattern": ("",)} for key in ("sparsity", "local-comparison-group", "comparison-group")
     }
+
+    strategy: Literal["one-shot", "iterative"] = Field(
+        "one-shot",
+        description="`one-shot`: all blocks in one round; `iterative`: a block per round, and clients go on behind what was "
+        "decided.",
+    )
+    local_metric: Literal["wanda", "magnitude", "ria", "sparsegpt"] = Field(
+        "wanda",
+        description="Score by which a client ranks its weights: Wanda, RIA, SparseGPT's score alone, or the magnitude, "
+        "which does not look at the data.",
+    )
+    local_comparison_group: Group = Field("row", description="Weights that compete in a client's mask.")
+    comparison_group: Group = Field("layer", description="Weights that compete for the summed votes.")
+    ties: Literal["magnitude", "index", "random"] = Field(
+        "magnitude",
+        description="Which of equally voted weights is pruned first: the one of smaller magnitude, the one of lower index, "
+        "or a seeded random one.",
+    )
+    weight_scaling: bool = Field(False, description="Shrink the kept weights by the share of clients that would prune them.")
+    continue_behind: Literal["masked", "scaled"] = Field(
+        "masked",
+        description="What clients of iterative pruning go on behind: the masked block, as the paper's step 7 reads, or with "
+        "weight scaling the scaled one, as its published code does (a byte per weight more goes down).",
+    )
 
     @model_validator(mode="after")
     def _scaled_blocks_are_there(self) -> "FedPrLLMSettings":
         if self.continue_behind == "scaled" and not (self.weight_scaling and self.strategy == "iterative"):
             raise ValueError("continue-behind = 'scaled': needs strategy = 'iterative' and weight-scaling = true")
         return self
+
+    @property
+    def makes_alone(self) -> bool:
+        """In iterative pruning a client's masks stand behind the others' decisions: alone it prunes without them."""
+        return self.strategy == "iterative"
+
+    def last_rounds(self, federation: FederationSettings, num_blocks: int, num_clients: int) -> range:
+        """One round, or one per block."""
+        last = 1 if self.strategy == "one-shot" else num_blocks
+        return range(last, last + 1)
 
     @property
     def local_group(self) -> str:

@@ -4,62 +4,82 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from espalier.settings.pattern import Pattern
-from espalier.settings.table import ReadWith, Table
+from espalier.settings.federation import FederationSettings
+from espalier.settings.pruning import PruningSettings
+from espalier.settings.table import ReadWith
 
 
-class FedSpaLLMSettings(Table):
+class FedSpaLLMSettings(PruningSettings):
     """Table ``[fedspallm]`` (paper's terms: FedSpaLLM section 4). A layer is a decoder block."""
 
-    sparsity: float = Field(0.5, gt=0, lt=1, description="share of each matrix that is pruned in the end")
-    pattern: Pattern = Field("", description="n:m keeps n of every m weights of a row, in place of sparsity and groups")
-    local_method: Literal["sparsegpt", "wanda", "ria", "magnitude"] = Field(
-        "sparsegpt", description="how a client prunes; sparsegpt alone changes the kept weights"
-    )
-    local_comparison_group: Literal["layer", "row"] = Field(
-        "layer", description="weights that compete at a client; sparsegpt compares the rows of 128 columns at a time"
-    )
-    comparison_group: Literal["layer", "row"] = Field("layer", description="weights that compete in the mask expansion")
-    damping: float = Field(0.01, gt=0, le=1, description="sparsegpt: share of the Hessian's mean diagonal that is added to it")
-    damping_mean: Literal["live", "all"] = Field(
-        "live", description="sparsegpt: channels of that mean; all: dead ones count as 1, as in its published code"
-    )
-    aggregation: Literal["l0", "mean"] = Field(
-        "l0", description="mean over the clients that kept a weight, or over all of them (FedAvg of pruned weights)"
-    )
-    client_weights: Literal["equal", "samples"] = Field("equal", description="weight of a client in the mean")
-    max_weight_ratio: float = Field(
-        10.0, ge=1, description="a client weighs at most so many times as much as the median client"
-    )
-    mask_expansion: bool = Field(True, description="prune the most pruned weights until the sparsity is reached")
-    ties: Literal["magnitude", "index", "random"] = Field(
-        "magnitude", description="which of the weights that equally many clients pruned goes first"
-    )
-    rounds: int = Field(1, ge=1, description="rounds of pruning")
-    schedule: Literal["constant", "linear", "cubic"] = Field("constant", description="how the sparsity rises over the rounds")
-    sampled_layers: float = Field(
-        1.0, gt=0, le=1, description="share of the layers that the most capable client prunes in a round"
-    )
-    capabilities: str = Field(
-        "", description="comma-separated capability of each client, in place of what the nodes state; the last one repeats"
-    )
-    max_capability_ratio: float = Field(
-        4.0, ge=1, description="a capability that a node states counts at most so many times the median's"
-    )
-    coverage: Literal["every-round", "over-rounds"] = Field(
-        "every-round", description="if the samples cannot cover all layers: refuse, or add rounds until they have"
-    )
-
+    FEDERATION: ClassVar[tuple[str, ...]] = ("rounds", "client-weights", "max-weight-ratio", "max-capability-ratio")
+    WEIGHTS: ClassVar[tuple[str, ...]] = ("equal", "samples")
     READ_WITH: ClassVar[ReadWith] = {
         "sparsity": {"pattern": ("",)},
         "local-comparison-group": {"pattern": ("",), "local-method": ("wanda", "ria", "magnitude")},
         "comparison-group": {"pattern": ("",), "mask-expansion": (True,)},
         "damping": {"local-method": ("sparsegpt",)},
         "damping-mean": {"local-method": ("sparsegpt",)},
-        "max-weight-ratio": {"client-weights": ("samples",)},
-        "max-capability-ratio": {"capabilities": ("",)},
+        "federation.max-capability-ratio": {"capabilities": ("",)},
         "ties": {"mask-expansion": (True,)},
     }
+
+    sparsity: float = Field(
+        0.5, gt=0, lt=1, description="Share of each matrix that is pruned in the end, exactly `int(size * sparsity)` weights."
+    )
+    local_method: Literal["sparsegpt", "wanda", "ria", "magnitude"] = Field(
+        "sparsegpt", description="How a client prunes. SparseGPT changes the kept weights; the others leave them as they are."
+    )
+    local_comparison_group: Literal["layer", "row"] = Field(
+        "layer", description="Weights that compete at a client; SparseGPT compares the rows of 128 columns at a time."
+    )
+    comparison_group: Literal["layer", "row"] = Field("layer", description="Weights that compete in the mask expansion.")
+    damping: float = Field(
+        0.01,
+        gt=0,
+        le=1,
+        description="SparseGPT: share of the Hessian's mean diagonal that is added to it. It is raised tenfold as often as "
+        "the Cholesky factor needs it, and `summary.json` says so.",
+    )
+    damping_mean: Literal["live", "all"] = Field(
+        "live",
+        description="SparseGPT: which channels that mean is taken over: those that fire, or all, of which dead ones count "
+        "as 1, as in its published code.",
+    )
+    aggregation: Literal["l0", "mean"] = Field(
+        "l0",
+        description="`l0`: for each weight the mean over the clients that kept it; `mean`: over all clients (FedAvg of "
+        "pruned weights).",
+    )
+    mask_expansion: bool = Field(
+        True,
+        description="Prune the weights that most clients pruned until the sparsity is reached; without it only weights go "
+        "that all clients pruned.",
+    )
+    ties: Literal["magnitude", "index", "random"] = Field(
+        "magnitude",
+        description="Which of the weights that equally many clients pruned is pruned first: the one of smaller mean magnitude, "
+        "the one of lower index, or a seeded random one.",
+    )
+    schedule: Literal["constant", "linear", "cubic"] = Field(
+        "constant",
+        description="How the sparsity rises over the rounds: not at all, in equal steps, or fast at first (Zhu & Gupta 2017).",
+    )
+    sampled_layers: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="Share of the layers that the most capable client prunes in a round; the others in proportion, at least "
+        "one.",
+    )
+    capabilities: str = Field(
+        "", description="`1,2,4`: capability of each client, in place of what the nodes state; the last one repeats."
+    )
+    coverage: Literal["every-round", "over-rounds"] = Field(
+        "every-round",
+        description="What to do when the samples cannot cover all layers: refuse with the numbers, or add rounds until they "
+        "have.",
+    )
 
     @field_validator("capabilities")
     @classmethod
@@ -79,6 +99,11 @@ class FedSpaLLMSettings(Table):
         return self
 
     @property
+    def columns_together(self) -> int:
+        """Columns that a client decides at a time, within which a pattern must end; 0: a matrix's rows are pruned whole."""
+        return 128 if self.local_method == "sparsegpt" else 0
+
+    @property
     def local_group(self) -> str:
         """Groups of which a client prunes an exact share: the pattern, or ``local-comparison-group``."""
         return self.pattern or ("layer" if self.local_method == "sparsegpt" else self.local_comparison_group)
@@ -93,12 +118,20 @@ class FedSpaLLMSettings(Table):
         numbers = [float(part) for part in self.capabilities.split(",")]
         return numbers[min(client, len(numbers) - 1)]
 
-    def sparsity_of(self, server_round: int) -> float:
-        """Share of each matrix that a round prunes: ``sparsity`` from the last planned round on.
+    def last_rounds(self, federation: FederationSettings, num_blocks: int, num_clients: int) -> range:
+        """FedSpaLLM goes on while a layer is not pruned.
+
+        Each further round finishes one at least, unless the clients that sampled it are lost in that round, and a client is
+        lost once.
+        """
+        return range(federation.rounds, federation.rounds + num_blocks + num_clients + 1)
+
+    def sparsity_of(self, server_round: int, rounds: int) -> float:
+        """Share of each matrix that a round prunes: ``sparsity`` from the last of the planned ``rounds`` on.
 
         ``linear`` rises by equal steps, ``cubic`` as Zhu & Gupta (2017, eq. 1): fast at first, when much is redundant.
         """
-        share = min(1.0, server_round / self.rounds)
+        share = min(1.0, server_round / rounds)
         if self.schedule == "linear":
             return self.sparsity * share
         if self.schedule == "cubic":

@@ -3,7 +3,7 @@
 from importlib.util import find_spec
 
 from espalier.settings.mistakes import Mistake
-from espalier.settings.run import METHODS, RunSettings
+from espalier.settings.run import RunSettings
 
 WITHOUT_BITSANDBYTES = (
     "training.base = 'nf4': bitsandbytes is not installed on this machine; install Espalier with its extra nf4 "
@@ -19,5 +19,5 @@ def require_libraries(settings: RunSettings) -> None:
     Mistake
         It names the setting and what to install.
     """
-    if "training" in METHODS[settings.method] and settings.training.base == "nf4" and find_spec("bitsandbytes") is None:
+    if settings.tunes and settings.training.base == "nf4" and find_spec("bitsandbytes") is None:
         raise Mistake(WITHOUT_BITSANDBYTES)

@@ -20,14 +20,20 @@ are; far above, the first step is all that counts."""
 class LoraSettings(Table):
     """Table ``[lora]`` (Hu et al. 2022). Matrices go by their canonical names: ``attn.q``, ``mlp.down`` ..."""
 
-    rank: int = Field(8, ge=1, description="rank of an adapter")
-    alpha: float = Field(16.0, gt=0, description="an update is alpha / rank * B A")
-    dropout: float = Field(0.0, ge=0, le=MOST_DROPOUT, description="share of an adapter's inputs that training leaves out")
-    targets: str = Field("attn.q,attn.v", description="comma-separated matrices of a block that are adapted; 'all' adapts each")
-    layers: str = Field("all", description="blocks that are adapted: 'all', or numbers and ranges, for instance 0,4-7")
-    rank_pattern: str = Field("", description="other ranks of some matrices, for instance mlp.up=4,0.attn.q=16")
-    alpha_pattern: str = Field("", description="other alphas of some matrices; without one, alpha / rank is the same for all")
-    merge: bool = Field(False, description="write the base model with the adapters merged into it, beside the adapters")
+    rank: int = Field(8, ge=1, description="Rank of an adapter.")
+    alpha: float = Field(16.0, gt=0, description="An update is `alpha / rank * B A`; `alpha / rank` must be from 0.01 to 1000.")
+    dropout: float = Field(0.0, ge=0, le=MOST_DROPOUT, description="Share of an adapter's inputs that training leaves out.")
+    targets: str = Field(
+        "attn.q,attn.v",
+        description="Adapted matrices of a block, comma-separated: `attn.q attn.k attn.v attn.o mlp.gate mlp.up mlp.down`, "
+        "or `all`.",
+    )
+    layers: str = Field("all", description="Adapted blocks: `all`, or numbers and ranges, for instance `0,4-7`.")
+    rank_pattern: str = Field("", description="Other ranks of some matrices, for instance `mlp.up=4,0.attn.q=16`.")
+    alpha_pattern: str = Field(
+        "", description="Other alphas of some matrices, written likewise; without one `alpha / rank` is the same for all."
+    )
+    merge: bool = Field(False, description="Write the base model with the adapters merged into it, beside the adapters.")
 
     @field_validator("targets")
     @classmethod

@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 from pydantic import Field, PrivateAttr, ValidationError, field_validator
 
+from espalier.settings.methods import METHODS
 from espalier.settings.mistakes import Mistake
-from espalier.settings.run import METHODS
 from espalier.settings.table import Table, mistake_lines
 
 LEAST_TOKENS = 2048
@@ -24,7 +24,14 @@ LEAST_TOKENS = 2048
 LEAST_THREADS = 8
 """Threads that a run may ask for at a site whose owner names no number, where the machine has fewer processors."""
 
-MOST = {"most_steps": 10_000, "most_sequences": 1_000_000, "most_windows": 4096, "most_rounds": 1000, "most_runs": 100}
+MOST = {
+    "most_steps": 10_000,
+    "most_sequences": 1_000_000,
+    "most_batch_tokens": 65_536,
+    "most_windows": 4096,
+    "most_rounds": 1000,
+    "most_runs": 100,
+}
 """The limits of a site whose owner names no others."""
 
 REPLACED = {
@@ -47,30 +54,92 @@ SITE_NAME, MOST_NAME = r"^[A-Za-z0-9._-]*$", 64
 class NodeSettings(Table):
     """Keys of ``flower-supernode --node-config``; all are optional."""
 
-    partition_id: int = Field(-1, ge=-1, description="Flower's partition id")
-    num_partitions: int = Field(0, ge=0, description="Flower's number of partitions")
-    site: str = Field("", max_length=MOST_NAME, pattern=SITE_NAME, description="name under which the site takes part")
-    data_path: str = Field("", description="the site's own text or JSON Lines file")
-    data_format: Literal["", "text", "jsonl"] = Field("", description="format of data-path; empty: by its ending")
-    data_field: str = Field("", description="field of a JSON Lines record that holds the text; empty: text")
-    data_task: str = Field("", description="task whose records data-path holds; empty: it holds text")
-    model_path: str = Field("", description="directory of the base model at this site; empty: the demo model")
-    state_dir: str = Field("", description="where private state is kept; empty: ESPALIER_STATE_DIR or ~/.espalier")
-    windows: int = Field(0, ge=0, le=1_000_000, description="calibration windows of this site; 0: the run's data.windows")
-    own_text: bool = Field(False, description="whether the run may evaluate on this site's held-out text or items")
-    least_tokens: int = Field(0, ge=0, description="fewest tokens on which an answer may rest; 0: 2048")
-    allow_methods: str = Field("", description="comma-separated methods that runs may use; empty: all")
-    most_steps: int = Field(0, ge=0, description="most training steps of a round, times accumulation; 0: 10000")
-    most_sequences: int = Field(0, ge=0, description="most sequences of a round's steps together; 0: 1000000")
-    most_windows: int = Field(0, ge=0, description="most calibration windows that a run may ask for; 0: 4096")
-    most_rounds: int = Field(0, ge=0, description="most rounds of a run; 0: 1000")
-    most_threads: int = Field(0, ge=0, description="most threads that a run may ask for; 0: one per processor, or 8")
-    most_runs: int = Field(0, ge=0, description="most runs within keep-days that are answered; 0: 100")
-    capability: float = Field(1.0, ge=0, le=1e9, description="how much this site can compute, beside others; 0: measure it")
-    keep_days: int = Field(30, ge=1, description="private state that was not touched for so long is removed")
-    device: Literal["", "auto", "cpu", "cuda"] = Field("", description="empty: the run's device")
-    threads: int = Field(0, ge=0, le=1024, description="CPU threads; 0: the run's threads")
-    activations: Literal["", "memory", "disk"] = Field("", description="where hidden states are kept; empty: as the run says")
+    partition_id: int = Field(-1, ge=-1, description="Set by Flower in a simulation; nobody sets it by hand.")
+    num_partitions: int = Field(0, ge=0, description="Set by Flower in a simulation; nobody sets it by hand.")
+    site: str = Field(
+        "",
+        max_length=MOST_NAME,
+        pattern=SITE_NAME,
+        description="Name under which the site takes part; clients are numbered in the order of names.",
+    )
+    data_path: str = Field(
+        "",
+        description="The site's own text, or its records of a task, used whole. Without it the site has only Python's "
+        "documentation and code; what a run names opens no file here.",
+    )
+    data_format: Literal["", "text", "jsonl"] = Field("", description="Format of `data-path`; empty: by its ending.")
+    data_field: str = Field("", description="Field of a JSON Lines record that holds the text; empty: `text`.")
+    data_task: str = Field(
+        "",
+        description="Task whose records `data-path` holds, for instance `sst2`; a run of another task, or of text, is "
+        "refused. Empty: it holds text, and a run of a task is refused.",
+    )
+    model_path: str = Field(
+        "",
+        description="Directory of the base model at this site, which must have the server's hash; empty: the demo model, "
+        "whatever the run names.",
+    )
+    state_dir: str = Field(
+        "",
+        description="Where private state and the egress log are kept, and of a large text file the hashes and places of its "
+        "passages; empty: `ESPALIER_STATE_DIR`, or `~/.espalier`.",
+    )
+    windows: int = Field(
+        0,
+        ge=0,
+        le=1_000_000,
+        description="Calibration windows of this site, where it has more or less text than others; 0: the run's "
+        "`data.windows`.",
+    )
+    own_text: bool = Field(
+        False,
+        description="Whether runs may evaluate on the site's held-out text or items (`evaluation.own-text`). A server that "
+        "chooses models and numbers of items can take differences of means; allow it only to one that you trust "
+        "with counts of tokens and classes.",
+    )
+    least_tokens: int = Field(
+        0,
+        ge=0,
+        description="Fewest tokens on which an answer of the site may rest: of its calibration windows, or of the sequences "
+        "of a round's training; 0: 2048, in simulation 1.",
+    )
+    allow_methods: str = Field("", description="Comma-separated methods that runs may use; empty: all.")
+    most_steps: int = Field(
+        0,
+        ge=0,
+        description="Most training steps of a round, times accumulation; 0: 10000, in simulation without a limit, as with "
+        "the next six.",
+    )
+    most_sequences: int = Field(0, ge=0, description="Most sequences of a round's steps together; 0: 1000000.")
+    most_batch_tokens: int = Field(
+        0, ge=0, description="Most tokens of a forward pass of training: sequences of a batch times their length; 0: 65536."
+    )
+    most_windows: int = Field(
+        0, ge=0, description="Most calibration windows that a run may ask for, and most windows of its public texts; 0: 4096."
+    )
+    most_rounds: int = Field(
+        0, ge=0, description="Most rounds of a run, those included that fedspallm adds when layers are left; 0: 1000."
+    )
+    most_threads: int = Field(0, ge=0, description="Most threads that a run may ask for; 0: one per processor, at least 8.")
+    most_runs: int = Field(
+        0,
+        ge=0,
+        description="Most runs within `keep-days` that are answered; 0: 100. A run counts from when the site looks whether "
+        "its data will do, also where they do not.",
+    )
+    capability: float = Field(
+        1.0,
+        ge=0,
+        le=1e9,
+        description="How much this site can compute, beside others, for FedSpaLLM's layer sampling and HetLoRA's ranks. 0 "
+        "measures it at enrolment; then a run does not repeat bit by bit.",
+    )
+    keep_days: int = Field(30, ge=1, description="Days after which private state that was not touched is removed.")
+    device: Literal["", "auto", "cpu", "cuda"] = Field("", description="Where this site computes; empty: as the run says.")
+    threads: int = Field(0, ge=0, le=1024, description="CPU threads of this site; 0: as the run says.")
+    activations: Literal["", "memory", "disk"] = Field(
+        "", description="Where this site keeps hidden states; empty: as the run says."
+    )
 
     _simulated: bool = PrivateAttr(False)
 
@@ -157,7 +226,7 @@ def parse_node(config: Mapping[str, Any], *, simulated: bool = False) -> NodeSet
         settings = NodeSettings.model_validate({key: value for key, value in config.items() if key not in REPLACED})
         settings._simulated = simulated
     except ValidationError as error:
-        mistakes += mistake_lines(error, NodeSettings)
+        mistakes += mistake_lines(error, [field.alias or name for name, field in NodeSettings.model_fields.items()])
     for key in ("data-path", "model-path", "state-dir"):
         path = config.get(key)
         if isinstance(path, str) and path and (why := _unusable(path, missing=key == "state-dir")):

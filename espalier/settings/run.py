@@ -5,28 +5,21 @@ import json
 import os
 import re
 from collections.abc import Collection, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, SerializeAsAny, ValidationError, field_validator
 
-from espalier.settings.fedpetuning import AdapterAveraging, FedPETuningSettings
-from espalier.settings.fedprllm import FedPrLLMSettings
-from espalier.settings.fedspallm import FedSpaLLMSettings
-from espalier.settings.hetlora import HetLoRASettings
+from espalier.settings.federation import FederationSettings
 from espalier.settings.lora import LoraSettings
+from espalier.settings.method import MethodSettings
+from espalier.settings.methods import METHODS, all_tables, settings_of, tables_of
 from espalier.settings.mistakes import Mistake
 from espalier.settings.table import Table, mistake_lines
 from espalier.settings.task import TEXT, TaskSettings
 from espalier.settings.training import TrainingSettings
 from espalier.settings.unread import not_read, one_of
 
-METHODS: dict[str, tuple[str, ...]] = {
-    "fedpetuning": ("fedpetuning", "lora", "task", "training"),
-    "fedprllm": ("fedprllm",),
-    "fedspallm": ("fedspallm",),
-    "hetlora": ("hetlora", "lora", "task", "training"),
-}
-"""The tables of each method, its own and those that it shares with others; the rest is not validated."""
+J = TypeVar("J", bound=MethodSettings)
 
 BUILT_IN_TEXTS = ("documentation", "code")
 """Texts that need no file, because every Python installation has them."""
@@ -39,6 +32,9 @@ MOST_TEXTS = 16
 
 SIMULATED_QUORUM = 0.5
 
+JOB = "job"
+"""Field of the chosen method's own table; no key of a file."""
+
 NOT_PART_OF_THE_RESULT = ("out-dir", "resume-from", "deadline-seconds", "enrol-seconds", "attempts", "activations", "quorum")
 """Settings that may differ between a run and its resumption; a run's ``settings.toml`` has the quorum that 0 stands for."""
 
@@ -47,30 +43,66 @@ class DataSettings(Table):
     """Table ``[data]``: each client's private text, where the node's own configuration names none."""
 
     source: Literal["documentation", "code", "text", "jsonl", "hub"] = Field(
-        "documentation", description="where a client's text comes from"
+        "documentation",
+        description="Where a client's text comes from: parts of Python's documentation, source code of Python's standard "
+        "library without docstrings (the demo model was not trained on it), a text file, JSON Lines, or a "
+        "dataset of the Hugging Face hub (needs the extra `hub`). A site of a deployment reads what its own "
+        "configuration names instead.",
     )
-    path: str = Field("", description="file or directory; {client} stands for the client's number, else it is dealt out")
-    field: str = Field("text", min_length=1, description="field of a record that holds the text")
-    hub_config: str = Field("", description="configuration of a Hugging Face dataset")
-    hub_split: str = Field("", description="split of a Hugging Face dataset; empty: train, or the task's own training split")
+    path: str = Field(
+        "",
+        description="File or directory, or with `hub` the name of a dataset (empty: the task's own). `{client}` stands for "
+        "the client's number; without it one file is dealt out to the clients.",
+    )
+    field: str = Field("text", min_length=1, description="Field of a record that holds the text.")
+    hub_config: str = Field("", description="Configuration of the Hugging Face dataset.")
+    hub_split: str = Field(
+        "", description="Split of the Hugging Face dataset; empty: `train` for text, for a task its own training split."
+    )
     partition: Literal["iid", "by-file", "by-field", "dirichlet", "quantity"] = Field(
-        "iid", description="how one file is dealt out to the clients; by-file: each gets a file of the directory"
+        "iid",
+        description="How one file is dealt out to simulated clients: evenly at random, by the value of a field, unevenly by "
+        "label (Dirichlet) or in size, or with `by-file` a file of the directory to each.",
     )
-    partition_field: str = Field("", description="field of a record that labels it, for by-field and dirichlet")
-    alpha: float = Field(0.5, gt=0, description="evenness of dirichlet and quantity shares; small values are uneven")
-    windows: int = Field(8, ge=1, description="calibration windows per client")
-    window_tokens: int = Field(256, ge=2, description="tokens per calibration window")
+    partition_field: str = Field(
+        "", description="Field that labels a record, for `by-field` and `dirichlet` of text; a task has labels of its own."
+    )
+    alpha: float = Field(
+        0.5, gt=0, description="Evenness of `dirichlet` and `quantity` shares; small values give uneven shares."
+    )
+    windows: int = Field(8, ge=1, description="Calibration windows per client, of methods that prune.")
+    window_tokens: int = Field(
+        256, ge=2, description="Tokens per window of a client's text, at most as many as the model has positions."
+    )
 
 
 class EvaluationSettings(Table):
     """Table ``[evaluation]``: the public text on which models are compared."""
 
-    texts: str = Field("documentation", description="comma-separated names; 'name=path' reads a text file")
-    window_tokens: int = Field(256, ge=2, description="tokens per evaluation window")
-    max_windows: int = Field(48, ge=0, description="windows per text; 0 takes all")
-    local_only: bool = Field(True, description="clients evaluate their own local result on the public text")
-    own_text: bool = Field(False, description="clients evaluate dense, own and federated model on their own held-out text")
-    centralized: Literal["auto", "on", "off"] = Field("auto", description="pooled-data baseline; auto: in simulation only")
+    texts: str = Field(
+        "documentation",
+        description="Public texts on which models are compared, comma-separated, at most 16: `documentation` and `code` (a "
+        "tenth of the passages, which no client holds), or `name=path`, which reads a text file.",
+    )
+    window_tokens: int = Field(256, ge=2, description="Tokens per evaluation window.")
+    max_windows: int = Field(48, ge=0, description="Windows per public text; 0 takes all.")
+    local_only: bool = Field(
+        True,
+        description="Clients evaluate the result that they get alone on the public text. With a tuning method this takes "
+        "them another training.",
+    )
+    own_text: bool = Field(
+        False,
+        description="Clients also evaluate the dense, their own and the federated model on text of their own: a tenth of "
+        "their passages or items, never used for pruning or training. Only mean losses leave them, in which no "
+        "prediction counts over 20 nats. A site of a deployment must allow it, with `own-text` in its "
+        "configuration.",
+    )
+    centralized: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="Baseline with the data of all clients in one place; `auto`: in simulation only. `on` is refused in a "
+        "deployment.",
+    )
 
     @field_validator("texts")
     @classmethod
@@ -96,40 +128,66 @@ class EvaluationSettings(Table):
 class RunSettings(Table):
     """All settings of one run."""
 
-    method: str = Field("fedprllm", description="what the run does")
-    model: str = Field("demo", min_length=1, description="'demo' or the directory of a Hugging Face model")
-    seed: int = Field(0, ge=0, description="every random choice is derived from it")
-    num_clients: int = Field(8, ge=1, description="clients that take part")
-    quorum: float = Field(
-        0.0, ge=0, le=1, description="share of the clients that must finish a round; 0: half of them in simulation, else all"
+    method: str = Field("fedprllm", description="What the run does; the method's own settings are in the table of its name.")
+    model: str = Field(
+        "demo",
+        min_length=1,
+        description="`demo`, or the directory of a model in safetensors: LLaMA, Mistral, Qwen2, Qwen3 or OPT; for tuning "
+        "also BERT or RoBERTa. A model of the Hugging Face hub is downloaded first: `hf download owner/name "
+        "--local-dir name`.",
     )
-    threads: int = Field(2, ge=1, le=1024, description="CPU threads of every process; part of the result's bits")
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where tensors are computed")
-    dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="dtype of the forward pass")
-    activations: Literal["memory", "disk"] = Field("memory", description="where hidden states are kept between two blocks")
-    out_dir: str = Field("runs", min_length=1, description="where run directories are made")
-    resume_from: str = Field("", description="run directory to continue")
-    part_bytes: int = Field(256 * 1024 * 1024, ge=1024, le=1024**3, description="largest payload of one message, bytes")
-    enrol_seconds: float = Field(120.0, gt=0, description="how long to wait for another client to connect")
-    deadline_seconds: float = Field(900.0, gt=0, description="how long one message may take before it is sent again")
-    attempts: int = Field(2, ge=1, description="how often one message is sent")
+    seed: int = Field(0, ge=0, description="Every random choice is derived from it.")
+    num_clients: int = Field(8, ge=1, description="Clients that take part: the first of the connected sites, by name.")
+    quorum: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="Share of the clients that must finish a round; 0: half of them in simulation, all of them in a "
+        "deployment.",
+    )
+    threads: int = Field(2, ge=1, le=1024, description="CPU threads of every process. Another number gives other last bits.")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto",
+        description="Where tensors are computed; `auto` takes CUDA where there is a device. CUDA was not yet run on hardware.",
+    )
+    dtype: Literal["float32", "bfloat16", "float16"] = Field(
+        "float32", description="Number format of the forward pass; the result is written in the format of the model's files."
+    )
+    activations: Literal["memory", "disk"] = Field(
+        "memory",
+        description="Where the hidden states of the windows are kept between two blocks; `disk`: in a file without a name, "
+        "for windows larger than memory.",
+    )
+    out_dir: str = Field("runs", min_length=1, description="Where run directories are made.")
+    resume_from: str = Field("", description="Directory of an interrupted run to continue.")
+    part_bytes: int = Field(256 * 1024 * 1024, ge=1024, le=1024**3, description="Largest payload of one message, in bytes.")
+    enrol_seconds: float = Field(120.0, gt=0, description="How long to wait for another client to connect.")
+    deadline_seconds: float = Field(900.0, gt=0, description="How long one message may take before it is sent again.")
+    attempts: int = Field(2, ge=1, description="How often one message is sent.")
     export_check: Literal["transformers", "streamed"] = Field(
-        "transformers", description="how the exported model is reloaded for its self-check"
+        "transformers",
+        description="How the exported model is reloaded to check it; `streamed`: block by block, for models larger than "
+        "memory.",
     )
     data: DataSettings = DataSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
+    federation: FederationSettings = FederationSettings()
     lora: LoraSettings = LoraSettings()
     training: TrainingSettings = TrainingSettings()
     task: TaskSettings = TaskSettings()
-    fedpetuning: FedPETuningSettings = FedPETuningSettings()
-    fedprllm: FedPrLLMSettings = FedPrLLMSettings()
-    fedspallm: FedSpaLLMSettings = FedSpaLLMSettings()
-    hetlora: HetLoRASettings = HetLoRASettings()
+    job: SerializeAsAny[MethodSettings] = Field(default_factory=lambda: settings_of("fedprllm")())
+    """The chosen method's own table, in files under the method's name."""
 
     @property
-    def job(self) -> Any:
-        """The chosen method's table."""
-        return getattr(self, self.method)
+    def tunes(self) -> bool:
+        """Whether clients train in this run, on sequences of a task or text; else they read calibration windows."""
+        return METHODS[self.method].tunes
+
+    def of(self, kind: type[J]) -> J:
+        """The chosen method's own table, which must be of a kind."""
+        if not isinstance(self.job, kind):
+            raise TypeError(f"method {self.method} has no {kind.__name__}")
+        return self.job
 
     def with_quorum(self, *, simulation: bool) -> "RunSettings":
         """These settings with a quorum: where they name none, half of the clients in simulation, else all of them."""
@@ -137,7 +195,8 @@ class RunSettings(Table):
 
     def nested(self) -> dict[str, Any]:
         """Plain values under hyphenated keys, without the tables that the chosen method does not have."""
-        return {key: value for key, value in self.model_dump(by_alias=True).items() if concerns(key, self.method)}
+        values = {key: value for key, value in self.model_dump(by_alias=True).items() if concerns(key, self.method)}
+        return {**{key: value for key, value in values.items() if key != JOB}, self.method: values[JOB]}
 
     def digest(self) -> str:
         """SHA-256 of all settings that the result depends on."""
@@ -167,44 +226,62 @@ def parse(flat: Mapping[str, Any], *, simulation: bool = False, by_hand: Collect
             nested[key] = value
     method = nested.get("method", "fedprllm")
     mistakes = [f"{key} = {flat[key]!r}: is a table, set its keys" for key in sorted(tables & flat.keys())]
-    if isinstance(method, str) and method not in METHODS:
+    mistakes += [f"{JOB}: unknown key; a method's table has its name"] if nested.pop(JOB, None) is not None else []
+    if not isinstance(method, str) or method not in METHODS:
         mistakes.append(f"method = {method!r}: choose one of {', '.join(sorted(METHODS))}")
-    elif isinstance(method, str):
+    else:
         mistakes += _unread_by_hand(flat, method, by_hand)
-    chosen = {key: value for key, value in nested.items() if concerns(key, method)}
-    try:
-        settings = RunSettings.model_validate(chosen)
-    except ValidationError as error:
-        mistakes += mistake_lines(error, RunSettings)
-    mistakes += _wrong_combinations(nested, simulation)
-    mistakes += _contradictions(nested)
-    if mistakes:
+    found, more = _validated(nested, method)
+    mistakes += more + _wrong_combinations(nested, simulation) + _contradictions(nested)
+    if found is None or mistakes:
         raise Mistake("the run's settings are wrong:\n" + "\n".join(f"  {line}" for line in mistakes))
-    return settings
+    return found
+
+
+def _validated(nested: Mapping[str, Any], method: Any) -> tuple[RunSettings | None, list[str]]:
+    """The settings, if every single value is one, and a line for each that is not."""
+    known = isinstance(method, str) and method in METHODS
+    chosen = {key: value for key, value in nested.items() if concerns(key, method) and key != method}
+    job, mistakes = None, list[str]()
+    if known:
+        try:
+            job = chosen[JOB] = settings_of(method).model_validate(nested.get(method, {}))
+        except ValidationError as error:
+            mistakes = mistake_lines(error, list(default_values()), method)
+    try:
+        settings = RunSettings.model_validate(chosen if known else {**chosen, "method": "fedprllm"})
+    except ValidationError as error:
+        return None, mistake_lines(error, list(default_values())) + mistakes
+    if job is None:
+        return None, mistakes
+    return settings.model_copy(update={"federation": settings.federation.for_method(job)}), mistakes
 
 
 def _contradictions(nested: Mapping[str, Any]) -> list[str]:
-    """What does not fit within a table that averages adapters, or with adapters and clients; unless one is wrong anyway."""
-    method = nested.get("method")
+    """What does not fit within a method's table, or it and those that it shares with others; unless one is wrong anyway."""
+    method = nested.get("method", "fedprllm")
     if not isinstance(method, str) or method not in METHODS:
-        return []
-    table = RunSettings.model_fields[method].annotation
-    if not (isinstance(table, type) and issubclass(table, AdapterAveraging)):
         return []
     num_clients = nested.get("num-clients", RunSettings.model_fields["num_clients"].default)
     if not isinstance(num_clients, int) or num_clients < 1:
         return []
     try:
-        job = table.model_validate(nested.get(method, {}))
-        return job.contradictions(method, LoraSettings.model_validate(nested.get("lora", {})), num_clients)
+        job = settings_of(method).model_validate(nested.get(method, {}))
+        federation = FederationSettings.model_validate(nested.get("federation", {})).for_method(job)
+        lora = LoraSettings.model_validate(nested.get("lora", {}))
     except ValidationError:
         return []
+    lines = job.contradictions(method, federation, lora, num_clients)
+    if "client-weights" in job.FEDERATION and federation.client_weights not in job.WEIGHTS:
+        allowed = " or ".join(map(repr, ("paper", *job.WEIGHTS)))
+        lines.append(f"federation.client-weights = '{federation.client_weights}': {method} knows {allowed}")
+    return lines
 
 
 def concerns(key: str, method: Any) -> bool:
     """Whether a method reads a table, or a key of one; what is in no method's table concerns all of them."""
-    own, table = METHODS.get(method, ()) if isinstance(method, str) else (), key.partition(".")[0]
-    return table in own or not any(table in tables for tables in METHODS.values())
+    own, table = tables_of(method) if isinstance(method, str) else (), key.partition(".")[0]
+    return table in own or table not in all_tables()
 
 
 def changed(flat: Mapping[str, Any]) -> set[str]:
@@ -213,31 +290,46 @@ def changed(flat: Mapping[str, Any]) -> set[str]:
     return {key for key, value in flat.items() if key not in known or known[key] != value}
 
 
+def tables() -> dict[str, type[Table]]:
+    """All tables by name: those of every run, those that methods share, and each method's own."""
+    found: dict[str, type[Table]] = {}
+    for name, field in RunSettings.model_fields.items():
+        kind: Any = field.annotation
+        if name != JOB and isinstance(kind, type) and issubclass(kind, Table):
+            found[name] = kind
+    return found | {method: settings_of(method) for method in METHODS}
+
+
 def default_values() -> dict[str, Any]:
     """All keys, dotted, and their defaults."""
-    known: dict[str, Any] = {}
-    for key, value in RunSettings().model_dump(by_alias=True).items():
-        known |= {f"{key}.{name}": inner for name, inner in value.items()} if isinstance(value, dict) else {key: value}
+    known = {key: value for key, value in RunSettings().model_dump(by_alias=True).items() if not isinstance(value, dict)}
+    for table, kind in tables().items():
+        known |= {f"{table}.{key}": value for key, value in kind().model_dump(by_alias=True).items()}
     return known
 
 
 def unread(flat: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     """Keys of tables that the method has which it does not read all the same; see ``not_read``."""
-    tuning = tuple(method for method, tables in METHODS.items() if "training" in tables)
+    tuning = tuple(method for method, row in METHODS.items() if row.tunes)
     pruning = tuple(method for method in METHODS if method not in tuning)
     values = default_values() | dict(flat)
     return not_read(values, tuning, pruning) | _not_read_in_tables(values)
 
 
 def _not_read_in_tables(flat: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    """The same of the tables that the method has, as they say it of themselves (``Table.READ_WITH``)."""
+    """The same of the tables that the method has, as they say it of themselves (``FEDERATION``, ``Table.READ_WITH``)."""
     found: dict[str, tuple[str, str]] = {}
-    for table in METHODS.get(str(flat["method"]), ()):
-        kind: Any = RunSettings.model_fields[table].annotation
-        for key, conditions in kind.READ_WITH.items():
+    method, kinds = str(flat["method"]), tables()
+    for field in FederationSettings.model_fields.values() if "federation" in tables_of(method) else ():
+        readers = tuple(name for name in METHODS if field.alias in settings_of(name).FEDERATION)
+        if method not in readers:
+            found[f"federation.{field.alias}"] = ("method", one_of("method", readers))
+    for table in tables_of(method):
+        for key, conditions in kinds[table].READ_WITH.items():
             for choice, values in conditions.items():
                 if flat[f"{table}.{choice}"] not in values:
-                    found.setdefault(f"{table}.{key}", (f"{table}.{choice}", one_of(f"{table}.{choice}", values)))
+                    whole = key if "." in key else f"{table}.{key}"
+                    found.setdefault(whole, (f"{table}.{choice}", one_of(f"{table}.{choice}", values)))
     return found
 
 
@@ -257,17 +349,12 @@ def _unread_by_hand(flat: Mapping[str, Any], method: str, by_hand: Collection[st
 def _unread(key: str, value: Any, method: str) -> str:
     """The line on a key that somebody gave by hand to a method that does not read it."""
     table, _, name = key.partition(".")
-    readers = [other for other in sorted(METHODS) if table in METHODS[other]]
-    namesakes = [f"{own}.{name}" for own in METHODS[method] if _has(own, name)]
+    readers = [other for other in sorted(METHODS) if table in tables_of(other)]
+    kinds = tables()
+    namesakes = [f"{own}.{name}" for own in tables_of(method) if any(f.alias == name for f in kinds[own].model_fields.values())]
     remedies = [f"set {' or '.join(namesakes)}"] if namesakes else ["leave it out"]
     remedies.append(f"choose method = {' or '.join(map(repr, readers))}")
     return f"{key} = {value!r}: method = {method!r} does not read it; {', or '.join(remedies)}"
-
-
-def _has(table: str, name: str) -> bool:
-    kind = RunSettings.model_fields[table].annotation if table in RunSettings.model_fields else None
-    fields = kind.model_fields.values() if isinstance(kind, type) and issubclass(kind, Table) else ()
-    return any(field.alias == name for field in fields)
 
 
 def _wrong_combinations(nested: Mapping[str, Any], simulation: bool) -> list[str]:
@@ -278,7 +365,7 @@ def _wrong_combinations(nested: Mapping[str, Any], simulation: bool) -> list[str
     source, path = data.get("source", "documentation"), data.get("path", "")
     partition, field = data.get("partition", "iid"), data.get("partition-field", "")
     task = nested.get("task", {})
-    tuned = "task" in METHODS.get(str(nested.get("method")), ())
+    tuned = "task" in tables_of(str(nested.get("method")))
     name = task.get("name", TEXT) if tuned and isinstance(task, Mapping) else TEXT
     lines = []
     if isinstance(path, str) and "{rank}" in path:

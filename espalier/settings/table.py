@@ -1,7 +1,7 @@
 """What all settings tables share: hyphenated keys, no unknown keys, no silent conversion."""
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -25,27 +25,22 @@ class Table(BaseModel):
     """Keys that are read only where others of the table, each of them named, have one of some values."""
 
 
-def mistake_lines(error: ValidationError, table: type[Table]) -> list[str]:
-    """One line per mistake: the key, what was given, what is allowed."""
-    return [_line(detail, table) for detail in error.errors()]
+def mistake_lines(error: ValidationError, known: Sequence[str], name: str = "") -> list[str]:
+    """One line per mistake: the key, what was given, what is allowed.
+
+    Parameters
+    ----------
+    known : dotted keys that there are
+    name : the table that was validated; empty for one whose keys have no table
+    """
+    return [_line(detail, known, f"{name}." if name else "") for detail in error.errors()]
 
 
-def _line(detail: Any, table: type[Table]) -> str:
-    key = ".".join(str(part) for part in detail["loc"])
+def _line(detail: Any, known: Sequence[str], prefix: str) -> str:
+    key = (prefix + ".".join(str(part) for part in detail["loc"])).rstrip(".")
     if detail["type"] == "extra_forbidden":
-        allowed = _keys(table)
+        allowed = [name for name in known if name.startswith(prefix)]
         close = difflib.get_close_matches(key, allowed, n=1)
         return f"{key}: unknown key; " + (f"did you mean '{close[0]}'?" if close else f"known are {', '.join(allowed)}")
     message = detail["msg"].removeprefix("Value error, ")
     return f"{key} = {detail['input']!r}: {message[0].lower()}{message[1:]}"
-
-
-def _keys(table: type[Table]) -> list[str]:
-    keys = []
-    for name, field in table.model_fields.items():
-        kind = field.annotation
-        if isinstance(kind, type) and issubclass(kind, Table):
-            keys += [f"{field.alias or name}.{key}" for key in _keys(kind)]
-        else:
-            keys.append(field.alias or name)
-    return keys

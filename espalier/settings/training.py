@@ -22,25 +22,31 @@ class TrainingSettings(Table):
     """Table ``[training]``."""
 
     base: Literal["float32", "bfloat16", "nf4"] = Field(
-        "float32", description="what the frozen base model is held in; nf4 quantises the blocks' linears to 4 bits"
+        "float32",
+        description="What the frozen base model is held in. `nf4` quantises the blocks' linears to 4 bits (needs the extra "
+        "`nf4`), once per node; they are then read from `<state-dir>/quantised`.",
     )
-    double_quantisation: bool = Field(True, description="nf4: the quantisation constants are quantised too")
-    steps: int = Field(10, ge=1, description="optimiser steps of a client in a round")
-    batch_size: int = Field(4, ge=1, description="sequences of a forward pass")
-    accumulation: int = Field(1, ge=1, description="forward passes of an optimiser step")
-    learning_rate: float = Field(1e-3, gt=0, le=MOST_LEARNING_RATE, description="of AdamW, at its highest")
+    double_quantisation: bool = Field(True, description="The constants of the NF4 quantisation are quantised too.")
+    steps: int = Field(10, ge=1, description="Optimiser steps of a client in a round.")
+    batch_size: int = Field(4, ge=1, description="Sequences of a forward pass.")
+    accumulation: int = Field(1, ge=1, description="Forward passes of an optimiser step.")
+    learning_rate: float = Field(1e-3, gt=0, le=MOST_LEARNING_RATE, description="Learning rate of AdamW, at its highest.")
     schedule: Literal["constant", "linear", "cosine"] = Field(
-        "constant", description="how the learning rate falls over all rounds together"
+        "constant", description="How the learning rate falls over all rounds together."
     )
-    warmup_steps: int = Field(0, ge=0, description="steps over which the learning rate rises at the start of the run")
-    weight_decay: float = Field(0.0, ge=0, description="of AdamW")
-    beta1: float = Field(0.9, ge=0, lt=1, description="of AdamW")
-    beta2: float = Field(0.999, ge=0, lt=1, description="of AdamW")
-    max_gradient_norm: float = Field(1.0, ge=0, description="gradients are clipped to this norm, 0.001 or more; 0 leaves them")
+    warmup_steps: int = Field(0, ge=0, description="Steps over which the learning rate rises at the start of the run.")
+    weight_decay: float = Field(
+        0.0, ge=0, description="Weight decay of AdamW; times learning rate and steps of a round it is at most 1."
+    )
+    beta1: float = Field(0.9, ge=0, lt=1, description="First beta of AdamW.")
+    beta2: float = Field(0.999, ge=0, lt=1, description="Second beta of AdamW.")
+    max_gradient_norm: float = Field(1.0, ge=0, description="Gradients are clipped to this norm, 0.001 or more; 0 leaves them.")
     proximal: float = Field(
-        0.0, ge=0, le=MOST_PULL, description="FedProx: strength of the pull towards the round's global adapter"
+        0.0, ge=0, le=MOST_PULL, description="FedProx: strength of the pull towards the round's global adapters."
     )
-    gradient_checkpointing: bool = Field(False, description="compute activations again in the backward pass to save memory")
+    gradient_checkpointing: bool = Field(
+        False, description="Compute activations again in the backward pass: less memory, more time."
+    )
 
     @field_validator("max_gradient_norm")
     @classmethod

@@ -12,7 +12,7 @@ from espalier.modeling.families import Family, family_of
 from espalier.modeling.memory import Footprint, footprint
 from espalier.modeling.opened import skeleton_of
 from espalier.modeling.whole import Base
-from espalier.settings.fedpetuning import Payload
+from espalier.settings.federation import Payload
 from espalier.settings.lora import LoraSettings
 from espalier.settings.mistakes import Mistake
 from espalier.training.activations import saved_bytes

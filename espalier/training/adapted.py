@@ -1,4 +1,4 @@
-"""A whole base model with the run's adapters in it, and for an encoder with a classification head."""
+"""A whole base model with what a run trains in it: adapters, and tensors that are trained whole, as an encoder's head is."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,16 +9,20 @@ from torch import Tensor, nn
 from espalier.modeling.adapters import put_in, set_values, values
 from espalier.modeling.computing import Computing
 from espalier.modeling.opened import OpenedModel
-from espalier.modeling.whole import head_parameters, load_whole
+from espalier.modeling.trained_whole import trained_whole
+from espalier.modeling.whole import load_whole
 from espalier.settings.run import RunSettings
 from espalier.settings.seeds import derive_seed
 from espalier.training.initial import HEAD_SEED
-from espalier.wire.adapters import HEAD_KEY, AdapterPlan, Tensors
+from espalier.wire.adapters import AdapterPlan, Tensors
 
 
 @dataclass
 class AdaptedModel:
-    """The model in memory; what is trained can be read and set."""
+    """The model in memory; what is trained can be read and set.
+
+    A method that puts tensors of its own into ``whole``, say a vector in a hook, names them in ``parameters``.
+    """
 
     whole: Any
     """Of Hugging Face, in evaluation mode."""
@@ -33,12 +37,14 @@ class AdaptedModel:
         adapters: AdapterPlan,
         cache_folder: Path | None = None,
     ) -> "AdaptedModel":
-        """Load the base as ``training.base`` says and put the adapters in; a head is made from the run's seed.
+        """Load the base as ``training.base`` says and put the adapters in.
+
+        A head is made from the run's seed; other tensors that are trained whole have the values of the model's files.
 
         Raises
         ------
         Mistake
-            See ``load_whole``.
+            See ``load_whole`` and ``trained_whole``.
         """
         chosen, head = settings.training, adapters.head
         whole = load_whole(
@@ -50,9 +56,10 @@ class AdaptedModel:
             cache_folder=cache_folder,
             double_quantisation=chosen.double_quantisation,
         )
+        others = trained_whole(model, whole, adapters.whole)
         parameters = put_in(whole, model.family, adapters, len(model.plan.blocks), settings.lora.dropout)
-        if head:
-            parameters[HEAD_KEY] = head_parameters(model.family, whole)
+        for key, tensors in others.items():
+            parameters.setdefault(key, {}).update(tensors)
         return AdaptedModel(whole, parameters)
 
     def set(self, tensors: Tensors) -> None:

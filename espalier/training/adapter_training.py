@@ -1,6 +1,6 @@
-"""Train a run's adapters on one party's sequences, over the frozen base model."""
+"""Train a run's adapters, and what it trains whole beside them, on one party's sequences, over the frozen base model."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -11,7 +11,9 @@ from espalier.modeling.computing import Computing
 from espalier.modeling.opened import OpenedModel
 from espalier.settings.run import RunSettings
 from espalier.training.adapted import AdaptedModel
+from espalier.training.groups import Group
 from espalier.training.loop import Loop, Moments, Trained
+from espalier.training.loss import Loss, summed_loss
 from espalier.training.order import sequences_of_step
 from espalier.training.sequences import Sequences
 from espalier.wire.adapters import AdapterPlan, Tensors
@@ -34,6 +36,12 @@ class AdapterTraining:
     """Where quantised weights are kept."""
     penalty: Callable[[Tensors], Tensor] | None = None
     """Of the adapters, what is added to the loss of every step."""
+    loss: Loss = summed_loss
+    """What is minimised, see ``loss.py``."""
+    groups: Sequence[Group] = ()
+    """What has a learning rate or weight decay of its own, by ``flat_name``."""
+    observer: Callable[[int, Tensors], None] | None = None
+    """Is shown every step's gradients, see ``Loop``."""
 
     @property
     def num_sequences(self) -> int:
@@ -56,7 +64,7 @@ class AdapterTraining:
     @property
     def total_steps(self) -> int:
         """Steps of the whole run."""
-        steps: int = self.parties * self.settings.job.rounds * self.settings.training.steps
+        steps: int = self.parties * self.settings.federation.rounds * self.settings.training.steps
         return steps
 
     @cached_property
@@ -72,13 +80,31 @@ class AdapterTraining:
         Raises
         ------
         Mistake
-            No step was finite, or the model cannot be loaded.
+            No step was finite, a group goes beyond ``[training]``, or the model cannot be loaded.
         """
         adapted, chosen = self.adapted, self.settings.training
         adapted.set(start)
-        flat = {f"{key}/{name}": value for key, block in adapted.parameters.items() for name, value in block.items()}
+        flat = {flat_name(key, name): value for key, block in adapted.parameters.items() for name, value in block.items()}
         loop = Loop(adapted.whole, flat, chosen, len(self.sequences), self.sequences.batch, self.seed, self.total_steps)
+        loop.loss, loop.groups = self.loss, self.groups
         if self.penalty is not None:
             loop.penalty = partial(self.penalty, adapted.parameters)
+        if self.observer is not None:
+            loop.observer = self._shown
         trained = loop.run(first_step, steps, moments)
         return adapted.values(), trained
+
+    def _shown(self, step: int, gradients: Mapping[str, Tensor]) -> None:
+        """Let the observer have the gradients by blob key and canonical name."""
+        assert self.observer is not None
+        names = {flat_name(key, name): (key, name) for key, block in self.adapted.parameters.items() for name in block}
+        found: dict[str, dict[str, Tensor]] = {}
+        for flat, gradient in gradients.items():
+            key, name = names[flat]
+            found.setdefault(key, {})[name] = gradient
+        self.observer(step, found)
+
+
+def flat_name(key: str, name: str) -> str:
+    """A trained tensor's own name among all: of its blob's key and its canonical name."""
+    return f"{key}/{name}"

@@ -4,7 +4,7 @@ from espalier.corpora.client_items import held_out_items
 from espalier.corpora.client_text import client_windows, held_out_windows
 from espalier.modeling.opened import OpenedModel
 from espalier.settings.node import NodeSettings
-from espalier.settings.run import METHODS, RunSettings
+from espalier.settings.run import RunSettings
 from espalier.settings.task import TEXT
 from espalier.training.sequences import client_sequences
 
@@ -17,7 +17,7 @@ def read_client_data(settings: RunSettings, node: NodeSettings, model: OpenedMod
     Mistake
         What the round would say that cannot use them.
     """
-    tunes, held_out = "task" in METHODS[settings.method], settings.evaluation.own_text
+    tunes, held_out = settings.tunes, settings.evaluation.own_text
     tokens, task = settings.data.window_tokens, settings.task.name
     if not tunes:
         found = [f"{len(client_windows(settings, node, model.encode, client))} calibration windows of {tokens} tokens"]

@@ -1,4 +1,4 @@
-"""The adapters that a run begins with: every party makes the same ones from the run's seed, so they never travel."""
+"""What a run begins to train with: every party makes the same from the run's seed and the model, so it never travels."""
 
 import math
 
@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from espalier.modeling.opened import OpenedModel
+from espalier.modeling.trained_whole import stored_values
 from espalier.modeling.whole import first_head
 from espalier.settings.seeds import derive_seed
 from espalier.wire.adapters import HEAD_KEY, AdapterPlan
@@ -43,6 +44,15 @@ def initial_head(model: OpenedModel, adapters: AdapterPlan, seed: int) -> dict[s
 
 
 def initial_values(model: OpenedModel, adapters: AdapterPlan, seed: int) -> dict[str, dict[str, Tensor]]:
-    """First values of all that a run trains: adapters, and of an encoder the classification head."""
-    head = initial_head(model, adapters, seed)
-    return initial_adapters(adapters, seed) | ({HEAD_KEY: head} if head else {})
+    """First values of all that a run trains: adapters, a head that is new, and what else is trained whole as the files hold it.
+
+    Raises
+    ------
+    Mistake
+        See ``stored_values``.
+    """
+    tensors, head = initial_adapters(adapters, seed), initial_head(model, adapters, seed)
+    others = stored_values(model, {key: names for key, names in adapters.whole.items() if key != HEAD_KEY})
+    for key, values in (others | {HEAD_KEY: head} if head else others).items():
+        tensors.setdefault(key, {}).update(values)
+    return {key: tensors[key] for key in adapters.shapes()}

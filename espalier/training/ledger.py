@@ -17,7 +17,7 @@ import torch
 
 from espalier.modeling.quantised import bitsandbytes
 from espalier.modeling.whole import Base
-from espalier.settings.fedpetuning import Payload
+from espalier.settings.federation import Payload
 from espalier.settings.lora import LoraSettings
 from espalier.settings.mistakes import Mistake
 from espalier.settings.run import parse

@@ -2,9 +2,11 @@
 
 Covers: gradient accumulation that equals the larger batch, clipping, a learning-rate schedule over all rounds, FedProx, steps
 that are left out because they are not finite, and repetition byte for byte on a CPU: what a step does depends on seed and
-step, on the parameters and on the optimiser's state, on nothing else.
+step, on the parameters and on the optimiser's state, on nothing else. A method may bring its own loss (``loss.py``), learning
+rates (``groups.py``), a penalty, and an observer of gradients.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,18 +15,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from espalier.corpora.tasks.batches import NOT_COUNTED, Batch
+from espalier.corpora.tasks.batches import Batch
 from espalier.pace.beats import beats
 from espalier.settings.mistakes import Mistake
 from espalier.settings.seeds import derive_seed
 from espalier.settings.training import TrainingSettings
+from espalier.training.groups import Group, grouped
 from espalier.training.learning_rate import learning_rate
+from espalier.training.loss import Loss, num_counted, summed_loss
 from espalier.training.order import sequences_of_step
 
 Parameters = Mapping[str, nn.Parameter]
 """What is trained, by a name of its own; float32."""
 Moments = Mapping[str, Mapping[str, Tensor]]
 """AdamW's running means (``exp_avg``, ``exp_avg_sq``) and number of steps (``step``) of each parameter, by its name."""
+Observer = Callable[[int, Mapping[str, Tensor]], None]
+"""Of a step's number and its gradients: float32, shaped like the parameters, on their device, by name."""
 
 
 @dataclass
@@ -55,6 +61,12 @@ class Loop:
     seed : of order and dropout
     total_steps : of the whole run, for the learning rate
     penalty : of the parameters, what is added to the loss of every step, whatever the number of its batches; one number
+    loss : what is minimised, see ``loss.py`` for what it has to keep
+    groups : parameters with a learning rate or weight decay of their own, see ``Group``
+    observer : is shown every step's gradients of the mean loss, before the penalty's and FedProx's are added, before they are
+        clipped and before the step is taken. The tensors are its own: it may keep them, and cannot change the step. A parameter
+        that no loss led to has none. A step whose loss or gradient is not finite is left out, and not shown. Nothing bounds a
+        gradient here: whoever sends what an observer makes of them sees to it that no step, and no sequence, has most of it
     """
 
     model: Any
@@ -65,6 +77,9 @@ class Loop:
     seed: int
     total_steps: int
     penalty: Callable[[], Tensor] | None = None
+    loss: Loss = summed_loss
+    groups: Sequence[Group] = ()
+    observer: Observer | None = None
 
     def run(self, first_step: int, steps: int, moments: Moments | None = None) -> Trained:
         """Train ``steps`` steps from ``first_step`` on; the parameters' values at the start are FedProx's anchor.
@@ -74,7 +89,7 @@ class Loop:
         Raises
         ------
         Mistake
-            No step was finite.
+            No step was finite, or a group's learning rate or weight decay is beyond what ``[training]`` allows.
         """
         optimizer = self._optimizer(moments or {})
         anchor = {name: value.detach().clone() for name, value in self.parameters.items()} if self.settings.proximal else {}
@@ -83,6 +98,7 @@ class Loop:
             for step in beats(range(first_step, first_step + steps), "training step"):
                 trained.losses.append(self._backward(step))
                 learnt = self._has_gradient()
+                self._show(step, trained.losses[-1])
                 if self.penalty is not None:
                     self.penalty().backward()
                 if self._finish(optimizer, anchor, step, trained.losses[-1]):
@@ -98,13 +114,11 @@ class Loop:
         return trained
 
     def _optimizer(self, moments: Moments) -> torch.optim.AdamW:
-        chosen = self.settings
-        optimizer = torch.optim.AdamW(
-            [self.parameters[name] for name in sorted(self.parameters)],
-            lr=chosen.learning_rate,
-            betas=(chosen.beta1, chosen.beta2),
-            weight_decay=chosen.weight_decay,
-        )
+        groups = [
+            {"params": [self.parameters[name] for name in names], "weight_decay": chosen.weight_decay, "settings": chosen}
+            for names, chosen in grouped(self.parameters, self.groups, self.settings)
+        ]
+        optimizer = torch.optim.AdamW(groups, betas=(self.settings.beta1, self.settings.beta2))
         for name, kept in moments.items():
             parameter = self.parameters[name]
             here = {of: value if of == "step" else value.to(parameter.device) for of, value in kept.items()}
@@ -119,11 +133,14 @@ class Loop:
         numbers = sequences_of_step(self.num_sequences, chosen.batch_size * chosen.accumulation, step, self.seed)
         numbers.sort()  # what a step does must not depend on the order within it, and near texts have near lengths
         batches = [self.collate(numbers[i : i + chosen.batch_size]) for i in range(0, len(numbers), chosen.batch_size)]
-        counted = sum(_num_counted(batch) for batch in batches)
+        counted = sum(num_counted(batch) for batch in batches)
         total, device = 0.0, next(iter(self.parameters.values())).device
         for place, batch in enumerate(batches):
             with _seeded(derive_seed(self.seed, "dropout", server_round=step, block=place), device):
-                loss = summed_loss(self.model, batch, device) / counted
+                summed = self.loss(self.model, batch, device)
+                if summed.dtype != torch.float32 or summed.ndim:
+                    raise ValueError(f"a loss is {summed.dtype}, {list(summed.shape)}, and must be torch.float32, []")
+                loss = summed / counted
             loss.backward()
             total += loss.item()
         return total
@@ -131,6 +148,15 @@ class Loop:
     def _has_gradient(self) -> bool:
         """Whether anything but zeros came out of a step, before the penalty and what pulls towards the anchor."""
         return any(value.grad is not None and bool(value.grad.any()) for value in self.parameters.values())
+
+    def _show(self, step: int, loss: float) -> None:
+        """Let the observer have copies of the gradients, unless the step will be left out."""
+        if self.observer is None:
+            return
+        gradients = {name: value.grad.clone() for name, value in self.parameters.items() if value.grad is not None}
+        norms = [gradient.norm() for gradient in gradients.values()]
+        if math.isfinite(loss) and (not norms or bool(torch.isfinite(torch.stack(norms).norm()))):
+            self.observer(step, gradients)
 
     def _finish(self, optimizer: torch.optim.AdamW, anchor: Mapping[str, Tensor], step: int, loss: float) -> bool:
         """Take the step; whether it was left out instead."""
@@ -143,24 +169,9 @@ class Loop:
         if not (torch.isfinite(norm) and torch.isfinite(torch.tensor(loss))):
             return True
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(self.settings, step, self.total_steps)
+            group["lr"] = learning_rate(group["settings"], step, self.total_steps)
         optimizer.step()
         return False
-
-
-def summed_loss(model: Any, batch: Batch, device: torch.device) -> Tensor:
-    """Cross entropy in nats, summed over the batch's counted tokens, or over its items where labels are classes."""
-    logits = model(input_ids=batch.input_ids.to(device), attention_mask=batch.attention_mask.to(device)).logits
-    labels = batch.labels.to(device)
-    if labels.ndim == 2:
-        wanted = labels[:, 1:] != NOT_COUNTED
-        logits, labels = logits[:, :-1][wanted], labels[:, 1:][wanted]
-    return nn.functional.cross_entropy(logits.to(torch.float32), labels, reduction="sum")
-
-
-def _num_counted(batch: Batch) -> int:
-    """Predictions over which the loss is taken; the first token of a text is never predicted."""
-    return len(batch.labels) if batch.labels.ndim == 1 else int((batch.labels[:, 1:] != NOT_COUNTED).sum())
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from torch import Tensor
 from espalier.corpora.client_items import client_items
 from espalier.corpora.client_text import training_windows
 from espalier.corpora.own_data import told_at_the_site
-from espalier.corpora.tasks.batches import Batch, Counted, class_batches, collate
+from espalier.corpora.tasks.batches import Batch, Counted, collate, collate_texts
 from espalier.corpora.tasks.catalogue import task_named
 from espalier.corpora.tasks.encoding import Encoded, encode_pair
 from espalier.corpora.tasks.item import Item
@@ -91,8 +91,7 @@ class ClassSequences:
 
     def batch(self, numbers: Sequence[int]) -> Batch:
         """Some of them, padded on the right."""
-        chosen = [self.items[number] for number in numbers]
-        return next(iter(class_batches(chosen, self.tokenizer, len(chosen), self.max_tokens)))
+        return collate_texts([self.items[number] for number in numbers], self.tokenizer, self.max_tokens)
 
     def joined(self, other: "ClassSequences") -> "ClassSequences":
         """With another party's behind them."""

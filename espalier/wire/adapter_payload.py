@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from espalier.settings.fedpetuning import Payload
+from espalier.settings.federation import Payload
 from espalier.settings.mistakes import Mistake
 from espalier.wire.payload import TensorSpec
 from pruning_kernels import nf4

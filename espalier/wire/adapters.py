@@ -1,7 +1,11 @@
-"""Which adapters a run trains: a function of the model's plan and the ``[lora]`` settings, and the shapes of their tensors.
+"""Which adapters a run trains, and what it trains whole beside them: names and shapes.
+
+Adapters are a function of the model's plan and the ``[lora]`` settings.
 
 A LoRA adapter of a matrix (out, in) is ``A`` (rank, in) and ``B`` (out, rank); the update is ``scaling * B A``. On the wire
 their names are canonical, ``attn.q.lora_a`` and ``attn.q.lora_b``, in a blob per block, whatever the model family calls them.
+So are those of tensors that are trained whole, ``norm.mlp.weight`` or ``attn.q.bias`` in the blob of their block, and
+``norm.final.weight`` or ``head.out.bias`` in a blob that is none of a block.
 """
 
 import math
@@ -18,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 HEAD_KEY = "head"
-"""Blob of the tensors that are trained whole: an encoder's classification head."""
+"""Blob of an encoder's classification head, which is trained whole."""
 
 Tensors = Mapping[str, Mapping[str, "Tensor"]]
 """What is trained: tensors by blob key and canonical name."""
@@ -59,8 +63,14 @@ class AdapterPlan:
     """All adapters of a run, by the number of their block, and what else is trained."""
 
     blocks: Mapping[int, tuple[Adapter, ...]]
-    head: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Shapes of tensors that are trained whole, by canonical name."""
+    whole: Mapping[str, Mapping[str, tuple[int, ...]]] = field(default_factory=dict)
+    """Shapes of tensors that are trained whole, by blob key and canonical name. The methods that average adapters take a
+    classification head alone; one that trains others averages and writes them itself."""
+
+    @property
+    def head(self) -> Mapping[str, tuple[int, ...]]:
+        """Shapes of the classification head's tensors by canonical name; empty without one."""
+        return self.whole.get(HEAD_KEY, {})
 
     def __iter__(self) -> Iterator[tuple[int, Adapter]]:
         """Every adapter with the number of its block, in order."""
@@ -73,10 +83,12 @@ class AdapterPlan:
         found: Shapes = {}
         for index, adapter in self:
             found.setdefault(block_key(index), {}).update(adapter.shapes())
-        return found | ({HEAD_KEY: dict(self.head)} if self.head else {})
+        for key, tensors in self.whole.items():
+            found.setdefault(key, {}).update(tensors)
+        return found
 
     def limited(self, rank: int) -> "AdapterPlan":
-        """The same adapters with ranks of at most ``rank``; scalings stay."""
+        """The same adapters with ranks of at most ``rank``; scalings stay, and what is trained whole."""
         blocks = {index: tuple(a.limited(rank) for a in adapters) for index, adapters in self.blocks.items()}
         return replace(self, blocks=blocks)
 
@@ -84,7 +96,7 @@ class AdapterPlan:
     def num_parameters(self) -> int:
         """Numbers that are trained."""
         per_adapter = sum(adapter.rank * sum(adapter.linear.shape) for _, adapter in self)
-        return per_adapter + sum(math.prod(shape) for shape in self.head.values())
+        return per_adapter + sum(math.prod(shape) for tensors in self.whole.values() for shape in tensors.values())
 
 
 def cut_to_rank(tensors: Mapping[str, "Tensor"], rank: int) -> dict[str, "Tensor"]:
@@ -121,7 +133,7 @@ def adapter_plan(plan: ModelPlan, lora: LoraSettings, num_classes: int = 0) -> A
                 f"lora.{key}: no adapter is on {', '.join(unused)}; add it to lora.targets and lora.layers, or remove it"
             )
     blocks = {index: tuple(_adapters(plan, lora, index, chosen)) for index in layers}
-    return AdapterPlan(blocks, _head(plan.head_features, num_classes) if plan.head_features else {})
+    return AdapterPlan(blocks, {HEAD_KEY: _head(plan.head_features, num_classes)} if plan.head_features else {})
 
 
 def _head(features: int, num_classes: int) -> dict[str, tuple[int, ...]]:

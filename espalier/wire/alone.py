@@ -7,7 +7,7 @@ others' decisions. That takes as long as the rounds did, so it is not part of th
 from pydantic import Field
 
 from espalier.settings.mistakes import Mistake
-from espalier.settings.run import METHODS, RunSettings
+from espalier.settings.run import RunSettings
 from espalier.wire.contract import Contract, Side
 from espalier.wire.messages import MOST_SECONDS, Letter, Scalars, validate
 
@@ -25,12 +25,6 @@ class AloneReport(Scalars):
     seconds: float = Field(ge=0, le=MOST_SECONDS)
 
 
-def makes_alone(settings: RunSettings) -> bool:
-    """Whether the rounds of a run leave no local-only result, so that it is made in a message of its own."""
-    tunes = "lora" in METHODS[settings.method]
-    return tunes or (settings.method == "fedprllm" and settings.fedprllm.strategy == "iterative")
-
-
 def contract(request: Letter, settings: RunSettings) -> Contract:
     """The contract of an ``alone`` message; it is for the last round of a run.
 
@@ -39,10 +33,9 @@ def contract(request: Letter, settings: RunSettings) -> Contract:
     Mistake
         The rounds of such a run leave a local-only result, or no adapter has such a rank.
     """
-    if not makes_alone(settings):
+    if not settings.job.makes_alone:
         raise Mistake(f"message: clients of {settings.method} make nothing alone after their rounds")
-    tunes = "lora" in METHODS[settings.method]
-    largest = settings.lora.largest_rank if tunes else 0
+    largest = settings.lora.largest_rank if settings.tunes else 0
     if validate(Alone, request.scalars).rank_limit > largest:
         raise Mistake(f"message: rank_limit is above {largest}, the largest rank of an adapter")
     return Contract(
@@ -51,5 +44,5 @@ def contract(request: Letter, settings: RunSettings) -> Contract:
         down=Side(Alone),
         up=Side(AloneReport),
         observer="that the client has made what it makes by itself, which stays there, and how long it took"
-        + ("" if tunes else "; it is sent in iterative pruning only"),
+        + ("" if settings.tunes else "; it is sent in iterative pruning only"),
     )

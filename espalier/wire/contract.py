@@ -18,6 +18,9 @@ from espalier.wire.payload import TensorSpec, tensor_specs
 BlockSpecs = Mapping[str, Mapping[str, TensorSpec]]
 """Tensors by blob key and tensor name."""
 
+CheckValues = Callable[[str, bytes], None]
+"""Raises Mistake if the values of a blob's tensors are out of range; gets the blob's key and the blob."""
+
 HEADER_ROOM = 64 * 1024
 """Bytes that a blob's safetensors header may take beside its data."""
 
@@ -27,19 +30,17 @@ class Side:
     """One direction of a contract."""
 
     scalars: type[Scalars]
-    blobs: BlockSpecs = field(default_factory=dict)
-    """Exactly these blobs and tensors, all of them."""
-    check_values: Callable[[str, bytes], None] | None = None
-    """Raises Mistake if the values of a blob's tensors are out of range; gets the blob's key and the blob."""
+    blobs: BlockSpecs | Callable[[Scalars], BlockSpecs] = field(default_factory=dict)
+    """Exactly these blobs and tensors, all of them; a function where they depend on the scalars beside them."""
+    check_values: CheckValues | None = None
     check_scalars: Callable[[Scalars], None] | None = None
     """Raises Mistake if the scalars do not fit each other or the request."""
     blob_sha256: Callable[[Scalars], Mapping[str, str]] | None = None
     """Hexadecimal SHA-256 that each blob must have, by key, given the scalars; it may name further blobs."""
 
-    @property
-    def byte_limit(self) -> int:
-        """Most bytes that the blobs may have together."""
-        return sum(sum(spec.num_bytes for spec in specs.values()) + HEADER_ROOM for specs in self.blobs.values())
+    def specs(self, scalars: Scalars) -> BlockSpecs:
+        """The blobs and tensors beside some scalars, which were validated."""
+        return self.blobs(scalars) if callable(self.blobs) else self.blobs
 
 
 @dataclass(frozen=True)
@@ -64,15 +65,18 @@ def check(letter: Letter, side: Side) -> Scalars:
     Mistake
         The letter holds something else; the text names it and quotes no value.
     """
-    surplus, missing = set(letter.blobs) - set(side.blobs), set(side.blobs) - set(letter.blobs)
-    if surplus or missing:
-        raise Mistake(f"blobs: {len(surplus)} surplus and {len(missing)} missing of {len(side.blobs)}")
-    size = sum(len(blob) for blob in letter.blobs.values())
-    if size > side.byte_limit:
-        raise Mistake(f"blobs: {size} bytes, at most {side.byte_limit} are allowed")
-    for key, blob in letter.blobs.items():
-        _check_blob(key, blob, side)
     scalars = validate(side.scalars, letter.scalars)
+    expected = side.specs(scalars)
+    surplus, missing = set(letter.blobs) - set(expected), set(expected) - set(letter.blobs)
+    if surplus or missing:
+        raise Mistake(f"blobs: {len(surplus)} surplus and {len(missing)} missing of {len(expected)}")
+    size, limit = sum(len(blob) for blob in letter.blobs.values()), byte_limit(expected)
+    if size > limit:
+        raise Mistake(f"blobs: {size} bytes, at most {limit} are allowed")
+    for key, blob in letter.blobs.items():
+        _check_blob(key, blob, expected[key])
+        if side.check_values is not None:
+            side.check_values(key, blob)
     if side.check_scalars is not None:
         side.check_scalars(scalars)
     if side.blob_sha256 is not None:
@@ -108,8 +112,13 @@ def _check_hashes(blobs: Mapping[str, bytes], expected: Mapping[str, str]) -> No
             raise Mistake(f"{key}: the bytes do not have the SHA-256 that was named for them")
 
 
-def _check_blob(key: str, blob: bytes, side: Side) -> None:
-    expected, found = side.blobs[key], tensor_specs(blob)
+def byte_limit(specs: BlockSpecs) -> int:
+    """Most bytes that blobs of these tensors may have together."""
+    return sum(sum(spec.num_bytes for spec in tensors.values()) + HEADER_ROOM for tensors in specs.values())
+
+
+def _check_blob(key: str, blob: bytes, expected: Mapping[str, TensorSpec]) -> None:
+    found = tensor_specs(blob)
     if set(found) != set(expected):
         raise Mistake(f"{key}: holds {len(found)} tensors, and not the {len(expected)} that the contract names")
     for name, spec in expected.items():
@@ -117,8 +126,6 @@ def _check_blob(key: str, blob: bytes, side: Side) -> None:
             raise Mistake(
                 f"{key} {name}: is {found[name].dtype} {list(found[name].shape)}, must be {spec.dtype} {list(spec.shape)}"
             )
-    if side.check_values is not None:
-        side.check_values(key, blob)
 
 
 FAILED = Side(Failure)

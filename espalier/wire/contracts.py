@@ -1,27 +1,30 @@
 """Find the contract of a message: a function of its header, the model plan and the run's settings."""
 
-from importlib import import_module
+from collections.abc import Callable
 from types import ModuleType
 
+from espalier.settings.methods import METHODS, part
 from espalier.settings.mistakes import Mistake
 from espalier.settings.run import RunSettings
 from espalier.wire import alone, enrolment, evaluation
 from espalier.wire.contract import Contract
 from espalier.wire.messages import Letter, validate
 from espalier.wire.plan import ModelPlan
-from espalier.wire.rounds_of_run import require_round
-
-METHODS = {"fedpetuning": "tuning", "fedprllm": "fedprllm", "fedspallm": "fedspallm", "hetlora": "tuning"}
-"""The module of this package that holds each method's contracts: ``contract`` of train and fetch, and ``delivery``."""
+from espalier.wire.rounds_of_run import last_rounds, require_round
 
 
 def of_method(method: str) -> ModuleType:
     """A method's contracts, imported when they are needed: those of methods that tune take torch, others do not."""
-    return import_module(f"espalier.wire.{METHODS[method]}")
+    found: ModuleType = part(METHODS[method].contracts)
+    return found
 
 
-def contract_for(request: Letter, plan: ModelPlan, settings: RunSettings) -> Contract:
+def contract_for(request: Letter, plan_of: Callable[[], ModelPlan], settings: RunSettings) -> Contract:
     """The contract that a request and its reply are held against.
+
+    Parameters
+    ----------
+    plan_of : gives the base model's plan; asked for where the contract depends on it, which that of an ``enrol`` does not
 
     Raises
     ------
@@ -31,9 +34,11 @@ def contract_for(request: Letter, plan: ModelPlan, settings: RunSettings) -> Con
     header = request.header
     if header.method != settings.method:
         raise Mistake(f"message: is of method {header.method!r}, the run's is {settings.method!r}")
-    require_round(header, plan, settings)
     if header.kind == "enrol":
+        require_round(header, range(0), settings)
         return enrolment.contract(settings.method)
+    plan = plan_of()
+    require_round(header, last_rounds(plan, settings), settings)
     if header.kind == "alone":
         return alone.contract(request, settings)
     if header.kind == "evaluate":

@@ -11,6 +11,9 @@ from espalier.wire.messages import NoScalars, Scalars
 MOST_CAPABILITY = 1e9
 VERSION = r"^[A-Za-z0-9.+_-]*$"
 
+NO_MODEL = "0" * 64
+"""In place of the base model's hash, where the method does without it at the clients."""
+
 
 class Enrolment(Scalars):
     """What a node says of itself."""

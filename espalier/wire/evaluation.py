@@ -16,6 +16,7 @@ from espalier.settings.task import TEXT
 from espalier.wire.contract import Contract, Side
 from espalier.wire.messages import MOST_SECONDS, Scalars
 from espalier.wire.payload import TensorSpec
+from espalier.wire.printable import printable
 
 OWN_TEXT_MODELS = ("dense", "local_only", "federated")
 """The models that a client evaluates on its own held-out text, in order of ``Losses.own_losses``."""
@@ -109,9 +110,9 @@ def require_many(texts: Texts) -> None:
     for name, number in zip(texts.names, texts.num_windows, strict=True):
         if (predictions := number * (texts.window_tokens - 1)) < LEAST_PREDICTIONS:
             raise Mistake(
-                f"evaluation.texts: '{name}' gives {predictions} predictions, sites evaluate what they make alone on "
-                f"{LEAST_PREDICTIONS} or more; take a longer text, raise evaluation.max-windows or evaluation.window-tokens, "
-                "or set evaluation.local-only to false"
+                f"evaluation.texts: '{printable(name)}' gives {predictions} predictions, sites evaluate what they make alone "
+                f"on {LEAST_PREDICTIONS} or more; take a longer text, raise evaluation.max-windows or "
+                "evaluation.window-tokens, or set evaluation.local-only to false"
             )
     if 0 < texts.test_items < LEAST_ITEMS:
         raise Mistake(

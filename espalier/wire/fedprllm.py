@@ -1,7 +1,7 @@
 """Contracts of FedPrLLM: a packed prune mask per matrix, nothing else."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import Field
@@ -9,22 +9,14 @@ from pydantic import Field
 from espalier.settings.fedprllm import FedPrLLMSettings
 from espalier.settings.mistakes import Mistake
 from espalier.settings.run import RunSettings
-from espalier.wire.contract import Contract, Side
+from espalier.wire.contract import BlockSpecs, Contract, Side
 from espalier.wire.masks import mask_name, require_exact_sparsity
-from espalier.wire.messages import MOST_SECONDS, Letter, NoScalars, Scalars, validate
-from espalier.wire.parts import PartRequest, Sha256, hashes_of_part
+from espalier.wire.messages import Kind, Letter, NoScalars, Scalars, validate
+from espalier.wire.parts import PartRequest, Reply, Report, parts_of
 from espalier.wire.payload import TensorSpec, block_key, views
 from espalier.wire.plan import BlockPlan, ModelPlan, cut_into_parts
 from espalier.wire.rounds_of_run import last_rounds
 from pruning_kernels.bitmask import num_words
-
-
-class VoteReport(Scalars):
-    """What a client reports beside its masks."""
-
-    seconds: float = Field(ge=0, le=MOST_SECONDS)
-    blob_sha256: list[Sha256]
-    """Hash of every block's blob, in order of blocks, so that later parts can be asked for by hash."""
 
 
 def mask_specs(block: BlockPlan) -> dict[str, TensorSpec]:
@@ -41,11 +33,9 @@ def blocks_of_round(plan: ModelPlan, settings: FedPrLLMSettings, server_round: i
     return range(server_round - 1, server_round)
 
 
-def block_parts(plan: ModelPlan, settings: FedPrLLMSettings, server_round: int, part_bytes: int) -> list[range]:
-    """Which blocks travel in which part of a round's reply."""
-    blocks = blocks_of_round(plan, settings, server_round)
-    sizes = [sum(spec.num_bytes for spec in mask_specs(plan.blocks[index]).values()) for index in blocks]
-    return [range(blocks[part.start], blocks[part.stop - 1] + 1) for part in cut_into_parts(sizes, part_bytes)]
+def mask_blobs(plan: ModelPlan, settings: FedPrLLMSettings, server_round: int) -> dict[str, dict[str, TensorSpec]]:
+    """The blobs of a round's reply, in order of blocks."""
+    return {block_key(index): mask_specs(plan.blocks[index]) for index in blocks_of_round(plan, settings, server_round)}
 
 
 class Decision(Scalars):
@@ -70,7 +60,7 @@ def votes_dtype(num_clients: int) -> np.dtype:
 def decided_specs(block: BlockPlan, settings: RunSettings) -> dict[str, dict[str, TensorSpec]]:
     """The blobs that describe a decided block: its masks and, with weight scaling, its votes."""
     blobs = {block_key(block.index): mask_specs(block)}
-    if settings.fedprllm.weight_scaling:
+    if settings.of(FedPrLLMSettings).weight_scaling:
         dtype = f"U{8 * votes_dtype(settings.num_clients).itemsize}"
         blobs[votes_key(block.index)] = {linear.name: TensorSpec(dtype, linear.shape) for linear in block.linears}
     return blobs
@@ -89,12 +79,12 @@ def delivery(request: Letter, plan: ModelPlan, settings: RunSettings) -> Contrac
     In iterative pruning it may be what was decided before a round, for a client that lost its hidden states.
     """
     header, decided = request.header, validate(Decision, request.scalars).decided
-    whole = decided == len(plan.blocks)
+    whole, job = decided == len(plan.blocks), settings.of(FedPrLLMSettings)
     if whole and not settings.evaluation.own_text:
         raise Mistake("message: a result is delivered, but evaluation.own-text is off")
     if whole and header.server_round != last_rounds(plan, settings)[0]:
         raise Mistake(f"message: the result is delivered in round {header.server_round}, before it is decided")
-    if not whole and (settings.fedprllm.strategy != "iterative" or decided != header.server_round - 1):
+    if not whole and (job.strategy != "iterative" or decided != header.server_round - 1):
         raise Mistake(f"message: {decided} decided blocks are delivered, which is neither all nor those before the round")
     parts = decided_parts(plan, settings, decided)
     if header.part >= len(parts):
@@ -138,46 +128,39 @@ def contract(request: Letter, plan: ModelPlan, run: RunSettings) -> Contract:
     In iterative pruning ``train`` brings the decided masks of the block before, so that the client goes on with what the
     server pruned (step 7), and with ``continue-behind = "scaled"`` its votes and the number of voters.
     """
-    header, settings, part_bytes = request.header, run.fedprllm, run.part_bytes
-    fetched = header.kind == "fetch"
-    parts = block_parts(plan, settings, header.server_round, part_bytes)
-    if header.part >= len(parts) or (header.part > 0 and not fetched):
-        raise Mistake(f"message: part {header.part} of a {header.kind} does not exist, a reply has {len(parts)}")
-    masks = {block_key(index): mask_specs(plan.blocks[index]) for index in parts[header.part]}
-    blocks = blocks_of_round(plan, settings, header.server_round)
-    decided: dict[str, dict[str, TensorSpec]] = {}
-    told: type[Scalars] = PartRequest if fetched else NoScalars
-    if settings.strategy == "iterative" and header.server_round > 1 and not fetched:
-        before = plan.blocks[header.server_round - 2]
+    settings, server_round = run.of(FedPrLLMSettings), request.header.server_round
+    specs = mask_blobs(plan, settings, server_round)
+    decided: BlockSpecs = {}
+    told: type[Scalars] = NoScalars
+    if settings.strategy == "iterative" and server_round > 1:
+        before = plan.blocks[server_round - 2]
         decided = {block_key(before.index): mask_specs(before)}
         if settings.continue_behind == "scaled":
             decided, told = decided_specs(before, run), Decision
-
-    def a_hash_per_block(report: Scalars) -> None:
-        if isinstance(report, VoteReport) and len(report.blob_sha256) != len(blocks):
-            raise Mistake(f"VoteReport: {len(report.blob_sha256)} hashes for {len(blocks)} blocks")
 
     def a_number_of_voters(decision: Scalars) -> None:
         if isinstance(decision, Decision) and len(decision.num_voters) != 1:
             raise Mistake(f"Decision: {len(decision.num_voters)} numbers of voters for 1 block")
 
-    return Contract(
-        kind=header.kind,
-        method="fedprllm",
-        num_parts=len(parts),
-        down=Side(told, decided, check_scalars=a_number_of_voters),
-        up=Side(
-            NoScalars if fetched else VoteReport,
-            masks,
-            ExactSparsity(plan, settings),
-            None if fetched else a_hash_per_block,
-            hashes_of_part(request, map(block_key, blocks), masks),
-        ),
-        observer="the masks of further blocks, as in train" if fetched else OBSERVER,
+    reply = Reply(
+        order=told,
+        part_order=PartRequest,
+        report=Report,
+        specs=specs,
+        parts=parts_of(specs, run.part_bytes),
+        observer=OBSERVER,
+        more="the masks of further blocks, as in train",
+        brought=decided,
+        check_values=ExactSparsity(plan, settings),
+        check_order=a_number_of_voters,
     )
+    return reply.contract(request, "fedprllm")
 
 
 OBSERVER = (
     "for every weight one bit: whether this client would prune it, given its text (who guesses the text of all its windows can "
     "confirm the guess; the site's `least-tokens` says how much that is at least); and how long it took"
 )
+
+EXAMPLES: dict[Kind, dict[str, Any]] = {"deliver": {"num_voters": [1], "decided": 2}}
+"""Scalars of requests to a model of two blocks, by kind: what the contracts of the kind depend on."""

@@ -1,7 +1,7 @@
 """Contracts of FedSpaLLM: masks and kept weights of the layers that a client sampled, nothing else."""
 
-from collections.abc import Mapping
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -11,10 +11,10 @@ from espalier.settings.run import RunSettings
 from espalier.wire.contract import Contract, Side
 from espalier.wire.kept import kept_specs, require_kept
 from espalier.wire.masks import require_exact_sparsity
-from espalier.wire.messages import MOST_SECONDS, Letter, NoScalars, Scalars, validate
-from espalier.wire.parts import Sha256, hashes_of_part
+from espalier.wire.messages import Kind, Letter, NoScalars, Scalars, validate
+from espalier.wire.parts import PartRequest, Reply, Report, parts_of
 from espalier.wire.payload import TensorSpec, block_key
-from espalier.wire.plan import BlockPlan, ModelPlan, cut_into_parts
+from espalier.wire.plan import BlockPlan, ModelPlan
 from pruning_kernels.comparison_groups import pruned_in_matrix
 
 BlockIndex = Annotated[int, Field(ge=0)]
@@ -35,25 +35,20 @@ class Sample(Scalars):
     """Version of every layer of the global model, which the client must hold."""
 
 
-class SamplePart(Scalars):
+class SamplePart(PartRequest):
     """Which blobs of an earlier reply the server asks for."""
 
     blocks: list[BlockIndex] = Field(min_length=1)
     """All layers of the sample."""
-    blob_sha256: list[Sha256] = Field(min_length=1)
-    """Hashes of the part's blobs, in order of layers."""
 
 
-class PruneReport(Scalars):
+class PruneReport(Report):
     """What a client reports beside its pruned layers."""
 
-    seconds: float = Field(ge=0, le=MOST_SECONDS)
     calibration_windows: int = Field(ge=0, le=MOST_WINDOWS)
     """How many windows it has, where they are its weight in the mean; else 0, which tells nothing."""
     damping: float = Field(ge=0)
     """The largest damping that a matrix needed (SparseGPT); 0 where none is used."""
-    blob_sha256: list[Sha256]
-    """Hash of every sampled layer's blob, so that later parts can be asked for by hash."""
 
 
 class Update(Scalars):
@@ -65,70 +60,60 @@ class Update(Scalars):
     """Weights that each matrix keeps, block after block."""
 
 
-def num_kept(block: BlockPlan, settings: FedSpaLLMSettings, server_round: int) -> dict[str, int]:
+def sparsity_of(run: RunSettings, server_round: int) -> float:
+    """Share of each matrix that a round prunes."""
+    return run.of(FedSpaLLMSettings).sparsity_of(server_round, run.federation.rounds)
+
+
+def num_kept(block: BlockPlan, run: RunSettings, server_round: int) -> dict[str, int]:
     """How many weights of each matrix a client keeps in a round, by canonical linear name."""
-    sparsity, group = settings.sparsity_of(server_round), settings.local_group
+    sparsity, group = sparsity_of(run, server_round), run.of(FedSpaLLMSettings).local_group
     return {linear.name: linear.num_weights - pruned_in_matrix(linear.shape, sparsity, group) for linear in block.linears}
 
 
-def sample_specs(plan: ModelPlan, settings: FedSpaLLMSettings, server_round: int, index: int) -> dict[str, TensorSpec]:
-    """The tensors of one sampled layer's blob."""
-    block = plan.blocks[index]
-    return kept_specs(block, num_kept(block, settings, server_round))
-
-
-def sample_parts(plan: ModelPlan, run: RunSettings, server_round: int, blocks: list[int]) -> list[list[int]]:
-    """Which of the sampled layers travel in which part of a reply."""
-    specs = [sample_specs(plan, run.fedspallm, server_round, index).values() for index in blocks]
-    parts = cut_into_parts([sum(spec.num_bytes for spec in block) for block in specs], run.part_bytes)
-    return [[blocks[place] for place in part] for part in parts]
+def sample_specs(
+    plan: ModelPlan, run: RunSettings, server_round: int, blocks: Sequence[int]
+) -> dict[str, dict[str, TensorSpec]]:
+    """The blobs of a reply with some sampled layers, in order of layers."""
+    kept = {index: num_kept(plan.blocks[index], run, server_round) for index in blocks}
+    return {block_key(index): kept_specs(plan.blocks[index], kept[index]) for index in blocks}
 
 
 def contract(request: Letter, plan: ModelPlan, run: RunSettings) -> Contract:
     """The contract of a ``train`` message (part 0) or of a ``fetch`` of a later part."""
-    header, settings = request.header, run.fedspallm
-    fetched = header.kind == "fetch"
-    blocks = (
-        validate(SamplePart, request.scalars).blocks if fetched else validate(Sample, request.scalars).blocks
-    )  # both are checked once more as part of the contract
-    _require_blocks(plan, blocks)
-    parts = sample_parts(plan, run, header.server_round, blocks)
-    if header.part >= len(parts) or (header.part > 0) != fetched:
-        raise Mistake(f"message: part {header.part} of a {header.kind} does not exist, a reply has {len(parts)}")
-    blobs = {block_key(index): sample_specs(plan, settings, header.server_round, index) for index in parts[header.part]}
+    header, settings, fetched = request.header, run.of(FedSpaLLMSettings), request.header.kind == "fetch"
+    asked = validate(SamplePart, request.scalars) if fetched else validate(Sample, request.scalars)
+    _require_blocks(plan, asked.blocks)
+    specs, sparsity = sample_specs(plan, run, header.server_round, asked.blocks), sparsity_of(run, header.server_round)
 
     def versions_of_all(sample: Scalars) -> None:
         if isinstance(sample, Sample) and len(sample.versions) != len(plan.blocks):
             raise Mistake(f"Sample: {len(sample.versions)} versions for {len(plan.blocks)} layers")
 
     def numbers_fit(report: Scalars) -> None:
-        if not isinstance(report, PruneReport):
-            return
-        if len(report.blob_sha256) != len(blocks):
-            raise Mistake(f"PruneReport: {len(report.blob_sha256)} hashes for {len(blocks)} layers")
-        if (report.calibration_windows > 0) != (settings.client_weights == "samples"):
-            raise Mistake("PruneReport: calibration_windows are told with fedspallm.client-weights = 'samples' alone")
+        weighed = run.federation.client_weights == "samples"
+        if isinstance(report, PruneReport) and (report.calibration_windows > 0) != weighed:
+            raise Mistake("PruneReport: calibration_windows are told with federation.client-weights = 'samples' alone")
 
     def pruned_exactly(key: str, blob: bytes) -> None:
         block = next(block for block in plan.blocks if block_key(block.index) == key)
         for name, words in require_kept(block, key, blob).items():
             linear = next(linear for linear in block.linears if linear.name == name)
-            require_exact_sparsity(key, linear, words, settings.sparsity_of(header.server_round), settings.local_group)
+            require_exact_sparsity(key, linear, words, sparsity, settings.local_group)
 
-    return Contract(
-        kind=header.kind,
-        method="fedspallm",
-        num_parts=len(parts),
-        down=Side(SamplePart if fetched else Sample, check_scalars=versions_of_all),
-        up=Side(
-            NoScalars if fetched else PruneReport,
-            blobs,
-            pruned_exactly,
-            numbers_fit,
-            hashes_of_part(request, map(block_key, blocks), blobs),
-        ),
-        observer="masks and kept weights of further sampled layers, as in train" if fetched else OBSERVER,
+    reply = Reply(
+        order=Sample,
+        part_order=SamplePart,
+        report=PruneReport,
+        specs=specs,
+        parts=parts_of(specs, run.part_bytes),
+        observer=OBSERVER,
+        more="masks and kept weights of further sampled layers, as in train",
+        check_values=pruned_exactly,
+        check_order=versions_of_all,
+        check_report=numbers_fit,
     )
+    return reply.contract(request, "fedspallm")
 
 
 def update_specs(plan: ModelPlan, update: Update) -> dict[str, Mapping[str, TensorSpec]]:
@@ -174,3 +159,10 @@ OBSERVER = (
     "`samples` alone, how many windows it has; the largest damping; and how long it took"
 )
 """What the contract of ``train`` says of an observer."""
+
+EXAMPLES: dict[Kind, dict[str, Any]] = {
+    "train": {"blocks": [0, 1], "versions": [0, 0]},
+    "fetch": {"blocks": [0, 1], "blob_sha256": ["0" * 64]},
+    "deliver": {"blocks": [0, 1], "versions": [1, 1], "num_kept": [1, 1]},
+}
+"""Scalars of requests to a model of two blocks, by kind: what the contracts of the kind depend on."""

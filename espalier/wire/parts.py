@@ -1,12 +1,19 @@
-"""How a reply that is too large for one message is asked for: blobs of a part, by hash."""
+"""Replies that may be too large for a message: ``train`` is answered with the first part, ``fetch`` asks for others by hash.
 
-from collections.abc import Callable, Iterable
+One contract for both, whatever the method: which parts there are, whose blobs they hold, and that every blob has the hash that
+the report named for it.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from pydantic import Field
 
 from espalier.settings.mistakes import Mistake
-from espalier.wire.messages import Letter, Scalars
+from espalier.wire.contract import BlockSpecs, CheckValues, Contract, Side
+from espalier.wire.messages import MOST_SECONDS, Letter, NoScalars, Scalars
+from espalier.wire.plan import cut_into_parts
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 """A hexadecimal SHA-256."""
@@ -18,7 +25,91 @@ class PartRequest(Scalars):
     blob_sha256: list[Sha256] = Field(min_length=1)
 
 
-def hashes_of_part(request: Letter, reply: Iterable[str], part: Iterable[str]) -> Callable[[Scalars], dict[str, str]]:
+class Report(Scalars):
+    """What a client reports beside its blobs, whatever the method."""
+
+    seconds: float = Field(ge=0, le=MOST_SECONDS)
+    blob_sha256: list[Sha256]
+    """Hash of every blob of the reply, in order, so that later parts can be asked for by hash."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What the reply to a ``train`` is made of, and what is checked of both directions; all parts follow from it."""
+
+    order: type[Scalars]
+    """Scalars of ``train``."""
+    part_order: type[PartRequest]
+    """Scalars of ``fetch``."""
+    report: type[Report]
+    """Scalars of the reply to ``train``; those of later parts have none."""
+    specs: BlockSpecs
+    """Tensors of all blobs, in the order of the report's hashes."""
+    parts: Sequence[Sequence[str]]
+    """Keys of each part's blobs."""
+    observer: str
+    """What somebody who reads the first part learns."""
+    more: str
+    """The same of a later part."""
+    brought: BlockSpecs = field(default_factory=dict)
+    """Tensors that come with ``train``."""
+    check_brought: CheckValues | None = None
+    check_values: CheckValues | None = None
+    check_order: Callable[[Scalars], None] | None = None
+    """Of the scalars that go down, with ``train`` or ``fetch``."""
+    check_report: Callable[[Scalars], None] | None = None
+    """Of the report; of a later part, of what asked for it."""
+
+    def contract(self, request: Letter, method: str) -> Contract:
+        """The contract of a ``train`` message (part 0) or of a ``fetch`` of a later part.
+
+        Raises
+        ------
+        Mistake
+            There is no such part.
+        """
+        header, fetched = request.header, request.header.kind == "fetch"
+        if header.part >= len(self.parts) or (header.part > 0) != fetched:
+            raise Mistake(f"message: part {header.part} of a {header.kind} does not exist, a reply has {len(self.parts)}")
+        part = self.parts[header.part]
+
+        def check_down(asked: Scalars) -> None:
+            if isinstance(asked, PartRequest) and len(asked.blob_sha256) != len(part):
+                raise Mistake(f"{type(asked).__name__}: {len(asked.blob_sha256)} hashes for {len(part)} blobs")
+            if self.check_order is not None:
+                self.check_order(asked)
+
+        def check_up(told: Scalars) -> None:
+            if isinstance(told, Report) and len(told.blob_sha256) != len(self.specs):
+                raise Mistake(f"{type(told).__name__}: {len(told.blob_sha256)} hashes for {len(self.specs)} blobs")
+            if self.check_report is not None:
+                self.check_report(told)
+
+        brought = {} if fetched else self.brought
+        return Contract(
+            kind=header.kind,
+            method=method,
+            num_parts=len(self.parts),
+            down=Side(self.part_order if fetched else self.order, brought, self.check_brought, check_down),
+            up=Side(
+                NoScalars if fetched else self.report,
+                {key: self.specs[key] for key in part},
+                self.check_values,
+                check_up,
+                hashes_of_part(request, self.specs, part),
+            ),
+            observer=self.more if fetched else self.observer,
+        )
+
+
+def parts_of(specs: BlockSpecs, part_bytes: int) -> list[list[str]]:
+    """Keys of the blobs of each part, in order, none of more than ``part_bytes`` unless a single blob is."""
+    keys = list(specs)
+    sizes = [sum(spec.num_bytes for spec in specs[key].values()) for key in keys]
+    return [[keys[place] for place in part] for part in cut_into_parts(sizes, part_bytes)]
+
+
+def hashes_of_part(request: Letter, reply: Iterable[str], part: Iterable[str]) -> Callable[[Scalars], Mapping[str, str]]:
     """What the blobs of a part must have as SHA-256, by key, given the scalars that came with them.
 
     A report also names those of later parts, which are compared when these are fetched.

@@ -151,6 +151,12 @@ def block_key(index: int) -> str:
     return f"block-{index:04d}"
 
 
+def block_of_key(key: str) -> int | None:
+    """Number of the decoder block whose blob has this name; None of any other blob."""
+    number = key.removeprefix("block-")
+    return int(number) if number.isdecimal() and block_key(int(number)) == key else None
+
+
 def to_record(blobs: Mapping[str, bytes]) -> ArrayRecord:
     """Put blobs into a Flower record."""
     return ArrayRecord({key: Array(dtype="", shape=(), stype=STYPE, data=blob) for key, blob in blobs.items()})

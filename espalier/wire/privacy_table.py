@@ -6,33 +6,17 @@ python -m espalier.wire.privacy_table
 from dataclasses import replace
 from typing import Any, get_args
 
-from espalier.settings.fedpetuning import Payload
-from espalier.settings.run import METHODS, parse
-from espalier.wire.alone import makes_alone
+from espalier.settings.federation import Payload
+from espalier.settings.methods import METHODS, settings_of
+from espalier.settings.run import RunSettings, parse
 from espalier.wire.contract import FAILED, Contract, Side
-from espalier.wire.contracts import contract_for
+from espalier.wire.contracts import contract_for, of_method
 from espalier.wire.evaluation import Texts
-from espalier.wire.messages import SCHEMA_VERSION, Header, Kind, Letter
+from espalier.wire.messages import SCHEMA_VERSION, Header, Kind, Letter, NoScalars
 from espalier.wire.plan import BlockPlan, LinearPlan, ModelPlan
 
 EXAMPLE = ModelPlan(tuple(BlockPlan(i, (LinearPlan("attn.q", f"{i}", (1024, 64), "BF16"),)) for i in range(2)), 0)
 """A model whose masks need two parts, so that ``fetch`` has a contract too."""
-SHA256 = "0" * 64
-LAYERS = {"blocks": [0, 1]}
-RANK = {"rank_limit": 8}
-SCALARS: dict[tuple[str, Kind], dict[str, Any]] = {
-    ("fedpetuning", "train"): RANK,
-    ("fedpetuning", "fetch"): {**RANK, "rank": 8, "blob_sha256": [SHA256]},
-    ("fedpetuning", "deliver"): RANK,
-    ("fedprllm", "deliver"): {"num_voters": [1], "decided": 2},
-    ("fedspallm", "train"): {**LAYERS, "versions": [0, 0]},
-    ("fedspallm", "fetch"): {**LAYERS, "blob_sha256": [SHA256]},
-    ("fedspallm", "deliver"): {**LAYERS, "versions": [1, 1], "num_kept": [1, 1]},
-    ("hetlora", "train"): RANK,
-    ("hetlora", "fetch"): {**RANK, "rank": 8, "blob_sha256": [SHA256]},
-    ("hetlora", "deliver"): RANK,
-}
-"""Scalars of requests on which a contract depends, for the example model."""
 SETTINGS = {"evaluation.own-text": True, "lora.targets": "attn.q"}
 ONE_BLOCK = 8192
 """Bytes of a part that holds a block's mask of the example model; a second part is asked for by ``fetch``."""
@@ -41,8 +25,9 @@ CLASSIFIER = replace(EXAMPLE, head_features=2), {"task.name": "sst2", "data.sour
 BLOCK_AND_HEAD: dict[Payload, int] = {"float32": 40_000, "bfloat16": 20_000, "nf4": 6_000}
 """Bytes of a part that holds the adapters of one block, or those of the last block and the head."""
 KINDS: tuple[Kind, ...] = ("enrol", "train", "fetch", "deliver", "alone", "evaluate")
-MAKES_ALONE: dict[str, dict[str, Any]] = {"fedprllm": {"fedprllm.strategy": "iterative"}, "fedspallm": {}}
-"""Settings with which clients of a method that prunes are sent an ``alone``; FedSpaLLM's never are."""
+ITERATIVE: dict[str, dict[str, Any]] = {"fedprllm": {"fedprllm.strategy": "iterative"}}
+"""Settings with which clients of a method that prunes are sent an ``alone``."""
+HEAD = "an encoder's classification head"
 FAILURE = (
     "why the client could not do its part; it may name a setting with its value, a limit or a path of the site, never what was "
     "found or counted in its data"
@@ -50,65 +35,76 @@ FAILURE = (
 
 
 def privacy_table() -> str:
-    """One row per method and kind of message: what the reply holds, and what somebody who reads it learns."""
-    lines = ["| method | message | leaves the client | what an observer learns |", "|---|---|---|---|"]
-    for method in METHODS:
-        alone = makes_alone(parse({"method": method, **MAKES_ALONE.get(method, {})}))
-        kinds = [kind for kind in KINDS if kind != "alone" or alone]
-        lines += [_row([_contract(method, kind, *variant) for variant in _variants(method)]) for kind in kinds]
-    lines.append(f"| all | any, failed | {_fields([FAILED])} | {FAILURE} |")
+    """What each kind of reply holds, and what somebody who reads it learns; methods of which that is the same share a row."""
+    methods_by_row: dict[tuple[Kind, str, str], list[str]] = {}
+    for kind in KINDS:
+        for method in (method for method in METHODS if _sends(method, kind)):
+            contracts = [_contract(method, kind, *variant) for variant in _variants(method)]
+            row = (kind, _fields([contract.up for contract in contracts]), contracts[0].observer)
+            methods_by_row.setdefault(row, []).append(method)
+    lines = ["| message | methods | leaves the client | what an observer learns |", "|---|---|---|---|"]
+    for (kind, fields, observer), methods in methods_by_row.items():
+        lines.append(f"| {kind} | {_named(methods)} | {fields or 'nothing'} | {observer} |")
+    lines.append(f"| any, failed | all | {_fields([FAILED])} | {FAILURE} |")
     return "\n".join(lines)
+
+
+def _named(methods: list[str]) -> str:
+    return "all" if len(methods) == len(METHODS) else ", ".join(f"`{method}`" for method in methods)
+
+
+def _sends(method: str, kind: Kind) -> bool:
+    """Whether a run of the method has messages of this kind."""
+    return kind != "alone" or parse({"method": method, **ITERATIVE.get(method, {})}).job.makes_alone
 
 
 def _variants(method: str) -> list[tuple[ModelPlan, dict[str, Any]]]:
     """Models and settings on which the tensors of a method's messages depend."""
-    if "lora" not in METHODS[method]:
+    if "payload" not in settings_of(method).FEDERATION:
         return [(EXAMPLE, {})]
-    (encoder, classes), payloads = CLASSIFIER, [{f"{method}.payload": payload} for payload in get_args(Payload)]
+    (encoder, classes), payloads = CLASSIFIER, [{"federation.payload": payload} for payload in get_args(Payload)]
     return [*((EXAMPLE, payload) for payload in payloads), *((encoder, {**classes, **payload}) for payload in payloads)]
 
 
 def _contract(method: str, kind: Kind, plan: ModelPlan, settings: dict[str, Any]) -> Contract:
-    part = 1 if kind == "fetch" else 0
-    size = BLOCK_AND_HEAD[settings[f"{method}.payload"]] if plan.head_features else ONE_BLOCK
+    size = BLOCK_AND_HEAD[settings["federation.payload"]] if plan.head_features else ONE_BLOCK
     cut = {"part-bytes": size} if kind == "fetch" else {}
-    common = {
-        "schema_version": SCHEMA_VERSION,
-        "lineage": "example",
-        "server_round": _round(method, kind),
-        "client": 0,
-        "attempt": 1,
-        "num_parts": 1,
-    }
-    header = Header.model_validate({**common, "kind": kind, "method": method, "part": part})
+    more = ITERATIVE.get(method, {}) if kind == "alone" else {}
+    run = parse({"method": method, **SETTINGS, **settings, **cut, **more})
+    header = Header(
+        schema_version=SCHEMA_VERSION,
+        kind=kind,
+        method=method,
+        lineage="example",
+        server_round=_round(run, kind),
+        client=0,
+        attempt=1,
+        part=1 if kind == "fetch" else 0,
+        num_parts=1,
+    )
     public = [] if "task.name" in settings else ["documentation"]
     texts = Texts(names=public, num_windows=[1] * len(public), window_tokens=256, own_text=True)
-    request = Letter(header, texts.model_dump() if kind == "evaluate" else SCALARS.get((method, kind), {}))
-    more = MAKES_ALONE.get(method, {}) if kind == "alone" else {}
-    return contract_for(request, plan, parse({"method": method, **SETTINGS, **settings, **cut, **more}))
+    scalars = texts.model_dump() if kind == "evaluate" else of_method(method).EXAMPLES.get(kind, {})
+    return contract_for(Letter(header, scalars), lambda: plan, run)
 
 
-def _round(method: str, kind: Kind) -> int:
+def _round(run: RunSettings, kind: Kind) -> int:
     """A round in which there is such a message."""
-    tunes = "lora" in METHODS[method]
-    if kind in ("alone", "evaluate") and tunes:
-        last: int = parse({"method": method}).job.rounds
-        return last
-    return {"enrol": 0, "alone": len(EXAMPLE.blocks), "deliver": 2 if tunes else 1}.get(kind, 1)
-
-
-def _row(contracts: list[Contract]) -> str:
-    first = contracts[0]
-    return f"| `{first.method}` | {first.kind} | {_fields([contract.up for contract in contracts])} | {first.observer} |"
+    last = run.job.last_rounds(run.federation, len(EXAMPLE.blocks), run.num_clients)[0]
+    return {"enrol": 0, "alone": last, "evaluate": last, "deliver": run.job.FIRST_DELIVERY}.get(kind, 1)
 
 
 def _fields(sides: list[Side]) -> str:
+    """Tensors with their dtypes, those of one dtype together, and the scalars."""
     dtypes: dict[str, set[str]] = {}
-    for name, spec in (pair for side in sides for specs in side.blobs.values() for pair in specs.items()):
-        what = "an encoder's classification head" if name.startswith("head.") else f"{name.removeprefix('attn.q.')} per matrix"
-        dtypes.setdefault(what, set()).add(spec.dtype)
+    for name, spec in (pair for side in sides for specs in side.specs(NoScalars()).values() for pair in specs.items()):
+        dtypes.setdefault(HEAD if name.startswith("head.") else name.removeprefix("attn.q."), set()).add(spec.dtype)
+    together: dict[tuple[bool, str], list[str]] = {}
+    for name in sorted(dtypes):
+        together.setdefault((name == HEAD, " or ".join(sorted(dtypes[name]))), []).append(name)
     tensors = [
-        f"{what} ({' or '.join(sorted(dtypes[what]))})" for what in sorted(dtypes, key=lambda what: (" per " not in what, what))
+        f"{', '.join(names)}{'' if of_head else ' per matrix'} ({dtype})"
+        for (of_head, dtype), names in sorted(together.items())
     ]
     return "; ".join([*tensors, *(f"`{name}`" for name in sides[0].scalars.model_fields)])
 

@@ -5,19 +5,21 @@ the global adapters do: all parts but the last are brought by ``deliver``, and t
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 from pydantic import Field
 from torch import Tensor
 
+from espalier.settings.fedpetuning import AdapterAveraging
 from espalier.settings.mistakes import Mistake
 from espalier.settings.run import RunSettings
 from espalier.wire.adapter_payload import payload_specs, unpack_adapters
 from espalier.wire.adapters import AdapterPlan, adapter_plan
 from espalier.wire.contract import Contract, Side
-from espalier.wire.messages import MOST_SECONDS, Letter, NoScalars, Scalars, validate
-from espalier.wire.parts import PartRequest, Sha256, hashes_of_part
+from espalier.wire.messages import Kind, Letter, NoScalars, Scalars, validate
+from espalier.wire.parts import PartRequest, Reply, Report, parts_of
 from espalier.wire.payload import TensorSpec
-from espalier.wire.plan import ModelPlan, cut_into_parts
+from espalier.wire.plan import ModelPlan
 
 MOST_SAMPLES = 1_000_000_000
 """Training sequences that a client may report; they are its weight in an average."""
@@ -38,10 +40,9 @@ class PartOrder(PartRequest):
     """Rank that the client reported: in what it sends, further ones are zero."""
 
 
-class TuningReport(Scalars):
+class TuningReport(Report):
     """What a client reports beside its adapters."""
 
-    seconds: float = Field(ge=0, le=MOST_SECONDS)
     samples: int = Field(ge=0, le=MOST_SAMPLES)
     """Training sequences that it has, whether or not the round came to all of them, where they are its weight; else 0, which
     tells nothing."""
@@ -50,8 +51,6 @@ class TuningReport(Scalars):
     rank: int = Field(ge=1)
     """Largest rank of the adapters that it goes on with: that of the order, or with self-pruning a lower one, and further ones
     are zero."""
-    blob_sha256: list[Sha256]
-    """Hash of every blob, so that later parts can be asked for by hash."""
 
 
 def trained(plan: ModelPlan, run: RunSettings, rank_limit: int | None = None) -> AdapterPlan:
@@ -62,15 +61,12 @@ def trained(plan: ModelPlan, run: RunSettings, rank_limit: int | None = None) ->
 
 def blob_specs(adapters: AdapterPlan, run: RunSettings) -> dict[str, Mapping[str, TensorSpec]]:
     """The blobs that hold all adapters, in order."""
-    return {key: payload_specs(shapes, run.job.payload) for key, shapes in adapters.shapes().items()}
+    return {key: payload_specs(shapes, run.federation.payload) for key, shapes in adapters.shapes().items()}
 
 
 def parts(adapters: AdapterPlan, run: RunSettings) -> list[list[str]]:
     """Which blobs travel in which part, the same in both directions."""
-    specs = blob_specs(adapters, run)
-    keys = list(specs)
-    cut = cut_into_parts([sum(spec.num_bytes for spec in specs[key].values()) for key in keys], run.part_bytes)
-    return [[keys[place] for place in part] for part in cut]
+    return parts_of(blob_specs(adapters, run), run.part_bytes)
 
 
 def contract(request: Letter, plan: ModelPlan, run: RunSettings) -> Contract:
@@ -80,37 +76,29 @@ def contract(request: Letter, plan: ModelPlan, run: RunSettings) -> Contract:
     _require_rank(order.rank_limit, run)
     adapters = trained(plan, run, order.rank_limit)
     cut, specs = parts(adapters, run), blob_specs(adapters, run)
-    if header.part >= len(cut) or (header.part > 0) != fetched:
-        raise Mistake(f"message: part {header.part} of a {header.kind} does not exist, a reply has {len(cut)}")
-    brought = cut[-1] if header.server_round > 1 and not fetched else []
-
     arrived, values = _Values(adapters, run), _Values(adapters, run)
-
-    def fits_part(asked: Scalars) -> None:
-        if isinstance(asked, PartOrder) and len(asked.blob_sha256) != len(cut[header.part]):
-            raise Mistake(f"PartOrder: {len(asked.blob_sha256)} hashes for {len(cut[header.part])} blobs")
 
     def fits(report: Scalars) -> None:
         if isinstance(report, TuningReport):
-            _require_report(report, len(specs), order.rank_limit, run)
+            _require_report(report, order.rank_limit, run)
         told = report if isinstance(report, TuningReport) else order
         if not isinstance(told, Order):
             values.require_rank(told.rank)
 
-    return Contract(
-        kind=header.kind,
-        method=run.method,
-        num_parts=len(cut),
-        down=Side(PartOrder if fetched else Order, {key: specs[key] for key in brought}, arrived.check, fits_part),
-        up=Side(
-            NoScalars if fetched else TuningReport,
-            {key: specs[key] for key in cut[header.part]},
-            values.check,
-            fits,
-            hashes_of_part(request, specs, cut[header.part]),
-        ),
-        observer="further adapter tensors, as in train" if fetched else OBSERVER,
+    reply = Reply(
+        order=Order,
+        part_order=PartOrder,
+        report=TuningReport,
+        specs=specs,
+        parts=cut,
+        observer=OBSERVER,
+        more="further adapter tensors, as in train",
+        brought={key: specs[key] for key in cut[-1]} if header.server_round > 1 else {},
+        check_brought=arrived.check,
+        check_values=values.check,
+        check_report=fits,
     )
+    return reply.contract(request, run.method)
 
 
 def delivery(request: Letter, plan: ModelPlan, run: RunSettings) -> Contract:
@@ -136,15 +124,13 @@ def _require_rank(rank_limit: int, run: RunSettings) -> None:
         raise Mistake(f"message: rank_limit is above {run.lora.largest_rank}, the largest rank of [lora]")
 
 
-def _require_report(report: TuningReport, num_blobs: int, rank_limit: int, run: RunSettings) -> None:
-    if len(report.blob_sha256) != num_blobs:
-        raise Mistake(f"TuningReport: {len(report.blob_sha256)} hashes for {num_blobs} blobs")
+def _require_report(report: TuningReport, rank_limit: int, run: RunSettings) -> None:
     if report.rank > rank_limit:
         raise Mistake(f"TuningReport: rank is above {rank_limit}, the order's rank_limit")
-    if report.rank < rank_limit and not run.job.lowers_ranks:
+    if report.rank < rank_limit and not run.of(AdapterAveraging).lowers_ranks:
         raise Mistake(f"TuningReport: rank is below {rank_limit}, the order's rank_limit, and no client gives up ranks here")
-    if (report.samples > 0) != (run.job.client_weights == "samples"):
-        raise Mistake(f"TuningReport: samples are told with {run.method}.client-weights = 'samples' alone")
+    if (report.samples > 0) != (run.federation.client_weights == "samples"):
+        raise Mistake("TuningReport: samples are told with federation.client-weights = 'samples' alone")
     if report.skipped_steps >= run.training.steps:
         raise Mistake(f"TuningReport: skipped_steps must be below the {run.training.steps} steps of a round")
 
@@ -153,7 +139,7 @@ class _Values:
     """Holds the values of a message's blobs against their payload, and then all of them against a rank."""
 
     def __init__(self, adapters: AdapterPlan, run: RunSettings) -> None:
-        self._shapes, self._payload = adapters.shapes(), run.job.payload
+        self._shapes, self._payload = adapters.shapes(), run.federation.payload
         self._rank_in_use = 0
 
     def check(self, key: str, blob: bytes) -> None:
@@ -188,3 +174,10 @@ OBSERVER = (
     "training sequences it has; how many steps failed; which rank it goes on with; and how long it took"
 )
 """What the contract of ``train`` says of an observer."""
+
+EXAMPLES: dict[Kind, dict[str, Any]] = {
+    "train": {"rank_limit": 8},
+    "fetch": {"rank_limit": 8, "rank": 8, "blob_sha256": ["0" * 64]},
+    "deliver": {"rank_limit": 8},
+}
+"""Scalars of requests to a model of two blocks, by kind: what the contracts of the kind depend on."""

@@ -11,6 +11,8 @@ from espalier.modeling.block_stream import BlockStream
 from espalier.modeling.calibration import prune_by_block, prune_layers
 from espalier.modeling.edits import Edits, masked, replaced
 from espalier.modeling.input_statistics import watch_for
+from espalier.settings.fedprllm import FedPrLLMSettings
+from espalier.settings.fedspallm import FedSpaLLMSettings
 from espalier.settings.node import simulated_node
 from espalier.storage.blobs import BlobStore
 from espalier.wire.mask_tensors import pack_masks, unpack_masks
@@ -19,24 +21,25 @@ from pruning_kernels.local import LocalPruning
 from strategies.engine.run import Run
 
 
-def centralized(run: Run, stream: BlockStream, store: BlobStore) -> Edits:
-    """Prune with the pooled windows of all clients, as one of them would; what is pruned is kept in ``store``, block by block.
-
-    Returns
-    -------
-    Edits
-        What makes the dense model the pruned one.
-    """
+def _pooled_windows(run: Run) -> Tensor:
+    """The calibration windows of all clients, (windows, tokens), int64."""
     nowhere = simulated_node()  # a simulated node has no data of its own beside the run's [data]
     clients = range(run.settings.num_clients)
     windows = torch.cat([client_windows(run.settings, nowhere, run.model.encode, client) for client in clients])
     run.progress.begin("centralized", len(run.model.plan.blocks))
-    return (_masked if run.settings.method == "fedprllm" else _reconstructed)(run, stream, store, windows)
+    return windows
 
 
-def _masked(run: Run, stream: BlockStream, store: BlobStore, windows: Tensor) -> Edits:
-    """As a client of FedPrLLM: masks, the kept weights stay."""
-    job = run.settings.fedprllm
+def masked_by_all(run: Run, stream: BlockStream, store: BlobStore) -> Edits:
+    """Prune as a client of FedPrLLM that has everybody's windows: masks, the kept weights stay.
+
+    Returns
+    -------
+    Edits
+        What makes the dense model the pruned one; what is pruned is kept in ``store``, block by block.
+    """
+    windows = _pooled_windows(run)
+    job = run.settings.of(FedPrLLMSettings)
     pooled = LocalPruning(job.local_metric, job.sparsity, job.local_group)
     hashes = []
     for index, masks in prune_by_block(stream, windows, pooled.prune_mask, watch_for(pooled)):
@@ -45,9 +48,10 @@ def _masked(run: Run, stream: BlockStream, store: BlobStore, windows: Tensor) ->
     return masked(lambda index: unpack_masks(run.model.plan.blocks[index], store.get(hashes[index])))
 
 
-def _reconstructed(run: Run, stream: BlockStream, store: BlobStore, windows: Tensor) -> Edits:
-    """As a client of FedSpaLLM that samples every layer, at the final sparsity at once."""
-    job, plan = run.settings.fedspallm, run.model.plan
+def reconstructed_by_all(run: Run, stream: BlockStream, store: BlobStore) -> Edits:
+    """The same as a client of FedSpaLLM that samples every layer, at the final sparsity at once."""
+    windows = _pooled_windows(run)
+    job, plan = run.settings.of(FedSpaLLMSettings), run.model.plan
     pooled = LocalPruning(job.local_method, job.sparsity, job.local_group, job.damping, job.damping_mean)
     hashes = []
     for layer in prune_layers(stream, windows, pooled, range(len(plan.blocks))):

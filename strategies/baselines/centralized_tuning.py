@@ -7,7 +7,6 @@ from functools import reduce
 
 from torch import Tensor
 
-from espalier.modeling.computing import Computing
 from espalier.settings.node import simulated_node
 from espalier.settings.seeds import derive_seed
 from espalier.training.adapter_training import AdapterTraining
@@ -17,14 +16,14 @@ from espalier.wire.tuning import trained
 from strategies.engine.run import Run
 
 
-def tuned(run: Run, computing: Computing) -> dict[str, dict[str, Tensor]]:
+def tuned(run: Run) -> dict[str, dict[str, Tensor]]:
     """Train the run's adapters on everybody's sequences; the trained tensors by blob key and canonical name."""
     settings, nowhere = run.settings, simulated_node()  # a simulated node has no data of its own beside the run's [data]
     clients = range(settings.num_clients)
     adapters = trained(run.model.plan, settings)
     training = AdapterTraining(
         model=run.model,
-        computing=computing,
+        computing=run.computing,
         settings=settings,
         adapters=adapters,
         sequences=reduce(
@@ -32,7 +31,7 @@ def tuned(run: Run, computing: Computing) -> dict[str, dict[str, Tensor]]:
             (client_sequences(settings, nowhere, run.model, client) for client in clients),
         ),
         seed=derive_seed(settings.seed, "training/centralized"),
-        parties=settings.job.clients_of_round(settings.num_clients),
+        parties=settings.federation.clients_of_round(settings.num_clients),
     )
     run.progress.begin("centralized", 1)
     tensors, _ = training.run(initial_adapters(adapters, settings.seed), 0, training.total_steps)

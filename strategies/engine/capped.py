@@ -9,6 +9,7 @@ Does not cover: a client that claims what the cap allows, or several that do.
 from collections.abc import Mapping
 from statistics import median_low
 
+from espalier.settings.mistakes import Mistake
 from strategies.engine.rounds import Rounds
 
 
@@ -31,6 +32,27 @@ def capped(claimed: Mapping[int, float], most_ratio: float) -> dict[int, float]:
         return dict(claimed)
     most = most_ratio * median_low(positive)
     return {client: min(value, most) for client, value in claimed.items()}
+
+
+def counted_capabilities(rounds: Rounds, otherwise: str) -> dict[int, float]:
+    """What each client can compute, dropped ones included, as the nodes say, each up to a multiple of the median's.
+
+    ``otherwise`` is what the operator can do beside setting ``capability`` on the nodes.
+
+    Raises
+    ------
+    Mistake
+        Some sites measured their capability, and some state it.
+    """
+    seats = [seat for _, seat in sorted(rounds.roster.seats.items())]
+    measured = [seat.site for seat in seats if seat.measured]
+    if measured and len(measured) < len(seats):
+        raise Mistake(
+            f"capability: {', '.join(measured)} measured its own, others state theirs, and the two cannot be compared; "
+            f"set it on every node or to 0 on every node, or set {otherwise}"
+        )
+    stated = {seat.client: seat.capability for seat in seats}
+    return count_claims(rounds, "capability", stated, rounds.settings.federation.max_capability_ratio)
 
 
 def count_claims(rounds: Rounds, what: str, claimed: Mapping[int, float], most_ratio: float) -> dict[int, float]:

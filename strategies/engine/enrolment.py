@@ -178,7 +178,7 @@ class Enroller:
                 f"runs another version of the program ({enrolment.code_sha256[:12]}, the server {self.code_sha256[:12]}); "
                 "install the same release on server and nodes, or stop a SuperLink that another copy of the project started"
             )
-        if enrolment.model_sha256 != self.model_sha256:
+        if self.rounds.settings.job.NEEDS_BASE_MODEL and enrolment.model_sha256 != self.model_sha256:
             return (
                 f"has another base model ({enrolment.model_sha256[:12]}, the server {self.model_sha256[:12]}); "
                 "give the node the same model and tokenizer with model-path"

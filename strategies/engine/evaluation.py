@@ -1,10 +1,11 @@
 """Evaluation by the clients, the same for every method: of their own result on public text, and of models on their own text."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from flwr.app import Message, MetricRecord
+from flwr.app import Message
 
 from espalier.corpora.tasks.scored_items import ScoredItems, to_arrays
 from espalier.wire.evaluation import TEST_BLOB, WINDOWS_BLOB, Texts, require_many
@@ -12,6 +13,22 @@ from espalier.wire.messages import read
 from espalier.wire.payload import pack_tensors
 from strategies.engine.rounds import Rounds
 from strategies.engine.run import Run
+
+
+@dataclass
+class ClientFigures:
+    """What clients found, by client; those that were not asked, or failed, are not among them."""
+
+    losses: dict[int, list[float]] = field(default_factory=dict)
+    """Mean loss in nats of the client's own result per public text, in the order in which the texts were sent."""
+    own_losses: dict[int, list[float]] = field(default_factory=dict)
+    """The same of ``OWN_TEXT_MODELS`` on the client's own held-out text."""
+    test_scores: dict[int, list[float]] = field(default_factory=dict)
+    """Scores of the client's own result on public items, in the order of the metrics."""
+
+    def clients(self) -> set[int]:
+        """Clients that found something."""
+        return self.losses.keys() | self.own_losses.keys() | self.test_scores.keys()
 
 
 class ClientEvaluation:
@@ -36,6 +53,8 @@ class ClientEvaluation:
         self.public_text = public_text
         self.tests = tests
         self.asked = bool(public_text) or tests is not None or run.settings.evaluation.own_text
+        self.figures = ClientFigures()
+        """What was found, once it is collected."""
         self._texts, self._blobs = self._packed()
         if not run.simulation:
             require_many(self._texts)
@@ -65,16 +84,18 @@ class ClientEvaluation:
             blobs[TEST_BLOB] = pack_tensors(arrays)
         return texts, blobs
 
-    def collect(self, rounds: Rounds, replies: Iterable[Message]) -> MetricRecord:
-        """Losses of each client's own result per public text, and of ``OWN_TEXT_MODELS`` on its own text."""
+    def collect(self, rounds: Rounds, replies: Iterable[Message]) -> None:
+        """Take the clients' figures as they arrive."""
         self.run.progress.begin("local only", len(rounds.roster.active()) if self.asked else 0)
-        losses: dict[str, list[float]] = {}
         for reply in replies:
             letter = read(reply.content)
             seat = rounds.roster.seats[letter.header.client]
             seat.seconds += letter.scalars["seconds"]
-            losses[f"loss/{seat.client}"] = list(letter.scalars["losses"])
-            losses[f"own-loss/{seat.client}"] = list(letter.scalars["own_losses"])
-            losses[f"test/{seat.client}"] = list(letter.scalars["test_scores"])
+            for found, name in (
+                (self.figures.losses, "losses"),
+                (self.figures.own_losses, "own_losses"),
+                (self.figures.test_scores, "test_scores"),
+            ):
+                if letter.scalars[name]:
+                    found[seat.client] = list(letter.scalars[name])
             self.run.progress.step("local_only", f"local result of {seat.site}", client=seat.client)
-        return MetricRecord({name: losses[name] for name in sorted(losses) if losses[name]})

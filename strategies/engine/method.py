@@ -1,18 +1,29 @@
-"""What all methods share: the life of a run from enrolment to evaluation, with a checkpoint after each round."""
+"""What all methods share: the life of a run from enrolment to evaluation, and of a round from its orders to its result.
+
+A round: the server prepares (``before_round``), and what it decided is in the checkpoint before a message leaves; clients are
+brought what they need (``prepare``); they are asked (``order``), and their replies arrive part by part; clients that lost their
+state catch up once (``bring_again``); whoever's reply is whole and plausible counts (``fold``); then comes the checkpoint.
+"""
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from espalier.wire.alone import Alone, makes_alone
+from espalier.modeling.opened import OpenedModel
+from espalier.settings.run import RunSettings
+from espalier.wire.alone import Alone
 from espalier.wire.code_hash import code_sha256
-from espalier.wire.messages import Letter, read
+from espalier.wire.messages import Letter, Scalars, read
+from espalier.wire.parts import PartRequest
 from strategies.engine.enrolment import Enroller
 from strategies.engine.evaluation import ClientEvaluation
+from strategies.engine.inbox import Inbox
+from strategies.engine.result import RunResult
 from strategies.engine.roster import Seat
 from strategies.engine.rounds import Rounds
 from strategies.engine.run import Run
@@ -26,46 +37,122 @@ class Method(Strategy):
 
     Parameters
     ----------
-    run : settings, base model and run folder
-    evaluation : what clients evaluate after the last round
+    run : settings, base model, computing and run folder
+    evaluation : what clients evaluate after the last round; by default nothing
     """
 
     rounds: Rounds
+    result: RunResult
+    """What the rounds lead to."""
 
-    def __init__(self, run: Run, evaluation: ClientEvaluation) -> None:
+    SENT = "results"
+    """What clients send, in the plural, for people."""
+    STEPS = ("replies", "reply")
+    """Names of the progress of arriving replies: of all, and of each."""
+
+    def __init__(self, run: Run, evaluation: ClientEvaluation | None = None) -> None:
         self.run = run
-        self.evaluation = evaluation
+        self.evaluation = evaluation or ClientEvaluation(run, {})
+        self._prepared = 0
+        """The last round that ``before_round`` prepared."""
+        self._asked: list[int] = []
+        """Clients of the round."""
+        self._reports: dict[int, dict[str, Any]] = {}
+        """What each client of the round said when it had done its work."""
 
     # ----- what a method says -----------------------------------------------------------------------------------------
+
+    @classmethod
+    def require_fit(cls, settings: RunSettings, model: OpenedModel, capabilities: Mapping[str, float]) -> None:
+        """Refuse a run that cannot be done with this model, before anything is started; ``Mistake`` says why.
+
+        ``capabilities`` are those of the clients by name, as far as they are known: all of a simulation, none of a deployment.
+        """
+        return
 
     @property
     @abstractmethod
     def num_rounds(self) -> int:
         """Rounds of the run; it may grow while the run goes on, when something is left to do."""
 
-    @abstractmethod
+    def before_round(self, server_round: int) -> bool:
+        """Decide at the server what a round needs; whether ``state`` holds something now that is not to be decided anew.
+
+        If so there is a checkpoint before a message leaves, and a resumed run does not come here for this round again.
+        """
+        return False
+
     def prepare(self, server_round: int) -> Iterable[Iterable[Message]]:
         """Requests that bring the clients what they need for a round, one part of it after the other."""
+        return []
+
+    def clients_of(self, server_round: int) -> Sequence[int]:
+        """Clients that a round asks, those among them that still take part."""
+        return [seat.client for seat in self.rounds.roster.active()]
 
     @abstractmethod
-    def deliver(self, server_round: int) -> Iterator[Iterable[Message]]:
+    def order(self, server_round: int, client: int) -> tuple[Scalars, Mapping[str, bytes]]:
+        """What a client is asked to do in a round: scalars and blobs of its ``train``."""
+
+    @abstractmethod
+    def reply_parts(self, server_round: int, client: int) -> Sequence[Sequence[str]]:
+        """Keys of the blobs of each part in which the client's reply travels."""
+
+    def part_order(self, client: int, hashes: list[str]) -> PartRequest:
+        """Scalars of a ``fetch`` of blobs with these hashes."""
+        return PartRequest(blob_sha256=hashes)
+
+    def catches_up(self) -> bool:
+        """Whether a client that lost its state can be brought what it needs."""
+        return False
+
+    def bring_again(self, server_round: int, lost: Sequence[int]) -> Iterable[Iterable[Message]]:
+        """Requests that bring clients which lost their state what they need, one part after the other."""
+        return []
+
+    def note_report(self, seat: Seat, report: Mapping[str, Any]) -> None:
+        """Note on a client's seat what its report says, for the summary."""
+        return
+
+    def sent_text(self, seat: Seat) -> str:
+        """What has arrived of a client, in words."""
+        return f"{self.SENT} of {seat.site}"
+
+    def received(self, server_round: int) -> None:
+        """All replies of a round are here, and none was looked at."""
+        return
+
+    def is_plausible(self, inbox: Inbox, client: int) -> bool:
+        """Whether what a client sent can have come of honest work; if not, it is dropped here."""
+        return True
+
+    def quorum_of(self) -> int | None:
+        """Of how many clients the quorum is a share; None: of all of the run."""
+        return None
+
+    @abstractmethod
+    def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
+        """Make of what these clients sent what the round leads to, in order of client."""
+
+    def deliver(self, server_round: int) -> Iterable[Iterable[Message]]:
         """Requests that bring the result to the clients, one part of it after the other; none if they do not need it."""
+        return []
 
     @abstractmethod
-    def next_part(self, letter: Letter) -> Message | None:
-        """Ask for the next part of a reply."""
+    def summary(self) -> None:
+        """Show what will be done."""
 
-    @abstractmethod
     def state(self) -> dict[str, Any]:
         """What a checkpoint holds, JSON values only."""
+        return self.result.state()
 
-    @abstractmethod
     def restore(self, state: dict[str, Any]) -> None:
         """Take over what ``state`` returned."""
+        self.result.restore(state)
 
-    @abstractmethod
     def stored(self) -> Collection[str]:
         """Hashes of all blobs that ``state`` names."""
+        return self.result.stored()
 
     # ----- the life of a run ------------------------------------------------------------------------------------------
 
@@ -105,6 +192,9 @@ class Method(Strategy):
             self._save(0)
         result, nothing, config = Result(), ArrayRecord(), ConfigRecord()
         while (server_round := self.rounds.finished + 1) <= self.num_rounds:
+            if self._prepared < server_round and self.before_round(server_round):
+                self._prepared = server_round
+                self._save(server_round - 1)
             self._exchange_all(self.prepare(server_round))
             self.rounds.require_quorum(len(self.rounds.roster.active()), f"are left for round {server_round}")
             replies = self.rounds.exchange(self.configure_train(server_round, nothing, config, grid), self.next_part)
@@ -126,12 +216,13 @@ class Method(Strategy):
 
     def _save(self, server_round: int) -> None:
         run, roster = self.run, self.rounds.roster
-        common = {"clients": roster.state(), "traffic": run.folder.ledger.state()}
+        common = {"clients": roster.state(), "traffic": run.folder.ledger.state(), "prepared": self._prepared}
         run.checkpoint.save(server_round, roster.clients(), run.identity(), {**self.state(), **common}, self.stored())
         run.folder.save_times(roster.times())
 
     def _resume(self, saved: dict[str, Any]) -> None:
         self.rounds.finished = saved["round"]
+        self._prepared = saved["state"]["prepared"]
         self.restore(saved["state"])
         self.rounds.roster.restore(saved["state"]["clients"])
         self.rounds.roster.restore_times(self.run.folder.load_times())
@@ -139,10 +230,73 @@ class Method(Strategy):
         self.run.progress.note("resumed", f"resumed      after round {saved['round']}", round=saved["round"])
 
     def _exchange_all(self, parts: Iterable[Iterable[Message]]) -> None:
-        """Exchange messages whose replies say no more than that they arrived."""
+        """Bring clients something; what they answer is the method's business."""
         for requests in parts:
-            for _ in self.rounds.exchange(requests):
-                pass
+            for reply in self.rounds.exchange(requests):
+                self.note_delivered(read(reply.content))
+
+    def note_delivered(self, letter: Letter) -> None:
+        """Take note of the answer to a ``deliver``, where the method's contract lets it say something."""
+        return
+
+    # ----- a round ----------------------------------------------------------------------------------------------------
+
+    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+        """The round's orders, to those of its clients that still take part."""
+        active = {seat.client for seat in self.rounds.roster.active()}
+        self._asked = [client for client in self.clients_of(server_round) if client in active]
+        self.rounds.lost = {} if self.catches_up() else None
+        return self._orders(server_round, self._asked)
+
+    def _orders(self, server_round: int, clients: Iterable[int]) -> list[Message]:
+        orders = ((self.rounds.roster.seats[client], *self.order(server_round, client)) for client in clients)
+        return [self.rounds.request("train", seat, server_round, scalars, dict(blobs)) for seat, scalars, blobs in orders]
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[None, MetricRecord]:
+        """Receive the replies as they come, and fold those that are whole and plausible."""
+        self.run.progress.begin(self.STEPS[0], len(self._asked))
+        inbox = Inbox(self.run.folder.inbox)
+        for letter in inbox.receive(chain(replies, self._caught_up(server_round))):
+            self._note_arrival(letter)
+        self.received(server_round)
+        clients = [client for client in inbox.complete_clients() if self.is_plausible(inbox, client)]
+        self.rounds.require_quorum(len(clients), f"sent their {self.SENT}", of=self.quorum_of())
+        self.fold(server_round, inbox, clients)
+        inbox.clear()
+        return None, MetricRecord({"num-clients": len(clients)})
+
+    def _caught_up(self, server_round: int) -> Iterator[Message]:
+        """Bring clients that lost their state what they need, and ask again."""
+        lost = sorted(self.rounds.lost or {})
+        if not lost:
+            return
+        self._exchange_all(self.bring_again(server_round, lost))
+        active = {seat.client for seat in self.rounds.roster.active()}
+        again = self._orders(server_round, [client for client in lost if client in active])
+        yield from self.rounds.exchange(again, self.next_part)
+
+    def next_part(self, letter: Letter) -> Message | None:
+        """Ask for the part of a client's reply that follows the one which has arrived, by the hashes of its report."""
+        header = letter.header
+        if header.kind == "train":
+            self._reports[header.client] = letter.scalars
+        cut, following = self.reply_parts(header.server_round, header.client), header.part + 1
+        if following == len(cut):
+            return None
+        keys = [key for part in cut for key in part]
+        hashes = dict(zip(keys, self._reports[header.client]["blob_sha256"], strict=True))
+        asked = self.part_order(header.client, [hashes[key] for key in cut[following]])
+        seat = self.rounds.roster.seats[header.client]
+        return self.rounds.request("fetch", seat, header.server_round, asked, part=following)
+
+    def _note_arrival(self, letter: Letter) -> None:
+        seat = self.rounds.roster.seats[letter.header.client]
+        if letter.header.kind == "train":
+            seat.worked(letter.scalars["seconds"])
+            self.note_report(seat, letter.scalars)
+        if letter.header.part + 1 == letter.header.num_parts:
+            text = f"{self.sent_text(seat)}, {seat.work()}"
+            self.run.progress.step(self.STEPS[1], text, client=seat.client, seconds=seat.seconds)
 
     # ----- what clients make alone ------------------------------------------------------------------------------------
 
@@ -152,7 +306,7 @@ class Method(Strategy):
 
     def _let_work_alone(self, server_round: int) -> None:
         """Where the rounds leave no local-only result, let clients make it before it is evaluated: it takes as long as they."""
-        if not (self.evaluation.asked and makes_alone(self.run.settings)):
+        if not (self.evaluation.asked and self.run.settings.job.makes_alone):
             return
         seats = self.rounds.roster.active()
         self.run.progress.begin("alone", len(seats))
@@ -182,5 +336,6 @@ class Method(Strategy):
         return self.evaluation.requests(self.rounds, server_round)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord:
-        """Losses of each client's own result per public text, and of ``OWN_TEXT_MODELS`` on its own text."""
-        return self.evaluation.collect(self.rounds, replies)
+        """Take note of what clients found, in ``evaluation.figures``."""
+        self.evaluation.collect(self.rounds, replies)
+        return MetricRecord({"num-clients": len(self.evaluation.figures.clients())})

@@ -286,7 +286,7 @@ class Rounds:
         """
         try:
             letter = read(reply.content)
-            check_reply(letter, request, contract_for(request, self.plan, self.settings))
+            check_reply(letter, request, contract_for(request, lambda: self.plan, self.settings))
         except OSError:
             raise
         except Exception as error:

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from espalier.modeling.computing import Computing
 from espalier.modeling.opened import OpenedModel
 from espalier.settings.node import NodeSettings
 from espalier.settings.run import RunSettings
@@ -26,8 +27,8 @@ class Run:
     """Names the run to its clients, also after it was resumed: letters, digits and hyphens."""
     clock: Clock = field(default_factory=Clock)
     simulation: bool = False
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    """Where votes are counted."""
+    computing: Computing = field(default_factory=lambda: Computing(torch.device("cpu"), torch.float32, 1))
+    """Device, dtype and threads of what the server computes."""
     progress: Progress = field(init=False)
     checkpoint: CheckpointFolder = field(init=False)
 
@@ -35,6 +36,11 @@ class Run:
         self.progress = Progress(self.folder, self.clock)
         self.checkpoint = CheckpointFolder(self.folder.checkpoint)
         self.folder.ledger.dense_bytes = dense_bytes_of(self.model.plan)
+
+    @property
+    def device(self) -> torch.device:
+        """Where votes are counted."""
+        return self.computing.device
 
     def work(self) -> AtWork | None:
         """Where simulated clients, which are on this machine, say that they are at work; None if there are none."""

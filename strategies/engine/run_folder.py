@@ -2,24 +2,18 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from espalier.settings.mistakes import Mistake
-from espalier.storage.atomic import write_bytes, write_json
+from espalier.storage.atomic import write_json
 from espalier.storage.json_lines import JsonLines
-from espalier.storage.sealed import Damaged, read_sealed, sealed
 from espalier.wire.ledger import Ledger
-
-SAMPLES_VERSION = 2
-ROUNDS_KEPT = 2
-"""Whose samples are kept: a run goes back to the checkpoint before the last at most."""
 
 
 @dataclass
 class RunFolder:
-    """A run directory: ``metrics.jsonl``, ``ledger.jsonl``, ``seconds.json``, ``samples.json``, ``checkpoint/`` and ``inbox/``
+    """A run directory: ``metrics.jsonl``, ``ledger.jsonl``, ``seconds.json``, ``checkpoint/`` and ``inbox/``
     (replies of the open round)."""
 
     path: Path
@@ -78,33 +72,3 @@ class RunFolder:
             return times
         except (OSError, ValueError, TypeError, AttributeError, RecursionError):
             raise Mistake(f"{path}: is damaged; remove it, nothing but how long the clients have worked is in it") from None
-
-    def save_samples(self, server_round: int, samples: Mapping[int, Sequence[int]]) -> None:
-        """Write which layers each client is asked for, before any is: clients answer a round once."""
-        rounds = {number: self.load_samples(number) for number in range(server_round - ROUNDS_KEPT + 1, server_round)}
-        kept = {number: drawn for number, drawn in (rounds | {server_round: samples}).items() if drawn is not None}
-        by_text = {
-            str(number): {str(client): list(drawn[client]) for client in sorted(drawn)} for number, drawn in kept.items()
-        }
-        write_bytes(self._samples, sealed({"version": SAMPLES_VERSION, "rounds": by_text}))
-
-    def load_samples(self, server_round: int) -> dict[int, list[int]] | None:
-        """The layers of each client in a round, by client; None if nobody was asked.
-
-        Raises
-        ------
-        Mistake
-            The file is damaged.
-        """
-        if not self._samples.exists():
-            return None
-        try:
-            drawn = read_sealed(self._samples, SAMPLES_VERSION)["rounds"].get(str(server_round))
-        except Damaged as damaged:
-            remedy = "remove it, and layers are drawn again; clients that were asked for others will refuse the round"
-            raise Mistake(f"{damaged}; {remedy}") from None
-        return None if drawn is None else {int(client): blocks for client, blocks in drawn.items()}
-
-    @property
-    def _samples(self) -> Path:
-        return self.path / "samples.json"

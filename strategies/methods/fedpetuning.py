@@ -5,22 +5,26 @@ model stays as it is, and where it is. Averaging the factors A and B, as the pap
 ``aggregation = "svd"`` the updates are averaged, and the best approximation of the adapters' rank is kept.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
-from flwr.serverapp import Grid
+from flwr.app import Message
 
-from espalier.corpora.tasks.scored_items import ScoredItems
+from espalier.modeling.opened import OpenedModel
+from espalier.modeling.quantised import require_quantisable
+from espalier.settings.fedpetuning import AdapterAveraging
+from espalier.settings.libraries import require_libraries
+from espalier.settings.run import RunSettings
 from espalier.settings.seeds import derive_seed
 from espalier.wire.adapter_payload import read_adapter, sums
 from espalier.wire.adapters import HEAD_KEY, Adapter, cut_to_rank
-from espalier.wire.messages import Letter, validate
+from espalier.wire.messages import Scalars, validate
+from espalier.wire.parts import PartRequest
 from espalier.wire.payload import block_key
-from espalier.wire.tuning import Order, PartOrder, TuningReport, parts
+from espalier.wire.tuning import Order, PartOrder, TuningReport, parts, trained
 from pruning_kernels.factor_means import weighted_mean, zero_padded_mean
 from pruning_kernels.factors import Factors
 from strategies.engine.capped import count_claims
@@ -36,44 +40,47 @@ from strategies.results.adapters import AdapterResult
 class FedPETuning(Method):
     """Federated averaging of adapters.
 
-    Parameters
-    ----------
-    run : settings, base model and run folder
-    public_text : name -> windows (windows, tokens), int64, on which clients evaluate what they train alone; may be empty
-    tests : public test items, and the metrics by which clients score what they train alone on them
+    Takes what ``Method`` does.
     """
 
-    def __init__(
-        self,
-        run: Run,
-        public_text: Mapping[str, torch.Tensor] | None = None,
-        tests: tuple[ScoredItems, Sequence[str]] | None = None,
-    ) -> None:
-        super().__init__(run, ClientEvaluation(run, public_text or {}, tests))
-        self.job = run.settings.job
+    SENT = "adapters"
+    STEPS = ("training", "trained")
+
+    result: AdapterResult
+
+    def __init__(self, run: Run, evaluation: ClientEvaluation | None = None) -> None:
+        super().__init__(run, evaluation)
+        self.job, self.federation = run.settings.of(AdapterAveraging), run.settings.federation
         self.result = AdapterResult(run.settings, run.model, run.checkpoint.blobs)
         steps = run.settings.training.steps
-        steps_before = (self.job.rounds - 1) * steps if self.job.keep_optimizer else 0
-        self.reach = Reach(run.settings.training, steps_before, differences=self.job.sends_differences)
-        self._asked: list[Seat] = []
-        self._orders: dict[int, Order] = {}
-        """What each client of the round was asked to train."""
-        self._reports: dict[int, TuningReport] = {}
+        steps_before = (self.federation.rounds - 1) * steps if self.federation.keep_optimizer else 0
+        self.reach = Reach(run.settings.training, steps_before, differences=self.federation.sends_differences)
+        self._limits: dict[int, int] = {}
+        """Largest rank that each client of the round was asked to train."""
+        self._told: dict[int, TuningReport] = {}
         """What each client of the round said when it had."""
         self._weights: dict[int, float] = {}
         """What each client of the round weighs in the mean."""
 
+    @classmethod
+    def require_fit(cls, settings: RunSettings, model: OpenedModel, capabilities: Mapping[str, float]) -> None:
+        """Refuse adapters that the model cannot have, a matrix that cannot be quantised, and a library that is not there."""
+        require_libraries(settings)
+        trained(model.plan, settings)
+        if settings.training.base == "nf4":
+            require_quantisable(model.plan)
+
     @property
     def num_rounds(self) -> int:
         """As many as the settings say."""
-        rounds: int = self.job.rounds
-        return rounds
+        return self.federation.rounds
 
     def summary(self) -> None:
         """Show what will be done."""
         lora, training = self.run.settings.lora, self.run.settings.training
+        averaged = "updates" if self.job.averages_updates else "factors"
         adapters = f"rank {lora.rank} on {lora.targets}, {self.result.adapters.num_parameters:,} parameters"
-        text = f"{adapters}, {self.job.aggregation} averaged, {training.steps} steps a round, base {training.base}"
+        text = f"{adapters}, {averaged} averaged, {training.steps} steps a round, base {training.base}"
         self.run.progress.note("method", f"{self.run.settings.method:<12} {text}")
 
     def state(self) -> dict[str, Any]:
@@ -85,97 +92,85 @@ class FedPETuning(Method):
         self.result.restore(state)
         self.reach.starts = state["reach"]
 
-    def stored(self) -> Collection[str]:
-        """Hashes of the result's blobs."""
-        return self.result.stored()
+    # ----- who trains, and at which rank ------------------------------------------------------------------------------
 
-    # ----- the round --------------------------------------------------------------------------------------------------
-
-    def _sampled(self, server_round: int) -> list[Seat]:
-        """The clients of a round: drawn from those that still take part, in order of client."""
+    def before_round(self, server_round: int) -> bool:
+        """Draw the round's clients from those that still take part; the draw follows from the seed, and nothing is kept."""
         seats = self.rounds.roster.active()
-        number = self.job.clients_of_round(len(seats))
+        number = self.federation.clients_of_round(len(seats))
         generator = np.random.default_rng(derive_seed(self.run.settings.seed, "clients", server_round=server_round))
         chosen = sorted(generator.choice(len(seats), number, replace=False).tolist()) if number < len(seats) else None
-        return seats if chosen is None else [seats[place] for place in chosen]
+        sampled = seats if chosen is None else [seats[place] for place in chosen]
+        self._limits = {seat.client: self.limit_of(seat) for seat in sampled}
+        return False
+
+    def clients_of(self, server_round: int) -> Sequence[int]:
+        """The clients that were drawn."""
+        return list(self._limits)
+
+    def quorum_of(self) -> int | None:
+        """The quorum is of those that were drawn, where not all are."""
+        return len(self._limits) if self.federation.sampled_clients < 1 else None
 
     def limit_of(self, seat: Seat) -> int:
         """Largest rank of the adapters that a client trains in its next round."""
-        limit: int = self.job.rank_limit_of(seat.client, self.run.settings.lora)
-        return limit
+        return self.job.rank_limit_of(seat.client, self.run.settings.lora)
 
-    def _parts(self, limit: int) -> list[list[str]]:
-        return parts(self.result.adapters.limited(limit), self.run.settings)
+    # ----- the global adapters on their way down ----------------------------------------------------------------------
 
     def prepare(self, server_round: int) -> Iterator[list[Message]]:
-        """Draw the round's clients, and bring them the global adapters, all parts but the last, which comes with the order."""
-        self._asked = self._sampled(server_round)
-        self._orders = {seat.client: Order(rank_limit=self.limit_of(seat)) for seat in self._asked}
+        """Bring the round's clients the global adapters, all parts but the last, which comes with the order."""
         if server_round > 1:
-            yield from self._deliveries(self._orders, server_round, omitted=1)
+            yield from self._deliveries(self._limits, server_round, omitted=1)
 
     def deliver(self, server_round: int) -> Iterator[list[Message]]:
         """Bring the result to the clients, whole and part by part, so that they can evaluate it on their own text."""
         if self.run.settings.evaluation.own_text:
-            whole = Order(rank_limit=self.run.settings.lora.largest_rank)
-            orders = {seat.client: whole for seat in self.rounds.roster.active()}
-            yield from self._deliveries(orders, server_round + 1, omitted=0)
+            largest = self.run.settings.lora.largest_rank
+            whole = {seat.client: largest for seat in self.rounds.roster.active()}
+            yield from self._deliveries(whole, server_round + 1, omitted=0)
 
-    def _deliveries(self, orders: Mapping[int, Order], server_round: int, omitted: int) -> Iterator[list[Message]]:
-        cut = {client: self._parts(order.rank_limit)[: -omitted or None] for client, order in orders.items()}
+    def _deliveries(self, limits: Mapping[int, int], server_round: int, omitted: int) -> Iterator[list[Message]]:
+        cut = {client: self._parts(limit)[: -omitted or None] for client, limit in limits.items()}
         for part in range(max(map(len, cut.values()), default=0)):
             receiving = [seat for seat in self.rounds.roster.active() if part < len(cut.get(seat.client, ()))]
+            orders = ((seat, limits[seat.client]) for seat in receiving)
             yield [
-                self.rounds.request("deliver", seat, server_round, order, self._blobs(order, part), part)
-                for seat, order in ((seat, orders[seat.client]) for seat in receiving)
+                self.rounds.request("deliver", seat, server_round, Order(rank_limit=limit), self._blobs(limit, part), part)
+                for seat, limit in orders
             ]
 
-    def _blobs(self, order: Order, part: int) -> dict[str, bytes]:
-        return {key: self.result.blob(key, order.rank_limit) for key in self._parts(order.rank_limit)[part]}
+    def _parts(self, limit: int) -> list[list[str]]:
+        return parts(self.result.adapters.limited(limit), self.run.settings)
 
-    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
-        """Ask the drawn clients to train; the first round begins with adapters that everybody makes from the seed."""
-        active = self.rounds.roster.active()
-        self._asked = [seat for seat in self._asked if seat in active]
-        return [
-            self.rounds.request("train", seat, server_round, order, self._blobs(order, -1) if server_round > 1 else {})
-            for seat, order in ((seat, self._orders[seat.client]) for seat in self._asked)
-        ]
+    def _blobs(self, limit: int, part: int) -> dict[str, bytes]:
+        return {key: self.result.blob(key, limit) for key in self._parts(limit)[part]}
 
-    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[None, MetricRecord]:
-        """Average the adapters blob by blob, in order of client."""
-        self.run.progress.begin("training", len(self._asked))
-        inbox = Inbox(self.run.folder.inbox)
-        for letter in inbox.receive(replies):
-            self._note_arrival(letter)
-        self._note_starts(server_round)
-        clients = [client for client in inbox.complete_clients() if self._is_plausible(inbox, client)]
-        sampled = len(self._orders) if self.job.sampled_clients < 1 else None
-        self.rounds.require_quorum(len(clients), "sent their adapters", of=sampled)
-        self.settle(inbox, clients)
-        claimed = {client: self._claimed_weight(client) for client in clients}
-        self._weights = count_claims(self.rounds, "weight", claimed, self.job.max_weight_ratio)
-        self.result.replace(self._folded(inbox, clients), self._limits_after(server_round))
-        inbox.clear()
-        return None, MetricRecord({"num-clients": len(clients)})
+    # ----- the round --------------------------------------------------------------------------------------------------
 
-    def _note_starts(self, server_round: int) -> None:
-        """Take note of what the round's clients began with: what was sent to them, or the values made from the seed."""
-        for key, tensors in self._first_values() if server_round == 1 else self._sent_values():
-            self.reach.note(key, tensors)
+    def order(self, server_round: int, client: int) -> tuple[Scalars, Mapping[str, bytes]]:
+        """A drawn client trains; the first round begins with adapters that everybody makes from the seed."""
+        limit = self._limits[client]
+        return Order(rank_limit=limit), self._blobs(limit, -1) if server_round > 1 else {}
 
-    def _first_values(self) -> Iterator[tuple[str, Mapping[str, torch.Tensor]]]:
-        for key in self.result.blobs:
-            yield key, self.result.tensors(key)
+    def reply_parts(self, server_round: int, client: int) -> Sequence[Sequence[str]]:
+        """Whole blocks, and the head."""
+        return self._parts(self._limits[client])
 
-    def _sent_values(self) -> Iterator[tuple[str, Mapping[str, torch.Tensor]]]:
-        for limit in sorted({order.rank_limit for order in self._orders.values()}):
-            for key in self.result.blobs:
-                yield key, self.result.received(key, limit)
+    def part_order(self, client: int, hashes: list[str]) -> PartRequest:
+        """The client's ranks say of which adapters."""
+        return PartOrder(blob_sha256=hashes, rank_limit=self._limits[client], rank=self._reports[client]["rank"])
 
-    def _is_plausible(self, inbox: Inbox, client: int) -> bool:
+    def note_report(self, seat: Seat, report: Mapping[str, Any]) -> None:
+        """The rank that it goes on with, steps that were left out, and with weights by samples how many it has."""
+        told = self._told[seat.client] = validate(TuningReport, report)
+        skipped = seat.metrics.get("skipped_steps", 0) + told.skipped_steps
+        samples = {"samples": told.samples} if self.federation.client_weights == "samples" else {}
+        seat.metrics = {**samples, "lora_rank": told.rank, "skipped_steps": skipped}
+
+    def is_plausible(self, inbox: Inbox, client: int) -> bool:
         """Whether training can have led to all that a client sent; if not, it is dropped."""
-        for key, shapes in self.result.adapters.limited(self._orders[client].rank_limit).shapes().items():
+        for key, shapes in self.result.adapters.limited(self._limits[client]).shapes().items():
             start = self._start(key)
             for name, shape in shapes.items():
                 sent = self._sent(inbox, client, key, name, shape)
@@ -186,12 +181,31 @@ class FedPETuning(Method):
                     return False
         return True
 
+    # ----- aggregation ------------------------------------------------------------------------------------------------
+
+    def received(self, server_round: int) -> None:
+        """Take note of what the round's clients began with: what was sent to them, or the values made from the seed."""
+        for key, tensors in self._first_values() if server_round == 1 else self._sent_values():
+            self.reach.note(key, tensors)
+
+    def _first_values(self) -> Iterator[tuple[str, Mapping[str, torch.Tensor]]]:
+        for key in self.result.blobs:
+            yield key, self.result.tensors(key)
+
+    def _sent_values(self) -> Iterator[tuple[str, Mapping[str, torch.Tensor]]]:
+        for limit in sorted(set(self._limits.values())):
+            for key in self.result.blobs:
+                yield key, self.result.received(key, limit)
+
+    def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
+        """Average the adapters blob by blob, in order of client."""
+        self.settle(inbox, clients)
+        claimed = {client: self._claimed_weight(client) for client in clients}
+        self._weights = count_claims(self.rounds, "weight", claimed, self.federation.max_weight_ratio)
+        self.result.replace(self._folded(inbox, clients), self._limits_after(server_round))
+
     def settle(self, inbox: Inbox, clients: list[int]) -> None:
         """Take over what the round's clients reported, before their adapters are averaged; here there is nothing to settle."""
-
-    def _weight(self, client: int) -> float:
-        """What a client weighs in the round's mean."""
-        return self._weights[client]
 
     def _limits_after(self, server_round: int) -> list[int]:
         """Rank limits to which the global adapters go next: to train them, and after the last round to evaluate the whole."""
@@ -219,15 +233,15 @@ class FedPETuning(Method):
         mean = torch.zeros(shape, dtype=torch.float64)
         for client in clients:
             trained = self._trained(self._sent(inbox, client, HEAD_KEY, name, shape), start, client, name)
-            mean += trained.to(torch.float64) * self._weight(client)
-            total += self._weight(client)
+            mean += trained.to(torch.float64) * self._weights[client]
+            total += self._weights[client]
         return (mean / total).to(torch.float32)
 
     def _factors(self, inbox: Inbox, key: str, adapter: Adapter, clients: list[int]) -> list[Factors]:
         """One matrix's adapters as the clients trained them."""
         found, start = [], self._start(key)
         for client in clients:
-            shapes = adapter.limited(self._orders[client].rank_limit).shapes()
+            shapes = adapter.limited(self._limits[client]).shapes()
             sent = {name: self._sent(inbox, client, key, name, shape) for name, shape in shapes.items()}
             a, b = (self._trained(sent[name], start, client, name) for name in (adapter.name_a, adapter.name_b))
             found.append(Factors(b, a, adapter.scaling))
@@ -235,7 +249,7 @@ class FedPETuning(Method):
 
     def _sent(self, inbox: Inbox, client: int, key: str, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """One tensor as a client sent it, float32."""
-        return read_adapter(partial(inbox.tensor, client, key), name, shape, self.job.payload)
+        return read_adapter(partial(inbox.tensor, client, key), name, shape, self.federation.payload)
 
     def _start(self, key: str) -> Mapping[str, torch.Tensor]:
         """What clients' differences are added to: the global adapters of the round; nothing where values are sent.
@@ -243,48 +257,22 @@ class FedPETuning(Method):
         Clients began with what rounding left of them. So what it took moves the point at which they trained, and does not come
         back with what they send.
         """
-        return self.result.tensors(key) if self.job.sends_differences else {}
+        return self.result.tensors(key) if self.federation.sends_differences else {}
 
     def _trained(self, sent: torch.Tensor, start: Mapping[str, torch.Tensor], client: int, name: str) -> torch.Tensor:
         """One tensor as a client trained it; of ranks that it gave up, where it sent zeros, nothing is left."""
         if not start:
             return sent
-        begun = cut_to_rank({name: start[name][tuple(map(slice, sent.shape))]}, self._reports[client].rank)
+        begun = cut_to_rank({name: start[name][tuple(map(slice, sent.shape))]}, self._told[client].rank)
         return sums(begun, {name: sent})[name]
 
     def mean_of(self, adapter: Adapter, factors: list[Factors], clients: list[int]) -> Factors:
         """The mean of one matrix's adapters."""
-        weights = [self._weight(client) for client in clients]
-        if self.job.aggregation == "svd":
+        weights = [self._weights[client] for client in clients]
+        if self.job.averages_updates:
             return weighted_mean(factors, weights, adapter.rank, adapter.scaling)
         return zero_padded_mean(factors, weights, adapter.rank)
 
     def _claimed_weight(self, client: int) -> float:
         """What a client would weigh by what it says; see ``capped``."""
-        return float(self.rounds.roster.seats[client].metrics["samples"]) if self.job.client_weights == "samples" else 1.0
-
-    def next_part(self, letter: Letter) -> Message | None:
-        """Ask for the part of a client's adapters that follows the one which has arrived."""
-        header, seat = letter.header, self.rounds.roster.seats[letter.header.client]
-        if header.kind == "train":
-            self._reports[header.client] = validate(TuningReport, letter.scalars)
-        order, report = self._orders[header.client], self._reports[header.client]
-        cut, following = self._parts(order.rank_limit), header.part + 1
-        if following == len(cut):
-            return None
-        keys = [key for part in cut for key in part]
-        hashes = [report.blob_sha256[keys.index(key)] for key in cut[following]]
-        part = PartOrder(blob_sha256=hashes, rank_limit=order.rank_limit, rank=report.rank)
-        return self.rounds.request("fetch", seat, header.server_round, part, part=following)
-
-    def _note_arrival(self, letter: Letter) -> None:
-        seat = self.rounds.roster.seats[letter.header.client]
-        if letter.header.kind == "train":
-            seat.worked(letter.scalars["seconds"])
-            skipped = seat.metrics.get("skipped_steps", 0) + letter.scalars["skipped_steps"]
-            told = {"samples": letter.scalars["samples"]} if self.job.client_weights == "samples" else {}
-            seat.metrics = {**told, "lora_rank": letter.scalars["rank"], "skipped_steps": skipped}
-        if letter.header.part + 1 == letter.header.num_parts:
-            self.run.progress.step(
-                "trained", f"adapters of {seat.site}, {seat.work()}", client=seat.client, seconds=seat.seconds
-            )
+        return float(self._told[client].samples) if self.federation.client_weights == "samples" else 1.0

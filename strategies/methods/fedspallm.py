@@ -6,30 +6,32 @@ most clients pruned until the sparsity is reached (equations 6 and 7). A layer i
 not reach, because the samples are too few or their clients died, are pruned in further rounds.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from itertools import chain
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
-from flwr.serverapp import Grid
+from flwr.app import Message
 
-from espalier.settings.mistakes import Mistake
+from espalier.modeling.opened import OpenedModel
+from espalier.settings.fedspallm import FedSpaLLMSettings
+from espalier.settings.run import RunSettings
 from espalier.settings.seeds import derive_seed
-from espalier.wire.fedspallm import Sample, SamplePart, sample_parts
+from espalier.wire.fedspallm import Sample, SamplePart, sample_specs
 from espalier.wire.kept import kept_name
 from espalier.wire.masks import mask_name
-from espalier.wire.messages import Letter
+from espalier.wire.messages import Scalars
+from espalier.wire.parts import PartRequest, parts_of
 from espalier.wire.payload import block_key
 from espalier.wire.plan import BlockPlan, LinearPlan
 from pruning_kernels.kept_mean import KeptMean
 from pruning_kernels.votes import VoteCounter
-from strategies.engine.capped import count_claims
+from strategies.engine.capped import count_claims, counted_capabilities
 from strategies.engine.counting import require_counting
 from strategies.engine.evaluation import ClientEvaluation
 from strategies.engine.inbox import Inbox
 from strategies.engine.method import Method
+from strategies.engine.roster import Seat
 from strategies.engine.run import Run
 from strategies.methods.held_layers import HeldLayers
 from strategies.methods.layer_sampling import layers_per_client, require_places, sample_layers
@@ -43,31 +45,43 @@ LARGEST_KEPT = 100
 class FedSpaLLM(Method):
     """l0 aggregation with mask expansion and layer sampling.
 
-    Parameters
-    ----------
-    run : settings, dense model and run folder
-    public_text : name -> windows (windows, tokens), int64, on which clients evaluate their own result; may be empty
+    Takes what ``Method`` does.
     """
 
-    def __init__(self, run: Run, public_text: Mapping[str, torch.Tensor] | None = None) -> None:
-        super().__init__(run, ClientEvaluation(run, public_text or {}))
-        self.settings = run.settings.fedspallm
+    SENT = "layers"
+    STEPS = ("layers", "layers")
+
+    result: KeptResult
+
+    def __init__(self, run: Run, evaluation: ClientEvaluation | None = None) -> None:
+        super().__init__(run, evaluation)
+        self.settings = run.settings.of(FedSpaLLMSettings)
         self.plan = run.model.plan
-        require_pattern_fits(run.model.plan, "fedspallm", self.settings)
         require_counting(run.device, run.settings.device)
         self.result = KeptResult(run.settings, run.model, run.checkpoint.blobs)
         self.held = HeldLayers(self.result, run.settings.part_bytes)
         self._samples: dict[int, list[int]] = {}
-        self._reply_hashes: dict[int, list[str]] = {}
+        """The layers that each client of the round was asked for."""
         self._largest: dict[str, float] = {}
         self._weights: dict[int, float] = {}
+
+    @classmethod
+    def require_fit(cls, settings: RunSettings, model: OpenedModel, capabilities: Mapping[str, float]) -> None:
+        """Refuse a pattern that does not divide the rows of a matrix, and samples that together do not cover all layers."""
+        require_pattern_fits(model.plan, settings)
+        if capabilities:
+            job, names = settings.of(FedSpaLLMSettings), list(capabilities)
+            given = {place: job.capability_of(place) for place in range(len(names))} if job.capabilities else None
+            numbers = given or dict(enumerate(capabilities.values()))
+            places = layers_per_client(len(model.plan.blocks), job.sampled_layers, numbers)
+            require_places(job, len(model.plan.blocks), {names[place]: number for place, number in places.items()})
 
     @property
     def num_rounds(self) -> int:
         """The rounds of the settings, and one more as long as a layer is not pruned to the sparsity."""
-        finished = self.rounds.finished
-        more = finished >= self.settings.rounds and self.result.unfinished()
-        return max(self.settings.rounds, finished + 1 if more else finished)
+        finished, planned = self.rounds.finished, self.run.settings.federation.rounds
+        more = finished >= planned and self.result.unfinished()
+        return max(planned, finished + 1 if more else finished)
 
     def summary(self) -> None:
         """Show what will be done."""
@@ -78,77 +92,23 @@ class FedSpaLLM(Method):
         self.run.progress.note("method", f"fedspallm    {amount}, {text}")
 
     def state(self) -> dict[str, Any]:
-        """The global model, and what each client holds of it."""
-        return {"layers": self.result.state(), "held": self.held.state()}
+        """The global model, what each client holds of it, and the samples of the round that was prepared."""
+        samples = {str(client): blocks for client, blocks in sorted(self._samples.items())}
+        return {"layers": self.result.state(), "held": self.held.state(), "samples": samples}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take over what ``state`` returned."""
         self.result.restore(state["layers"])
         self.held.restore(state["held"])
+        self._samples = {int(client): blocks for client, blocks in state["samples"].items()}
 
-    def stored(self) -> Collection[str]:
-        """Hashes of the result's blobs."""
-        return self.result.stored()
+    # ----- samples ----------------------------------------------------------------------------------------------------
 
-    def prepare(self, server_round: int) -> Iterator[list[Message]]:
-        """Sample layers for every client, and bring it the stale ones that it will read: those up to its last sampled one.
+    def before_round(self, server_round: int) -> bool:
+        """Draw the layers of each client (equation 8): of all, those pruned longest ago first if not all can be covered.
 
-        Before the first round there are none. When clients do not take them, layers are sampled again for those that are left,
-        unless clients were asked before the run was resumed: they answer a round once.
+        A resumption draws no others: clients answer a round once.
         """
-        asked, before = set[int](), self.run.folder.load_samples(server_round)
-        while (active := {seat.client for seat in self.rounds.roster.active()}) and active != asked:
-            asked, self._samples = active, self._draw(server_round) if before is None else before
-            ends = {client: blocks[-1] + 1 for client, blocks in self._samples.items()}
-            yield from self.held.updates(self.rounds, server_round, self.result.layers(), ends)
-
-    def deliver(self, server_round: int) -> Iterator[list[Message]]:
-        """Bring the clients what they evaluate and do not hold: the model that their own layers belong in, and the result.
-
-        A client's own model is its layers of the last round in the global model that the round began with (equation 9); the
-        result is evaluated on a client's own text alone.
-        """
-        if self.evaluation.asked:
-            yield from self.held.updates(self.rounds, server_round, self.result.before)
-        if self.run.settings.evaluation.own_text:
-            yield from self.held.updates(self.rounds, server_round + 1, self.result.layers())
-
-    # ----- the round --------------------------------------------------------------------------------------------------
-
-    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
-        """Ask every client to prune the layers that ``prepare`` sampled for it (algorithm 1, lines 3 to 7)."""
-        self.run.folder.save_samples(server_round, self._samples)
-        active = {seat.client for seat in self.rounds.roster.active()}
-        self._samples = {client: blocks for client, blocks in self._samples.items() if client in active}
-        sampled = {index for blocks in self._samples.values() for index in blocks}
-        if left := sorted(set(self._to_sample(server_round)) - sampled):
-            text = f"round {server_round} does not reach layers {', '.join(map(str, left))}"
-            self.run.progress.note("not_covered", text, round=server_round, layers=left)
-        self.rounds.lost = {}
-        return self._orders(server_round, self._samples)
-
-    def _orders(self, server_round: int, clients: Iterable[int]) -> list[Message]:
-        requests = []
-        for client in clients:
-            sample = Sample(blocks=self._samples[client], versions=self.result.versions)
-            requests.append(self.rounds.request("train", self.rounds.roster.seats[client], server_round, sample))
-        return requests
-
-    def _caught_up(self, server_round: int) -> Iterator[Message]:
-        """Bring clients that lost their layers of the global model those that they read in this round, and ask again."""
-        lost = {client: self._samples[client][-1] + 1 for client in sorted(self.rounds.lost or {})}
-        for client in lost:
-            self.held.forget(client)
-        for requests in self.held.updates(self.rounds, server_round, self.result.layers(), lost):
-            for _ in self.rounds.exchange(requests):
-                pass
-        active = {seat.client for seat in self.rounds.roster.active()}
-        yield from self.rounds.exchange(
-            self._orders(server_round, [client for client in lost if client in active]), self.next_part
-        )
-
-    def _draw(self, server_round: int) -> dict[int, list[int]]:
-        """The layers of each client in a round: of all, those that were pruned longest ago first if not all can be covered."""
         generator = np.random.default_rng(derive_seed(self.run.settings.seed, "layers", server_round=server_round))
         everybody = layers_per_client(len(self.plan.blocks), self.settings.sampled_layers, self._capabilities())
         places = {seat.client: everybody[seat.client] for seat in self.rounds.roster.active()}
@@ -158,48 +118,73 @@ class FedSpaLLM(Method):
         if server_round == 1:
             seats = self.rounds.roster.seats
             require_places(self.settings, len(layers), {seats[client].site: number for client, number in places.items()})
-        return sample_layers(by_age, places, generator)
+        self._samples = sample_layers(by_age, places, generator)
+        return True
 
     def _to_sample(self, server_round: int) -> list[int]:
         """Layers from which a round's samples are drawn."""
-        return list(range(len(self.plan.blocks))) if server_round <= self.settings.rounds else self.result.unfinished()
+        planned = server_round <= self.run.settings.federation.rounds
+        return list(range(len(self.plan.blocks))) if planned else self.result.unfinished()
 
     def _capabilities(self) -> dict[int, float]:
         """What each client can compute, dropped ones included: as the settings say, else as the nodes do, within a ratio."""
-        seats = [seat for _, seat in sorted(self.rounds.roster.seats.items())]
         if self.settings.capabilities:
-            return {seat.client: self.settings.capability_of(seat.client) for seat in seats}
-        measured = [seat.site for seat in seats if seat.measured]
-        if measured and len(measured) < len(seats):
-            raise Mistake(
-                f"capability: {', '.join(measured)} measured its own, others state theirs, and the two cannot be compared; "
-                "set it on every node or to 0 on every node"
-            )
-        stated = {seat.client: seat.capability for seat in seats}
-        return count_claims(self.rounds, "capability", stated, self.settings.max_capability_ratio)
+            return {client: self.settings.capability_of(client) for client in sorted(self.rounds.roster.seats)}
+        return counted_capabilities(self.rounds, "fedspallm.capabilities")
 
-    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[None, MetricRecord]:
-        """Fold the sampled layers, one after the other (lines 15 to 18)."""
-        self.run.progress.begin("layers", len(self.rounds.roster.active()))
-        inbox = Inbox(self.run.folder.inbox)
-        for letter in inbox.receive(chain(replies, self._caught_up(server_round))):
-            self._note_arrival(letter)
-        complete = [client for client in inbox.complete_clients() if self._is_plausible(inbox, client)]
-        self.rounds.require_quorum(len(complete), "sent their layers")
-        claimed = {client: self._claimed_weight(client) for client in complete}
-        self._weights = count_claims(self.rounds, "weight", claimed, self.settings.max_weight_ratio)
-        self.result.note_local_models([self._samples[client] for client in complete], server_round)
-        sampled = sorted({index for client in complete for index in self._samples[client]})
-        self.run.progress.begin("folding", len(sampled))
-        for index in sampled:
-            clients = [client for client in complete if index in self._samples[client]]
-            block = self.plan.blocks[index]
-            self.result.decide(block, server_round, self._folded(inbox, block, clients))
-            self.run.progress.step("folded", f"layer {index} of {len(clients)} clients", block=index, clients=clients)
-        inbox.clear()
-        return None, MetricRecord({"num-clients": len(complete), "num-layers": len(sampled)})
+    # ----- the round --------------------------------------------------------------------------------------------------
 
-    def _is_plausible(self, inbox: Inbox, client: int) -> bool:
+    def prepare(self, server_round: int) -> Iterator[list[Message]]:
+        """Bring every client the stale layers that it will read: those up to its last sampled one; before round 1 none are."""
+        ends = {client: blocks[-1] + 1 for client, blocks in self._samples.items()}
+        yield from self.held.updates(self.rounds, server_round, self.result.layers(), ends)
+
+    def clients_of(self, server_round: int) -> Sequence[int]:
+        """Those for which layers were sampled (algorithm 1, lines 3 to 7)."""
+        active = {seat.client for seat in self.rounds.roster.active()}
+        self._samples = {client: blocks for client, blocks in self._samples.items() if client in active}
+        sampled = {index for blocks in self._samples.values() for index in blocks}
+        if left := sorted(set(self._to_sample(server_round)) - sampled):
+            text = f"round {server_round} does not reach layers {', '.join(map(str, left))}"
+            self.run.progress.note("not_covered", text, round=server_round, layers=left)
+        return list(self._samples)
+
+    def order(self, server_round: int, client: int) -> tuple[Scalars, Mapping[str, bytes]]:
+        """A client prunes its sampled layers, behind the global model as it is."""
+        return Sample(blocks=self._samples[client], versions=self.result.versions), {}
+
+    def reply_parts(self, server_round: int, client: int) -> Sequence[Sequence[str]]:
+        """Whole layers."""
+        return parts_of(
+            sample_specs(self.plan, self.run.settings, server_round, self._samples[client]), self.run.settings.part_bytes
+        )
+
+    def part_order(self, client: int, hashes: list[str]) -> PartRequest:
+        """The sample says of which layers."""
+        return SamplePart(blocks=self._samples[client], blob_sha256=hashes)
+
+    def catches_up(self) -> bool:
+        """A client may lose its layers of the global model."""
+        return True
+
+    def bring_again(self, server_round: int, lost: Sequence[int]) -> Iterator[list[Message]]:
+        """The layers that they read in this round, to clients that lost theirs."""
+        for client in lost:
+            self.held.forget(client)
+        ends = {client: self._samples[client][-1] + 1 for client in lost}
+        return self.held.updates(self.rounds, server_round, self.result.layers(), ends)
+
+    def note_report(self, seat: Seat, report: Mapping[str, Any]) -> None:
+        """The damping that SparseGPT took, and with weights by samples how many windows there are."""
+        weighed = self.run.settings.federation.client_weights == "samples"
+        names = ("damping", *(["calibration_windows"] if weighed else []))
+        seat.metrics = {name: report[name] for name in names} | {"layers": self._samples[seat.client]}
+
+    def sent_text(self, seat: Seat) -> str:
+        """How many layers."""
+        return f"{len(self._samples[seat.client])} layers of {seat.site}"
+
+    def is_plausible(self, inbox: Inbox, client: int) -> bool:
         """Whether no kept weight is far beyond the dense ones; nothing else bounds what one client does to a mean."""
         for block in (self.plan.blocks[index] for index in self._samples[client]):
             for linear in block.linears:
@@ -217,6 +202,21 @@ class FedSpaLLM(Method):
             self._largest[linear.parameter] = self.run.model.checkpoint.read(linear.parameter).abs().max().item()
         return self._largest[linear.parameter]
 
+    # ----- aggregation ------------------------------------------------------------------------------------------------
+
+    def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
+        """Fold the sampled layers, one after the other (lines 15 to 18)."""
+        claimed = {client: self._claimed_weight(client) for client in clients}
+        self._weights = count_claims(self.rounds, "weight", claimed, self.run.settings.federation.max_weight_ratio)
+        self.result.note_local_models([self._samples[client] for client in clients], server_round)
+        sampled = sorted({index for client in clients for index in self._samples[client]})
+        self.run.progress.begin("folding", len(sampled))
+        for index in sampled:
+            senders = [client for client in clients if index in self._samples[client]]
+            block = self.plan.blocks[index]
+            self.result.decide(block, server_round, self._folded(inbox, block, senders))
+            self.run.progress.step("folded", f"layer {index} of {len(senders)} clients", block=index, clients=senders)
+
     def _folded(self, inbox: Inbox, block: BlockPlan, clients: list[int]) -> Iterator[tuple[LinearPlan, KeptMean, VoteCounter]]:
         """Sum and votes of each matrix of a layer, over the clients that sampled it, in order of client."""
         key = block_key(block.index)
@@ -233,32 +233,19 @@ class FedSpaLLM(Method):
 
     def _claimed_weight(self, client: int) -> float:
         """What a client would weigh by what it says; see ``capped``."""
-        if self.settings.client_weights == "equal":
+        if self.run.settings.federation.client_weights == "equal":
             return 1.0
         return float(self.rounds.roster.seats[client].metrics["calibration_windows"])
 
-    def next_part(self, letter: Letter) -> Message | None:
-        """Ask for the part of a client's layers that follows the one which has arrived."""
-        header = letter.header
-        if header.kind == "train":
-            self._reply_hashes[header.client] = letter.scalars["blob_sha256"]
-        blocks = self._samples[header.client]
-        parts, following = sample_parts(self.plan, self.run.settings, header.server_round, blocks), header.part + 1
-        if following == len(parts):
-            return None
-        hashes = [self._reply_hashes[header.client][blocks.index(index)] for index in parts[following]]
-        seat = self.rounds.roster.seats[header.client]
-        part = SamplePart(blocks=blocks, blob_sha256=hashes)
-        return self.rounds.request("fetch", seat, header.server_round, part, part=following)
+    # ----- evaluation by the clients ----------------------------------------------------------------------------------
 
-    def _note_arrival(self, letter: Letter) -> None:
-        seat = self.rounds.roster.seats[letter.header.client]
-        if letter.header.kind == "train":
-            seat.worked(letter.scalars["seconds"])
-            names = ("damping", *(["calibration_windows"] if self.settings.client_weights == "samples" else []))
-            seat.metrics = {name: letter.scalars[name] for name in names} | {"layers": self._samples[seat.client]}
-        if letter.header.part + 1 == letter.header.num_parts:
-            number = len(self._samples[seat.client])
-            self.run.progress.step(
-                "layers", f"{number} layers of {seat.site}, {seat.work()}", client=seat.client, seconds=seat.seconds
-            )
+    def deliver(self, server_round: int) -> Iterator[list[Message]]:
+        """Bring the clients what they evaluate and do not hold: the model that their own layers belong in, and the result.
+
+        A client's own model is its layers of the last round in the global model that the round began with (equation 9); the
+        result is evaluated on a client's own text alone.
+        """
+        if self.evaluation.asked:
+            yield from self.held.updates(self.rounds, server_round, self.result.before)
+        if self.run.settings.evaluation.own_text:
+            yield from self.held.updates(self.rounds, server_round + 1, self.result.layers())

@@ -10,12 +10,14 @@ client the best one of its own rank.
 import math
 from typing import Any
 
-from espalier.settings.mistakes import Mistake
+from espalier.settings.hetlora import HetLoRASettings
 from espalier.wire.payload import block_key
 from pruning_kernels.factors import norm
-from strategies.engine.capped import count_claims
+from strategies.engine.capped import counted_capabilities
+from strategies.engine.evaluation import ClientEvaluation
 from strategies.engine.inbox import Inbox
 from strategies.engine.roster import Seat
+from strategies.engine.run import Run
 from strategies.methods.fedpetuning import FedPETuning
 
 
@@ -29,6 +31,10 @@ class HetLoRA(FedPETuning):
     """r_k of each client in its next round; None before the first."""
     _norms: dict[int, float]
     """||Delta W_k|| of the round's clients."""
+
+    def __init__(self, run: Run, evaluation: ClientEvaluation | None = None) -> None:
+        super().__init__(run, evaluation)
+        self.hetlora = run.settings.of(HetLoRASettings)
 
     def state(self) -> dict[str, Any]:
         """The global adapters, and every client's rank."""
@@ -69,30 +75,23 @@ class HetLoRA(FedPETuning):
         Mistake
             Some sites measured their capability, and some state it.
         """
-        seats, lora = self.rounds.roster.seats.values(), self.run.settings.lora
-        if self.job.ranks:
-            return {seat.client: self.job.rank_limit_of(seat.client, lora) for seat in seats}
-        measured = [seat.site for seat in seats if seat.measured]
-        if measured and len(measured) < len(seats):
-            raise Mistake(
-                f"capability: {', '.join(measured)} measured its own, others state theirs, and the two cannot be compared; "
-                "set it on every node or to 0 on every node, or set hetlora.ranks"
-            )
-        stated = {seat.client: seat.capability for seat in seats}
-        counted = count_claims(self.rounds, "capability", stated, self.job.max_capability_ratio)
+        seats, lora = self.rounds.roster.seats, self.run.settings.lora
+        if self.hetlora.ranks:
+            return {client: self.hetlora.rank_limit_of(client, lora) for client in seats}
+        counted = counted_capabilities(self.rounds, "hetlora.ranks")
         most = max(counted.values())
         return {client: max(1, round(lora.largest_rank * (value / most))) for client, value in counted.items()}
 
     def settle(self, inbox: Inbox, clients: list[int]) -> None:
         """Weigh the clients' updates, and take over the ranks that self-pruning left them."""
-        if self.job.client_weights == "norms":
+        if self.federation.client_weights == "norms":
             self._norms = self._norms_of(inbox, clients)
         for client in clients:
-            seat, left = self.rounds.roster.seats[client], self._reports[client].rank
+            seat, left = self.rounds.roster.seats[client], self._told[client].rank
             if left < self.limit_of(seat):
                 text = f"{seat.site} goes on with rank {left} of {self.limit_of(seat)}"
                 self.run.progress.note("rank_pruned", text, client=client, lora_rank=left)
-        self._ranks = (self._ranks or {}) | {client: self._reports[client].rank for client in clients}
+        self._ranks = (self._ranks or {}) | {client: self._told[client].rank for client in clients}
 
     # ----- the clients' weights ---------------------------------------------------------------------------------------
 
@@ -111,4 +110,4 @@ class HetLoRA(FedPETuning):
         return norms if any(norms.values()) else dict.fromkeys(clients, 1.0)
 
     def _claimed_weight(self, client: int) -> float:
-        return self._norms[client] if self.job.client_weights == "norms" else super()._claimed_weight(client)
+        return self._norms[client] if self.federation.client_weights == "norms" else super()._claimed_weight(client)

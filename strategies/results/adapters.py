@@ -15,6 +15,7 @@ from torch import Tensor
 from espalier.modeling.adapters import factors_of, merged
 from espalier.modeling.edits import WeightEdit
 from espalier.modeling.opened import OpenedModel
+from espalier.settings.fedpetuning import AdapterAveraging
 from espalier.settings.run import RunSettings
 from espalier.storage.blobs import BlobStore
 from espalier.training.initial import initial_values
@@ -78,21 +79,24 @@ class AdapterResult:
         self.sent = {}
         self.lost = {name: self.lost[name] for name in map(str, limits) if name in self.lost}
         for key, tensors in folded:
-            alive = self._alive(key, tensors)
+            first = self._first_tensors(key)
+            alive = _alive(tensors, first)
             self.blobs[key] = self.store.put(save(alive))
             for limit in limits:
-                self._pack(key, alive, limit)
+                self._pack(key, alive, first, limit)
 
-    def _pack(self, key: str, tensors: Mapping[str, Tensor], limit: int) -> None:
-        job, name = self.settings.job, str(limit)
-        before = self.lost.get(name, {}).get(key) if job.feeds_back else None
+    def _pack(self, key: str, tensors: Mapping[str, Tensor], first: Mapping[str, Tensor], limit: int) -> None:
+        """Make what is sent of one blob's tensors to clients of a rank limit; ``first`` are those that the run began with."""
+        federation, job, name = self.settings.federation, self.settings.of(AdapterAveraging), str(limit)
+        feeds_back = job.feeds_back(federation)
+        before = self.lost.get(name, {}).get(key) if feeds_back else None
         residuals = load(self.store.get(before)) if before else None
         cut = self._cut(key, tensors, limit)
-        if job.delivers_differences:
-            cut = differences(cut, self._cut(key, self._first_tensors(key), limit))
-        blob, lost = pack_adapters(cut, job.payload, residuals)
+        if job.delivers_differences(federation):
+            cut = differences(cut, self._cut(key, first, limit))
+        blob, lost = pack_adapters(cut, federation.payload, residuals)
         self.sent.setdefault(name, {})[key] = self.store.put(blob)
-        if job.feeds_back and lost:
+        if feeds_back and lost:
             self.lost.setdefault(name, {})[key] = self.store.put(save(lost))
 
     def _cut(self, key: str, tensors: Mapping[str, Tensor], limit: int) -> dict[str, Tensor]:
@@ -101,20 +105,8 @@ class AdapterResult:
         return {name: tensors[name][tuple(slice(size) for size in shape)] for name, shape in shapes.items()}
 
     def _first_tensors(self, key: str) -> dict[str, Tensor]:
-        """What the run began with."""
+        """What the run began with, of one blob: it is in memory for as long as its caller holds it."""
         return load(self.store.get(self._first[key]))
-
-    def _alive(self, key: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors; where an adapter has lost a rank, in A and in B, its row of A is the first one again.
-
-        Both parts of such a rank would have no gradient for ever. The update ``B A`` stays, as B's column is zero.
-        """
-        first, alive = self._first_tensors(key), dict(tensors)
-        for name in [name for name in alive if name.endswith(".lora_a")]:
-            a, b = alive[name], alive[name.removesuffix("_a") + "_b"]
-            dead = ~(a != 0).any(dim=1) & ~(b != 0).any(dim=0)
-            alive[name] = torch.where(dead[:, None], first[name], a)
-        return alive
 
     def blob(self, key: str, limit: int) -> bytes:
         """One blob as it is sent to clients of a rank limit."""
@@ -122,9 +114,10 @@ class AdapterResult:
 
     def received(self, key: str, limit: int) -> dict[str, Tensor]:
         """What clients of a rank limit have when ``blob`` has arrived: float32, by canonical name."""
-        job, shapes = self.settings.job, self.adapters.limited(limit).shapes()[key]
-        found = unpack_adapters(shapes, self.blob(key, limit), job.payload)
-        return sums(self._cut(key, self._first_tensors(key), limit), found) if job.delivers_differences else found
+        federation, shapes = self.settings.federation, self.adapters.limited(limit).shapes()[key]
+        found = unpack_adapters(shapes, self.blob(key, limit), federation.payload)
+        differ = self.settings.of(AdapterAveraging).delivers_differences(federation)
+        return sums(self._cut(key, self._first_tensors(key), limit), found) if differ else found
 
     def edits(self, index: int) -> Mapping[str, WeightEdit]:
         """What merges the global adapters into one block's dense weights."""
@@ -136,3 +129,16 @@ class AdapterResult:
         """What the summary says of this method alone."""
         ranks = sorted({adapter.rank for _, adapter in self.adapters})
         return {"trained_parameters": self.adapters.num_parameters, "ranks": ranks}
+
+
+def _alive(tensors: Mapping[str, Tensor], first: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """One blob's tensors; where an adapter has lost a rank, in A and in B, its row of A is that of ``first`` again.
+
+    Both parts of such a rank would have no gradient for ever. The update ``B A`` stays, as B's column is zero.
+    """
+    alive = dict(tensors)
+    for name in [name for name in alive if name.endswith(".lora_a")]:
+        a, b = alive[name], alive[name.removesuffix("_a") + "_b"]
+        dead = ~(a != 0).any(dim=1) & ~(b != 0).any(dim=0)
+        alive[name] = torch.where(dead[:, None], first[name], a)
+    return alive

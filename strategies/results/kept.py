@@ -14,10 +14,11 @@ from torch import Tensor
 from espalier.modeling.dtypes import TORCH_DTYPES
 from espalier.modeling.edits import WeightEdit, replaced
 from espalier.modeling.opened import OpenedModel
+from espalier.settings.fedspallm import FedSpaLLMSettings
 from espalier.settings.run import RunSettings
 from espalier.settings.seeds import derive_seed
 from espalier.storage.blobs import BlobStore
-from espalier.wire.fedspallm import num_kept
+from espalier.wire.fedspallm import num_kept, sparsity_of
 from espalier.wire.kept import kept_specs
 from espalier.wire.plan import BlockPlan, LinearPlan
 from espalier.wire.pruned_matrices import PrunedMatrix, pack_kept, unpack_kept
@@ -52,7 +53,8 @@ class KeptResult:
     """
 
     def __init__(self, settings: RunSettings, model: OpenedModel, store: BlobStore) -> None:
-        self.settings = settings.fedspallm
+        self.run = settings
+        self.settings = settings.of(FedSpaLLMSettings)
         self.model = model
         self.seed = settings.seed
         self.store = store
@@ -92,7 +94,7 @@ class KeptResult:
 
     def unfinished(self) -> list[int]:
         """Layers that were not yet pruned to the run's sparsity."""
-        reached = [version > 0 and self.settings.sparsity_of(version) == self.settings.sparsity for version in self.versions]
+        reached = [version > 0 and sparsity_of(self.run, version) == self.settings.sparsity for version in self.versions]
         return [index for index, done in enumerate(reached) if not done]
 
     def decide(self, block: BlockPlan, server_round: int, folded: Iterator[tuple[LinearPlan, KeptMean, VoteCounter]]) -> None:
@@ -122,7 +124,7 @@ class KeptResult:
         """
         self.before = self.layers()
         blocks, total = self.model.plan.blocks, self.model.plan.num_weights
-        own = [sum(num_kept(block, self.settings, server_round).values()) for block in blocks]
+        own = [sum(num_kept(block, self.run, server_round).values()) for block in blocks]
         before = [sum(kept) if kept else block.num_weights for block, kept in zip(blocks, self.num_kept, strict=True)]
         kept = [sum(own[i] if i in sample else before[i] for i in range(len(blocks))) for sample in samples]
         self.local_share = sum(1 - number / total for number in kept) / len(kept)
@@ -140,7 +142,7 @@ class KeptResult:
         elif self.settings.ties == "random":
             seed = derive_seed(self.seed, f"ties/{linear.name}", server_round=server_round, block=block.index)
             sizes = np.random.default_rng(seed).integers(0, 1 << 31, linear.shape, dtype=np.uint32)
-        return votes.most_voted(self.settings.sparsity_of(server_round), self.settings.server_group, sizes)
+        return votes.most_voted(sparsity_of(self.run, server_round), self.settings.server_group, sizes)
 
     def blob(self, index: int) -> bytes:
         """One pruned layer as it travels."""
@@ -178,7 +180,7 @@ class KeptResult:
 
     def centralized_sparsity(self) -> float:
         """Share of the weights that one party prunes which has all data: every layer, at the final sparsity."""
-        kept = sum(sum(num_kept(block, self.settings, self.settings.rounds).values()) for block in self.model.plan.blocks)
+        kept = sum(sum(num_kept(block, self.run, self.run.federation.rounds).values()) for block in self.model.plan.blocks)
         return 1 - kept / self.model.plan.num_weights
 
     def report(self) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import torch
 
 from espalier.modeling.edits import WeightEdit, masked, masked_and_scaled
 from espalier.modeling.opened import OpenedModel
+from espalier.settings.fedprllm import FedPrLLMSettings
 from espalier.settings.run import RunSettings
 from espalier.settings.seeds import derive_seed
 from espalier.storage.blobs import BlobStore
@@ -38,7 +39,7 @@ class VoteResult:
     """
 
     def __init__(self, settings: RunSettings, model: OpenedModel, store: BlobStore) -> None:
-        self.settings = settings.fedprllm
+        self.settings = settings.of(FedPrLLMSettings)
         self.model = model
         self.seed = settings.seed
         self.votes_dtype = votes_dtype(settings.num_clients)

@@ -19,7 +19,7 @@ from espalier.modeling.limits import require_within_limits
 from espalier.modeling.opened import OpenedModel
 from espalier.settings.mistakes import Mistake
 from espalier.settings.run import RunSettings, parse
-from server_app.measurement import num_cut
+from server_app.outcomes.items import num_cut
 from server_app.public_tests import PublicTests
 
 POSITIONS = 600

@@ -22,7 +22,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from espalier.modeling.opened import OpenedModel
 from espalier.settings.mistakes import Mistake
 from espalier.settings.run import parse
-from espalier.wire.alone import makes_alone
 from espalier.wire.contract import check, check_reply
 from espalier.wire.contracts import contract_for
 from espalier.wire.messages import Letter, address, read, write
@@ -317,12 +316,12 @@ class Promises:
         assert len(whole.requests) == len(whole.received) > whole.bench.num_clients
         for request, (_, reply) in zip(whole.requests, whole.received, strict=True):
             asked = read(request.content)
-            contract = contract_for(asked, plan, settings)
+            contract = contract_for(asked, lambda: plan, settings)
             check(asked, contract.down)
             check_reply(read(reply.content), asked, contract)
             assert contract.observer
         kinds = {read(request.content).header.kind for request in whole.requests}
-        assert ("alone" in kinds) == makes_alone(settings)
+        assert ("alone" in kinds) == settings.job.makes_alone
 
     def test_every_reply_is_in_the_egress_log(self, whole: Uninterrupted) -> None:
         for client in range(whole.bench.num_clients):
@@ -521,7 +520,7 @@ class Promises:
         pairs = zip(plain.requests, plain.received, strict=True)
         request, reply = next((r, a) for r, (client, a) in pairs if client == 2 and read(r.content).header.kind == "train")
         asked, copied = read(request.content), Message(write(read(reply.content)), reply_to=request)
-        contract = contract_for(asked, model.plan, settings)
+        contract = contract_for(asked, lambda: model.plan, settings)
         check_reply(read(copied.content), asked, contract)
         with pytest.raises(Mistake):
             check_reply(read(SPOILS[spoil](copied).content), asked, contract)

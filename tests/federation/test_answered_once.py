@@ -12,8 +12,8 @@ from espalier.settings.mistakes import Mistake, StateLost
 from espalier.settings.node import parse_node
 from espalier.settings.run import parse
 from espalier.storage.private import PrivateState
-from espalier.wire.fedprllm import VoteReport
 from espalier.wire.messages import UNREAD, Letter
+from espalier.wire.parts import Report
 
 
 @pytest.fixture
@@ -26,12 +26,12 @@ def order(number: int, **scalars: Any) -> Letter:
     return Letter(header, scalars)
 
 
-def work(do: Callable[[PrivateState], None], ready: Callable[[PrivateState], None] = lambda _: None) -> Work[VoteReport]:
-    def report(state: PrivateState) -> VoteReport:
+def work(do: Callable[[PrivateState], None], ready: Callable[[PrivateState], None] = lambda _: None) -> Work[Report]:
+    def report(state: PrivateState) -> Report:
         do(state)
-        return VoteReport(seconds=1.0, blob_sha256=[])
+        return Report(seconds=1.0, blob_sha256=[])
 
-    return Work(VoteReport, [], [], report, require_ready=ready)
+    return Work(Report, [], [], report, require_ready=ready)
 
 
 def fails(_: PrivateState) -> None:

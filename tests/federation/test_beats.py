@@ -15,7 +15,7 @@ from espalier.storage.at_work import AtWork
 from espalier.wire.messages import read
 
 METHODS: dict[str, dict[str, Any]] = {
-    "fedpetuning": {"fedpetuning.rounds": 1, "training.steps": 3, "training.batch-size": 2, "lora.rank": 2, "lora.merge": True},
+    "fedpetuning": {"federation.rounds": 1, "training.steps": 3, "training.batch-size": 2, "lora.rank": 2, "lora.merge": True},
     "fedprllm": {},
     "fedprllm iterative": {"fedprllm.strategy": "iterative"},
     "fedspallm": {},

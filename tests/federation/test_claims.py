@@ -40,7 +40,7 @@ def claiming(**scalars: Any) -> Any:
 def test_a_billion_sequences_count_as_ten_times_those_of_the_median_client(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    bench = Bench(folder, "fedpetuning", TUNING | {"fedpetuning.rounds": 1, "lora.rank": 2})
+    bench = Bench(folder, "fedpetuning", TUNING | {"federation.rounds": 1, "lora.rank": 2})
     grid = bench.grid()
     grid.tamper[1] = claiming(samples=10**9)
     made = bench.run(grid)
@@ -59,7 +59,7 @@ def test_a_billion_sequences_count_as_ten_times_those_of_the_median_client(
 
 
 def test_a_norm_counts_up_to_the_ratio_and_a_capability_leaves_others_their_ranks(folder: Path) -> None:
-    more = {"hetlora.rounds": 1, "hetlora.self-pruning": False, "hetlora.max-weight-ratio": 1.0, "lora.rank": 8}
+    more = {"federation.rounds": 1, "hetlora.self-pruning": False, "federation.max-weight-ratio": 1.0, "lora.rank": 8}
     bench = Bench(folder, "hetlora", TUNING | more)
     grid = bench.grid()
     (greedy,) = [context for context in grid.contexts.values() if context.node_config["partition-id"] == 3]
@@ -78,7 +78,7 @@ def test_a_norm_counts_up_to_the_ratio_and_a_capability_leaves_others_their_rank
 
 
 def test_claims_of_fedspallm_are_cut_too(folder: Path) -> None:
-    settings = {"fedspallm.max-capability-ratio": 1.0, "fedspallm.client-weights": "samples"}
+    settings = {"federation.max-capability-ratio": 1.0, "federation.client-weights": "samples"}
     bench = Bench(folder, "fedspallm", settings | {"fedspallm.local-method": "magnitude"})
     grid = bench.grid()
     for context in grid.contexts.values():

@@ -22,6 +22,7 @@ from espalier.modeling.export import ExportError
 from espalier.modeling.opened import open_model
 from espalier.settings.lora import LoraSettings
 from espalier.training.initial import initial_adapters
+from espalier.wire.adapter_payload import pack_adapters
 from espalier.wire.adapters import adapter_plan
 from espalier.wire.messages import SCHEMA_VERSION, Header, Letter, address, read
 
@@ -59,7 +60,7 @@ class TestFedPETuning(Promises):
 
     method = "fedpetuning"
     settings: ClassVar[dict[str, Any]] = {
-        "fedpetuning.rounds": 2,
+        "federation.rounds": 2,
         "training.steps": 2,
         "training.batch-size": 2,
         "training.learning-rate": 0.01,
@@ -85,7 +86,7 @@ class TestFedPETuning(Promises):
         return windows
 
     def test_factors_are_averaged_by_samples(self, bench: Bench, uneven: dict[int, float]) -> None:
-        changes = {"fedpetuning__rounds": 1}
+        changes = {"federation__rounds": 1}
         grid = bench.grid(**changes)
         folder = bench.run(grid, **changes)
         sent = sent_adapters(grid, 1)
@@ -101,9 +102,9 @@ class TestFedPETuning(Promises):
     @pytest.mark.parametrize("weights", ["samples", "equal"])
     def test_updates_are_averaged_and_approximated(self, bench: Bench, uneven: dict[int, float], weights: str) -> None:
         changes = {
-            "fedpetuning__rounds": 1,
+            "federation__rounds": 1,
             "fedpetuning__aggregation": "svd",
-            "fedpetuning__client_weights": weights,
+            "federation__client_weights": weights,
         }
         grid = bench.grid(**changes)
         folder = bench.run(grid, **changes)
@@ -118,7 +119,7 @@ class TestFedPETuning(Promises):
         for client in range(bench.num_clients):
             (bench.folder / f"text-{client}.txt").write_text(private_text(0))
         monkeypatch.setattr("client_app.tuning.derive_seed", lambda *_, **__: 5)  # each goes through its text in one order
-        changes = {"fedpetuning__rounds": 1}
+        changes = {"federation__rounds": 1}
         grid = bench.grid(**changes)
         folder = bench.run(grid, **changes)
         sent = sent_adapters(grid, 1)
@@ -130,9 +131,9 @@ class TestFedPETuning(Promises):
     # ----- sampling ---------------------------------------------------------------------------------------------------
 
     SAMPLED: ClassVar[dict[str, Any]] = {
-        "fedpetuning__rounds": 4,
-        "fedpetuning__sampled_clients": 0.5,
-        "fedpetuning__client_weights": "equal",
+        "federation__rounds": 4,
+        "federation__sampled_clients": 0.5,
+        "federation__client_weights": "equal",
         "seed": 9,
     }
 
@@ -170,7 +171,7 @@ class TestFedPETuning(Promises):
         other = Path(shutil.copytree(bench.model, bench.folder / "other"))
         config = json.loads((other / "config.json").read_text()) | {"max_position_embeddings": 15}
         (other / "config.json").write_text(json.dumps(config))
-        changes = self.SAMPLED | {"fedpetuning__rounds": 1, "evaluation__local_only": True}
+        changes = self.SAMPLED | {"federation__rounds": 1, "evaluation__local_only": True}
         grid = bench.grid(**changes)
         (site,) = [context for context in grid.contexts.values() if context.node_config["partition-id"] == 2]
 
@@ -211,8 +212,8 @@ class TestFedPETuning(Promises):
         """Also where balanced factors make A much smaller, and what NF4 lost of the larger one is added to it."""
         changes = {
             "fedpetuning__aggregation": aggregation,
-            "fedpetuning__payload": payload,
-            "fedpetuning__rounds": 3,
+            "federation__payload": payload,
+            "federation__rounds": 3,
             "training__learning_rate": rate,
             "training__weight_decay": 0.1,
         }
@@ -225,7 +226,7 @@ class TestFedPETuning(Promises):
     def test_bytes_of_blobs_are_those_of_the_formulas_and_feedback_matters(self, bench: Bench, payload: str) -> None:
         models = []
         for feedback in (True, False):
-            changes = {"fedpetuning__payload": payload, "fedpetuning__error_feedback": feedback}
+            changes = {"federation__payload": payload, "federation__error_feedback": feedback}
             grid, requests = bench.grid(**changes), []
             grid.before_push = requests.append
             models.append(model_files(bench.run(grid, **changes)))
@@ -243,10 +244,10 @@ class TestFedPETuning(Promises):
 
     @pytest.mark.parametrize("rounding", ["differences", "values"])
     def test_the_first_round_s_blobs_are_what_was_trained_rounded(self, bench: Bench, rounding: str) -> None:
-        changes = {"fedpetuning__payload": "bfloat16", "fedpetuning__rounding": rounding}
+        changes = {"federation__payload": "bfloat16", "federation__rounding": rounding}
         exact, rounded = bench.grid(), bench.grid(**changes)
-        bench.run(exact, fedpetuning__rounds=1)
-        bench.run(rounded, **changes, fedpetuning__rounds=1)
+        bench.run(exact, federation__rounds=1)
+        bench.run(rounded, **changes, federation__rounds=1)
         trained, found = sent_adapters(exact, 1), sent_adapters(rounded, 1)
         start = first_adapters(bench)
         for client, blobs in trained.items():
@@ -258,7 +259,7 @@ class TestFedPETuning(Promises):
 
     def test_differences_are_added_to_the_global_adapters_before_they_were_rounded(self, bench: Bench) -> None:
         """Up a difference from those that the round began with, down from the first ones; two rounds, by loops."""
-        changes = {"fedpetuning__payload": "bfloat16", "fedpetuning__error_feedback": False}
+        changes = {"federation__payload": "bfloat16", "federation__error_feedback": False}
         grid, requests = bench.grid(**changes), list[Message]()
         grid.before_push = requests.append
         folder = bench.run(grid, **changes)
@@ -290,7 +291,7 @@ class TestFedPETuning(Promises):
     def test_rounded_differences_end_nearer_to_float32_than_rounded_values(self, bench: Bench, aggregation: str) -> None:
         """Share of its norm by which the final update of four rounds over NF4 differs from float32's, at the same bytes."""
         common = {
-            "fedpetuning__rounds": 4,
+            "federation__rounds": 4,
             "training__steps": 5,
             "training__learning_rate": 0.002,
             "lora__rank": 8,
@@ -300,9 +301,9 @@ class TestFedPETuning(Promises):
         for rounding, feedback in (("differences", True), ("values", True), ("values", False)):
             changes = {
                 **common,
-                "fedpetuning__payload": "nf4",
-                "fedpetuning__rounding": rounding,
-                "fedpetuning__error_feedback": feedback,
+                "federation__payload": "nf4",
+                "federation__rounding": rounding,
+                **({} if aggregation == "svd" else {"federation__error_feedback": feedback}),  # there it is not read
             }
             grid, requests = bench.grid(**changes), list[Message]()
             grid.before_push = requests.append
@@ -316,7 +317,7 @@ class TestFedPETuning(Promises):
         assert len(sizes) == 1
 
     def test_a_client_that_lost_its_private_state_goes_on_with_what_the_server_sends(self, bench: Bench) -> None:
-        changes = {"fedpetuning__payload": "nf4", "fedpetuning__rounds": 3, "part_bytes": 1 << 20}
+        changes = {"federation__payload": "nf4", "federation__rounds": 3, "part_bytes": 1 << 20}
         state = bench.folder / "state"
         grid, removed = bench.grid(**changes), list[Path]()
         for context in grid.contexts.values():
@@ -334,11 +335,21 @@ class TestFedPETuning(Promises):
         assert len(removed) == 1
         assert {client["status"] for client in clients} == {"completed"}
 
-    def test_feedback_is_left_out_where_the_svd_turns_the_adapters(self, bench: Bench) -> None:
+    @pytest.mark.parametrize("aggregation", ["factors", "svd"])
+    def test_feedback_is_left_out_where_the_svd_turns_the_adapters(
+        self, bench: Bench, aggregation: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """What rounding lost of A and B belongs to other directions there."""
-        changes = {"fedpetuning__payload": "nf4", "fedpetuning__aggregation": "svd"}
-        found = [model_files(bench.run(**changes, fedpetuning__error_feedback=feedback)) for feedback in (True, False)]
-        assert found[0] == found[1]
+        owed = []
+
+        def pack(tensors: Any, payload: Any, residuals: Any = None) -> Any:
+            owed.append(bool(residuals))
+            return pack_adapters(tensors, payload, residuals)
+
+        monkeypatch.setattr("client_app.tuning.pack_adapters", pack)
+        monkeypatch.setattr("strategies.results.adapters.pack_adapters", pack)
+        bench.run(federation__payload="nf4", fedpetuning__aggregation=aggregation)
+        assert any(owed) == (aggregation == "factors")
 
     # ----- the optimiser ----------------------------------------------------------------------------------------------
 
@@ -347,9 +358,9 @@ class TestFedPETuning(Promises):
         self, tmp_path: Path, kept: bool
     ) -> None:
         """Averaging one client's adapters changes nothing; forgetting its moments does."""
-        bench = Bench(tmp_path, self.method, self.settings | {"fedpetuning.keep-optimizer": kept}, 1)
-        at_once = bench.run(fedpetuning__rounds=1, training__steps=4)
-        in_two = bench.run(fedpetuning__rounds=2, training__steps=2)
+        bench = Bench(tmp_path, self.method, self.settings | {"federation.keep-optimizer": kept}, 1)
+        at_once = bench.run(federation__rounds=1, training__steps=4)
+        in_two = bench.run(federation__rounds=2, training__steps=2)
         assert (model_files(at_once) == model_files(in_two)) == kept
 
     # ----- layers -----------------------------------------------------------------------------------------------------
@@ -366,15 +377,15 @@ class TestFedPETuning(Promises):
     @pytest.mark.parametrize(
         "changes",
         [
-            {"fedpetuning__payload": "nf4", "fedpetuning__aggregation": "svd"},
-            {"fedpetuning__payload": "nf4", "fedpetuning__keep_optimizer": True},
+            {"federation__payload": "nf4", "fedpetuning__aggregation": "svd"},
+            {"federation__payload": "nf4", "federation__keep_optimizer": True},
         ],
         ids=["svd", "carried"],
     )
     def test_killed_in_the_middle_of_a_round_and_resumed_equals_never_killed(
         self, evaluated: Bench, changes: dict[str, Any]
     ) -> None:
-        changes = {"fedpetuning__rounds": 3, **changes}
+        changes = {"federation__rounds": 3, **changes}
         uninterrupted = evaluated.run(**changes)
         grid, trained = evaluated.grid(**changes), []
 
@@ -395,7 +406,7 @@ class TestFedPETuning(Promises):
 
     def test_gone_back_a_round_after_a_kill_in_the_middle_of_one_equals_never_killed(self, bench: Bench) -> None:
         """What is said to do where the last checkpoint is damaged: a client that was further gives its kept answers again."""
-        changes = {"fedpetuning__rounds": 3}
+        changes = {"federation__rounds": 3}
         uninterrupted, grid, trained = bench.run(**changes), bench.grid(**changes), []
 
         def kill(message: Message) -> None:
@@ -429,7 +440,7 @@ class TestFedPETuning(Promises):
         return read(grid.answer(message, context).content)
 
     def test_a_round_is_answered_once_and_none_before_it(self, bench: Bench) -> None:
-        changes = {"part_bytes": 1 << 20, "fedpetuning__rounds": 3}
+        changes = {"part_bytes": 1 << 20, "federation__rounds": 3}
         grid = bench.grid(**changes)
         first = self._train(grid, 1)
         assert first.header.status == "ok"
@@ -465,7 +476,7 @@ class TestFedPETuning(Promises):
         def differ(*_: object) -> None:
             raise ExportError("adapter: logits of the reloaded model differ by 7")
 
-        monkeypatch.setattr("server_app.outcome.check_adapter", differ)
+        monkeypatch.setattr("server_app.outcomes.adapters.check_adapter", differ)
         with pytest.raises(ExportError, match="differ by 7"):
             bench.run()
         (folder,) = (bench.folder / "runs").iterdir()

@@ -16,11 +16,12 @@ from safetensors import safe_open
 from safetensors.torch import load, save
 from tiny_model import save_tiny_llama
 
-from client_app.app import DELIVERIES
+import client_app.held_layers
 from espalier.modeling.opened import OpenedModel
 from espalier.settings.mistakes import Mistake
 from espalier.settings.run import parse
 from espalier.storage.blobs import sha256
+from espalier.wire.fedspallm import sparsity_of
 from espalier.wire.messages import Letter, read
 from espalier.wire.payload import STYPE
 from strategies.engine.rounds import RunFailed
@@ -110,7 +111,7 @@ class TestFedSpaLLM(SpaLLMPromises):
     @pytest.mark.parametrize("weights", ["equal", "samples"])
     def test_the_fold_is_that_of_a_slow_loop(self, bench: Bench, aggregation: str, weights: str) -> None:
         """The mean over those who kept a weight; then the most pruned go, the smaller mean first, then the lower index."""
-        changes = {"fedspallm__aggregation": aggregation, "fedspallm__client_weights": weights}
+        changes = {"fedspallm__aggregation": aggregation, "federation__client_weights": weights}
         grid = bench.grid(**changes)
         for context in grid.contexts.values():
             context.node_config["windows"] = 1 + context.node_config["partition-id"]
@@ -138,7 +139,7 @@ class TestFedSpaLLM(SpaLLMPromises):
                     assert torch.equal(found, torch.tensor(np.array(means)).to(stored))
 
     def test_equal_windows_are_equal_weights(self, bench: Bench) -> None:
-        assert model_files(bench.run(fedspallm__client_weights="samples")) == model_files(bench.run())
+        assert model_files(bench.run(federation__client_weights="samples")) == model_files(bench.run())
 
     def test_without_expansion_only_unanimous_weights_are_pruned(self, bench: Bench) -> None:
         grid = bench.grid(fedspallm__mask_expansion=False)
@@ -208,9 +209,9 @@ class TestFedSpaLLM(SpaLLMPromises):
             reply.content["scalars"][name] = value
             return reply
 
-        grid = bench.grid(fedspallm__client_weights="samples")
+        grid = bench.grid(federation__client_weights="samples")
         grid.tamper[1] = spoiled(lie)
-        document = summary(bench.run(grid, fedspallm__client_weights="samples"))
+        document = summary(bench.run(grid, federation__client_weights="samples"))
         assert [client["status"] for client in document["clients"]] == ["completed", "dropped", "completed", "completed"]
 
     def test_weights_out_of_all_proportion_cost_their_sender_alone(self, bench: Bench) -> None:
@@ -272,7 +273,7 @@ def _three_wide(bench: Bench) -> Path:
 def _six_layers(bench: Bench) -> dict[str, Any]:
     """Settings of four rounds on a model of six layers, of which a client samples one or two."""
     model = save_tiny_llama(bench.folder / "six", blocks=6)
-    return {"model": str(model), "fedspallm__rounds": 4, "fedspallm__sampled_layers": 0.33}
+    return {"model": str(model), "federation__rounds": 4, "fedspallm__sampled_layers": 0.33}
 
 
 class TestRounds(SpaLLMPromises):
@@ -280,7 +281,7 @@ class TestRounds(SpaLLMPromises):
 
     method = "fedspallm"
     settings: ClassVar[dict[str, Any]] = {
-        "fedspallm.rounds": 2,
+        "federation.rounds": 2,
         "fedspallm.schedule": "linear",
         "fedspallm.sparsity": 0.5,
         "fedspallm.capabilities": "1,2",
@@ -394,13 +395,13 @@ class TestRounds(SpaLLMPromises):
         def refuse(site: Any, request: Any) -> Any:
             raise Mistake("the disk is full")
 
-        monkeypatch.setitem(DELIVERIES, "fedspallm", refuse)
+        monkeypatch.setattr("client_app.held_layers.take_layers", refuse)
         with pytest.raises(RunFailed, match=r"0 clients are left for round 2(.|\n)*node-00003: deliver: the disk is full"):
             bench.run()
 
     def test_weak_clients_do_not_take_over_from_strong_ones(self, bench: Bench) -> None:
         """Capabilities 1, 2, 2, 2; all but the weak one die before round 3, which keeps its one layer."""
-        grid, sent = bench.grid(fedspallm__rounds=4, quorum=0.25), []
+        grid, sent = bench.grid(federation__rounds=4, quorum=0.25), []
 
         def die(request: Any, reply: Any) -> Any:
             header = read(request.content).header
@@ -408,7 +409,7 @@ class TestRounds(SpaLLMPromises):
 
         grid.tamper = dict.fromkeys((1, 2, 3), die)
         grid.before_push = lambda message: sent.append(read(message.content))
-        folder = bench.run(grid, fedspallm__rounds=4, quorum=0.25)
+        folder = bench.run(grid, federation__rounds=4, quorum=0.25)
         last = [letter for letter in sent if letter.header.kind == "train" and letter.header.server_round == 4]
         assert [(letter.header.client, len(letter.scalars["blocks"])) for letter in last] == [(0, 1)]
         assert [event["round"] for event in events(folder) if event["event"] == "not_covered"] == [4]
@@ -498,13 +499,11 @@ class TestRounds(SpaLLMPromises):
         assert {client["status"] for client in summary(resumed)["clients"]} == {"completed"}
         assert set(map(tuple, samples(resumed).values())) == {(0, 1)}
 
-    def test_damaged_samples_are_told(self, bench: Bench) -> None:
+    def test_what_was_drawn_is_in_the_checkpoint_before_anybody_is_asked(self, bench: Bench) -> None:
         run, asked = killed_in(bench, 1)
-        file = run / "samples.json"
-        assert list(json.loads(file.read_text())["rounds"]["1"].values())[:3] == asked
-        file.write_text(file.read_text().replace("0", "1"))
-        with pytest.raises(Mistake, match=r"samples.json: is damaged: .*; remove it, and layers are drawn again"):
-            bench.run(resume_from=str(run))
+        saved = json.loads((run / "checkpoint" / "state.json").read_text())
+        assert (saved["round"], saved["state"]["prepared"]) == (0, 1)
+        assert list(saved["state"]["samples"].values())[:3] == asked
 
     def test_a_client_that_does_not_take_the_layers_is_dropped(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
         def refuse(site: Any, request: Any) -> Any:
@@ -512,8 +511,8 @@ class TestRounds(SpaLLMPromises):
                 raise Mistake("the disk is full")
             return deliver(site, request)
 
-        deliver = DELIVERIES["fedspallm"]
-        monkeypatch.setitem(DELIVERIES, "fedspallm", refuse)
+        deliver = client_app.held_layers.take_layers
+        monkeypatch.setattr(client_app.held_layers, "take_layers", refuse)
         document = summary(bench.run())
         assert [client["status"] for client in document["clients"]] == ["completed", "dropped", "completed", "completed"]
         assert document["clients"][1]["reason"] == "deliver: the disk is full"
@@ -521,14 +520,14 @@ class TestRounds(SpaLLMPromises):
     def test_state_holds_the_newest_layers_alone(self, evaluated: Bench) -> None:
         """Of each client, the layers before and after the last delivery: the other blobs were let go."""
         counts = []
-        grid = evaluated.grid(fedspallm__rounds=5)
+        grid = evaluated.grid(federation__rounds=5)
 
         def look(message: Any) -> None:
             if read(message.content).header.kind == "evaluate":
                 counts.extend(len(list(f.glob("*.blob"))) for f in (evaluated.folder / "state").glob("*/*/lasting"))
 
         grid.before_push = look
-        evaluated.run(grid, fedspallm__rounds=5)
+        evaluated.run(grid, federation__rounds=5)
         assert set(counts) == {4}  # two layers, of rounds 4 and 5
 
 
@@ -602,9 +601,9 @@ def test_capabilities_that_are_no_positive_numbers(value: str) -> None:
 
 def test_schedules_by_hand() -> None:
     """Four rounds to 80%."""
-    common = {"method": "fedspallm", "fedspallm.rounds": 4, "fedspallm.sparsity": 0.8}
-    jobs = {name: parse({**common, "fedspallm.schedule": name}).fedspallm for name in ("constant", "linear", "cubic")}
-    found = {name: [round(job.sparsity_of(r), 10) for r in (1, 2, 3, 4, 5)] for name, job in jobs.items()}
+    common = {"method": "fedspallm", "federation.rounds": 4, "fedspallm.sparsity": 0.8}
+    jobs = {name: parse({**common, "fedspallm.schedule": name}) for name in ("constant", "linear", "cubic")}
+    found = {name: [round(sparsity_of(job, r), 10) for r in (1, 2, 3, 4, 5)] for name, job in jobs.items()}
     assert found["constant"] == [0.8] * 5
     assert found["linear"] == [0.2, 0.4, 0.6, 0.8, 0.8]
     assert found["cubic"] == [0.4625, 0.7, 0.7875, 0.8, 0.8]

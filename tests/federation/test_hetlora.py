@@ -39,7 +39,7 @@ SIDES = 16 + 16 + 16 + 8
 """Inputs and outputs of the adapted matrices of one block of the bench's model, which has two blocks."""
 PRUNED = {
     "hetlora__regularisation": 1.0,
-    "hetlora__rounds": 3,
+    "federation__rounds": 3,
     "training__steps": 4,
     "training__schedule": "linear",
 }
@@ -67,7 +67,7 @@ class TestHetLoRA(Promises):
 
     method = "hetlora"
     settings: ClassVar[dict[str, Any]] = {
-        "hetlora.rounds": 2,
+        "federation.rounds": 2,
         "hetlora.ranks": "2,4,8",
         "hetlora.gamma": 0.5,
         "training.steps": 2,
@@ -133,7 +133,8 @@ class TestHetLoRA(Promises):
             return alone(site, state, header, adapters)
 
         monkeypatch.setattr(client_app.tuning, "_train_alone", noted)
-        changes = {"hetlora__ranks": "", "hetlora__rounds": 1, "hetlora__sampled_clients": 0.25, "evaluation__local_only": True}
+        drawn = {"federation__rounds": 1, "federation__sampled_clients": 0.25}
+        changes = {"hetlora__ranks": "", **drawn, "evaluation__local_only": True}
         grid = bench.grid(**changes)
         for context, capability in zip(grid.contexts.values(), (4.0, 2.0, 0.1, 3.0), strict=True):
             context.node_config["capability"] = capability
@@ -149,7 +150,7 @@ class TestHetLoRA(Promises):
     # ----- the average ------------------------------------------------------------------------------------------------
 
     def _last(self, bench: Bench, **changes: Any) -> tuple[InProcessGrid, Any]:
-        changes |= {"hetlora__rounds": 1}
+        changes |= {"federation__rounds": 1}
         grid = bench.grid(**changes)
         return grid, bench.run(grid, **changes)
 
@@ -166,7 +167,7 @@ class TestHetLoRA(Promises):
 
     @pytest.mark.parametrize("weights", ["norms", "samples"])
     def test_updates_are_averaged_and_approximated(self, bench: Bench, weights: str) -> None:
-        grid, folder = self._last(bench, hetlora__aggregation="svd", hetlora__client_weights=weights)
+        grid, folder = self._last(bench, hetlora__aggregation="svd", federation__client_weights=weights)
         sent = sent_adapters(grid, 1)
         samples = {client: float(replies[0].scalars["samples"]) for client, replies in letters(grid, 1, "train").items()}
         for matrix in PATHS:
@@ -225,7 +226,7 @@ class TestHetLoRA(Promises):
 
     @pytest.mark.parametrize("aggregation", ["zero-pad", "svd"])
     def test_honest_clients_of_all_ranks_stay_below_the_limit(self, bench: Bench, aggregation: str) -> None:
-        changes = PRUNED | {"hetlora__aggregation": aggregation, "hetlora__payload": "nf4", "training__learning_rate": 1e-6}
+        changes = PRUNED | {"hetlora__aggregation": aggregation, "federation__payload": "nf4", "training__learning_rate": 1e-6}
         assert {client["status"] for client in summary(bench.run(**changes))["clients"]} == {"completed"}
 
     # ----- self-pruning -----------------------------------------------------------------------------------------------
@@ -246,7 +247,9 @@ class TestHetLoRA(Promises):
         assert pruned[:4] == [(0, 1), (1, 2), (2, 4), (3, 4)]
 
     def test_without_it_ranks_stay(self, bench: Bench) -> None:
-        changes = PRUNED | {"hetlora__self_pruning": False}
+        changes = {key: value for key, value in PRUNED.items() if key != "hetlora__regularisation"} | {
+            "hetlora__self_pruning": False
+        }
         grid, requests = bench.grid(**changes), list[Message]()
         grid.before_push = requests.append
         bench.run(grid, **changes)
@@ -255,7 +258,7 @@ class TestHetLoRA(Promises):
     @pytest.mark.parametrize("payload", ["bfloat16", "nf4"])
     def test_a_pruned_rank_stays_zero_whatever_was_rounded_before(self, bench: Bench, payload: str) -> None:
         """What earlier payloads lost of a rank that is given up is lost for good; ranks go on falling from round to round."""
-        changes = PRUNED | {"hetlora__payload": payload, "hetlora__rounds": 4}
+        changes = PRUNED | {"federation__payload": payload, "federation__rounds": 4}
         grid, requests = bench.grid(**changes), list[Message]()
         grid.before_push = requests.append
         assert {client["status"] for client in summary(bench.run(grid, **changes))["clients"]} == {"completed"}
@@ -267,7 +270,7 @@ class TestHetLoRA(Promises):
         self, bench: Bench, payload: str
     ) -> None:
         """Of ranks that a client gave up nothing is left, though others still have them; by loops, round by round."""
-        changes = PRUNED | {"hetlora__payload": payload, "hetlora__client_weights": "equal"}
+        changes = PRUNED | {"federation__payload": payload, "federation__client_weights": "equal"}
         grid = bench.grid(**changes)
         folder = bench.run(grid, **changes)
         opened = open_model(str(bench.model))
@@ -276,7 +279,7 @@ class TestHetLoRA(Promises):
         gave_up = 0
         for server_round in (1, 2, 3):
             sent = decoded_adapters(grid, server_round, payload)
-            reports = {client: replies[0].scalars["client"] for client, replies in letters(grid, server_round, "train").items()}
+            reports = {client: replies[0].scalars["rank"] for client, replies in letters(grid, server_round, "train").items()}
             for key, block in whole.items():
                 for name in block:
                     total = np.zeros_like(block[name])
@@ -302,19 +305,19 @@ class TestHetLoRA(Promises):
     def test_rounded_differences_end_nearer_to_float32_than_rounded_values(self, bench: Bench) -> None:
         """Share of its norm by which the final update of four rounds over NF4 differs from float32's."""
         common: dict[str, Any] = {
-            "hetlora__rounds": 4,
+            "federation__rounds": 4,
             "hetlora__self_pruning": False,
             "training__steps": 5,
             "training__learning_rate": 0.002,
         }
         exact, errors = updates(bench.run(**common)), {}
         for rounding in ("differences", "values"):
-            found = updates(bench.run(**common, hetlora__payload="nf4", hetlora__rounding=rounding))
+            found = updates(bench.run(**common, federation__payload="nf4", federation__rounding=rounding))
             errors[rounding] = float(np.linalg.norm(found - exact) / np.linalg.norm(exact))
         assert errors["differences"] < 0.6 * errors["values"], errors
 
     def test_killed_after_ranks_fell_and_resumed_equals_never_killed(self, evaluated: Bench) -> None:
-        changes = PRUNED | {"hetlora__payload": "nf4"}
+        changes = PRUNED | {"federation__payload": "nf4"}
         uninterrupted = evaluated.run(**changes)
         grid, trained = evaluated.grid(**changes), []
 

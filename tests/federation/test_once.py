@@ -24,7 +24,7 @@ from strategies.engine.method import PATIENCE, Method
 from strategies.engine.roster import Roster, Seat
 from strategies.engine.run_folder import RunFolder
 
-TUNING = {"fedpetuning.rounds": 1, "training.steps": 2, "training.batch-size": 2, "lora.rank": 2, "part-bytes": 1 << 20}
+TUNING = {"federation.rounds": 1, "training.steps": 2, "training.batch-size": 2, "lora.rank": 2, "part-bytes": 1 << 20}
 METHODS: dict[str, dict[str, Any]] = {
     "fedpetuning": TUNING,
     "fedprllm": {"fedprllm.strategy": "iterative"},

@@ -31,9 +31,11 @@ class OneSite:
         self.grid = InProcessGrid(bench.grid().app, [self.node], self.run)
         self.grid.simulated = False
 
-    def ask(self, kind: str, server_round: int = 1, scalars: dict[str, Any] | None = None, **header: Any) -> Letter:
+    def ask(self, kind: str, server_round: int | None = None, scalars: dict[str, Any] | None = None, **header: Any) -> Letter:
         """The site's reply; ``blobs`` and parts of the header may be given."""
         blobs = header.pop("blobs", {})
+        if server_round is None:
+            server_round = 0 if kind == "enrol" else 1
         common = {"schema_version": SCHEMA_VERSION, "lineage": "by-hand", "client": 0, "attempt": 1, "part": 0, "num_parts": 1}
         values = common | {"kind": kind, "method": self.run["method"], "server_round": server_round} | header
         (node_id, context), *_ = self.grid.contexts.items()
@@ -67,7 +69,7 @@ def tuning(bench: Bench) -> Bench:
     bench.method = "fedpetuning"
     bench.settings = LOCAL_ONLY | {
         "lora.rank": 2, "lora.targets": "attn.q", "training.steps": 2, "training.batch-size": 2,
-        "fedpetuning.rounds": 2,
+        "federation.rounds": 2,
     }  # fmt: skip
     return bench
 
@@ -176,6 +178,8 @@ def test_python_s_own_texts_may_be_read(bench: Bench) -> None:
         ({}, {"threads": 1000}, "most-threads = [0-9]+: threads = 1000"),
         ({"most-threads": 3}, {"threads": 4}, "most-threads = 3: threads = 4"),
         ({}, {"data__windows": 5000}, "most-windows = 4096: data.windows = 5000"),
+        ({}, {"method": "fedpetuning", "training__batch_size": 4097}, "most-batch-tokens = 65536: .* of a sequence = 65552"),
+        ({"most-rounds": 2}, {"method": "fedspallm", "federation__rounds": 3}, "most-rounds = 2: federation.rounds = 3"),
         ({"allow-methods": "fedspallm,hetlora"}, {}, "allow-methods = 'fedspallm,hetlora': the run's method is 'fedprllm'"),
     ],
 )  # fmt: skip
@@ -187,13 +191,34 @@ def test_what_a_site_does_not_allow_is_refused_in_words(
     assert re.search(line, told), told
 
 
+def test_rounds_that_a_method_adds_are_rounds_too(bench: Bench) -> None:
+    """FedSpaLLM goes on while a layer is left, so far as the number of clients, which the server says, allows."""
+    bench.method = "fedspallm"
+    site = OneSite(bench, {"most-rounds": 1}, num_clients=10**6)
+    order = {"blocks": [0], "versions": [0, 0]}
+    assert site.ask("train", scalars=order).header.status == "ok"
+    assert "most-rounds = 1: the round that is asked for = 2" in site.refusal("train", 2, order)
+    assert "most-rounds = 1: the round that is asked for = 2" in site.refusal("deliver", 3, order)
+
+
+def test_public_texts_are_bounded(bench: Bench) -> None:
+    site = OneSite(bench, {"most-windows": 60}, data__windows=2, evaluation__max_windows=0)
+    assert site.ask("train").header.status == "ok"
+    texts = {name: list(range(16)) for name in ("a", "b")}
+    scalars = {"names": list(texts), "num_windows": [67, 67], "window_tokens": 16, "own_text": False, "test_metrics": [],
+               "test_items": 0, "test_requests": 0, "test_tokens": 0}  # fmt: skip
+    windows = {name: torch.tensor([tokens] * 67, dtype=torch.int32).numpy() for name, tokens in texts.items()}
+    told = site.refusal("evaluate", 1, scalars, blobs={"public-windows": save(windows)})
+    assert "most-windows = 60: the public texts of evaluation.texts have 134 windows" in told
+
+
 def test_all_limits_are_told_at_once(bench: Bench) -> None:
     node = {"most-steps": 3, "most-rounds": 1, "most-threads": 1}
     told = OneSite(tuning(bench), node, threads=2, training__accumulation=2).refusal("enrol")
     assert [line.strip() for line in told.splitlines()[1:]] == [
         "most-threads = 1: threads = 2",
         "most-steps = 3: training.steps x training.accumulation = 4",
-        "most-rounds = 1: fedpetuning.rounds = 2",
+        "most-rounds = 1: federation.rounds = 2",
     ]
 
 
@@ -266,7 +291,7 @@ def test_a_site_is_not_asked_as_several_clients(bench: Bench, method: str) -> No
     assert first.header.status == "ok", first.scalars
     for client in (1, 2, 7):
         told = site.refusal("train", scalars=scalars, client=client)
-        assert told == "message: this site takes part in this run with another client; begin a new run"
+        assert told == "message: this site takes part in this run with another number; begin a new run"
     assert site.ask("train", scalars=scalars).blobs == first.blobs
 
 
@@ -333,7 +358,12 @@ def test_steps_that_learn_nothing_do_not_count(bench: Bench, monkeypatch: pytest
 def test_a_round_that_the_run_does_not_have_is_refused(bench: Bench, method: str, kind: str) -> None:
     bench = tuning(bench) if method == "fedpetuning" else bench
     bench.method = method
-    assert f"a {kind} of round 400 does not exist, the run ends with" in OneSite(bench).refusal(kind, 400)
+    told = (
+        "an enrol of round 400 does not exist"
+        if kind == "enrol"
+        else f"a {kind} of round 400 does not exist, the run ends with"
+    )
+    assert told in OneSite(bench).refusal(kind, 400)
 
 
 def test_evaluate_without_train_does_not_train_on_a_sequence(bench: Bench) -> None:

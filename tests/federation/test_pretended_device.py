@@ -15,8 +15,8 @@ from devices import pretended
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "votes at once, scaled": ("fedprllm", {"fedprllm.weight-scaling": True, "activations": "disk"}),
     "votes block by block": ("fedprllm", {"fedprllm.strategy": "iterative", "fedprllm.local-metric": "ria"}),
-    "layers": ("fedspallm", {"fedspallm.rounds": 2, "fedspallm.sampled-layers": 0.5}),
-    "adapters": ("hetlora", {"hetlora.rounds": 2, "training.steps": 2, "lora.dropout": 0.1, "training.proximal": 0.1}),
+    "layers": ("fedspallm", {"federation.rounds": 2, "fedspallm.sampled-layers": 0.5}),
+    "adapters": ("hetlora", {"federation.rounds": 2, "training.steps": 2, "lora.dropout": 0.1, "training.proximal": 0.1}),
 }
 
 

@@ -24,9 +24,9 @@ from server_app.run_directory import require_run_directory
 
 METHODS: dict[str, dict[str, Any]] = {
     "fedprllm": {"fedprllm.strategy": "iterative"},
-    "fedspallm": {"fedspallm.rounds": 2, "fedspallm.schedule": "linear"},
-    "fedpetuning": {"fedpetuning.rounds": 2, "fedpetuning.payload": "bfloat16", "training.steps": 2, "lora.rank": 2},
-    "hetlora": {"hetlora.rounds": 2, "hetlora.ranks": "1,2", "training.steps": 2, "lora.rank": 2},
+    "fedspallm": {"federation.rounds": 2, "fedspallm.schedule": "linear"},
+    "fedpetuning": {"federation.rounds": 2, "federation.payload": "bfloat16", "training.steps": 2, "lora.rank": 2},
+    "hetlora": {"federation.rounds": 2, "hetlora.ranks": "1,2", "training.steps": 2, "lora.rank": 2},
 }
 """Two rounds each."""
 
@@ -166,7 +166,7 @@ def test_checkpoints_and_run_directories_of_earlier_releases_are_refused_in_word
         whole = (run / name).read_bytes()
         document = {key: value for key, value in json.loads(whole).items() if key not in keys}
         (run / name).write_text(json.dumps(document | {"version": 1} if "version" in document else document))
-        with pytest.raises(Mistake, match=f"{Path(name).name}: version 1, this program reads 2; resume with the release that"):
+        with pytest.raises(Mistake, match=rf"{Path(name).name}: version 1, this program reads \d; resume with the release"):
             one_killed.resume(run)
         (run / name).write_bytes(whole)
 
@@ -247,10 +247,6 @@ def remains(run: Path) -> dict[str, bytes]:
         (lambda run: min((run / "checkpoint" / "blobs").iterdir()).write_text("x"), "damaged or missing is .*.blob"),
         (lambda run: shutil.rmtree(run / "checkpoint"), "checkpoint: is missing or empty, but metrics.jsonl tells of finished"),
         (lambda run: (run / "seconds.json").write_text("{"), "seconds.json: is damaged"),
-        (
-            lambda run: (run / "samples.json").write_text("{}"),
-            "samples.json: is damaged.*; remove it, and layers",
-        ),
     ],
 )
 def test_what_cannot_be_resumed_is_told_before_anything_is_started(

@@ -20,7 +20,7 @@ from espalier.wire.messages import read
 from strategies.engine.rounds import RunFailed
 
 TUNING = {
-    "fedpetuning.rounds": 2,
+    "federation.rounds": 2,
     "training.steps": 3,
     "training.batch-size": 4,
     "training.learning-rate": 0.02,
@@ -170,7 +170,7 @@ def test_an_encoder_learns_and_its_head_is_averaged(encoder: Bench) -> None:
 
 def test_an_encoder_is_merged_too(encoder: Bench) -> None:
     """Plain transformers loads the merged model, classes and tokenizer with it, to the logits of the adapter in peft."""
-    run = encoder.run(lora__merge=True, fedpetuning__rounds=1)
+    run = encoder.run(lora__merge=True, federation__rounds=1)
     merged = AutoModelForSequenceClassification.from_pretrained(run / "model").eval()
     base = AutoModelForSequenceClassification.from_pretrained(encoder.model, num_labels=2)
     tuned = PeftModel.from_pretrained(base, run / "adapter").eval()
@@ -244,7 +244,7 @@ def test_answers_for_which_the_model_has_no_room_are_refused_before_anything_sta
     with pytest.raises(Mistake, match=told):
         bench.run()
     assert not (folder / "runs").exists()
-    document = summary(bench.run(task__answer_tokens=64 - prompt, task__max_test_items=2, fedpetuning__rounds=1))
+    document = summary(bench.run(task__answer_tokens=64 - prompt, task__max_test_items=2, federation__rounds=1))
     assert 0 <= metric(document, "strict-match")["values"]["federated"] <= 1
 
 
@@ -253,7 +253,7 @@ def test_in_a_deployment_sites_bring_the_data_and_one_without_is_refused_when_it
     folder: Path, monkeypatch: pytest.MonkeyPatch, source: str
 ) -> None:
     monkeypatch.setattr("server_app.app.GrpcGrid", InProcessGrid)
-    changes: dict[str, Any] = {"data__source": source, "data__path": "", "fedpetuning__rounds": 1, "quorum": 0.5}
+    changes: dict[str, Any] = {"data__source": source, "data__path": "", "federation__rounds": 1, "quorum": 0.5}
     bench = bench_of(folder, "sst2", reviews)
     grid = bench.grid(**changes)
     grid.simulated = False
@@ -287,11 +287,11 @@ def long_reviews(client: int, number: int = 30) -> list[dict[str, Any]]:
 def test_the_summary_tells_how_many_test_items_were_cut(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bench = bench_of(folder, "sst2", long_reviews, **{"evaluation.local-only": False, "evaluation.centralized": "off"})
     bench.model = save_tiny_llama(folder / "short", positions=100)
-    document = summary(bench.run(fedpetuning__rounds=1))
+    document = summary(bench.run(federation__rounds=1))
     assert document["test_items"] == {"number": 30, "cut": 3}
     assert "3 of 30 test items are longer than the model takes (" in capsys.readouterr().out
     longer = save_tiny_llama(folder / "longer", positions=600)
-    document = summary(bench.run(fedpetuning__rounds=1, model=str(longer)))
+    document = summary(bench.run(federation__rounds=1, model=str(longer)))
     assert document["test_items"] == {"number": 30, "cut": 0}
 
 
@@ -303,9 +303,9 @@ def test_a_site_whose_model_takes_less_says_so(folder: Path, monkeypatch: pytest
     shutil.copytree(bench.model, other)
     config = json.loads((other / "config.json").read_text()) | {"max_position_embeddings": 64}
     (other / "config.json").write_text(json.dumps(config))
-    grid = bench.grid(fedpetuning__rounds=1)
+    grid = bench.grid(federation__rounds=1)
     next(iter(grid.contexts.values())).node_config["model-path"] = str(other)
-    document = summary(bench.run(grid, fedpetuning__rounds=1))
+    document = summary(bench.run(grid, federation__rounds=1))
     reasons = [client["reason"] or "" for client in document["clients"]]
     assert "and the model at this site has 64 positions" in reasons[0]
     assert reasons[1:] == [""] * 3

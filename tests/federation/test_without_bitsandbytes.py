@@ -41,7 +41,7 @@ def test_a_run_elsewhere_is_for_that_machine_to_refuse() -> None:
 
 
 @pytest.mark.usefixtures("missing")
-@pytest.mark.parametrize("words", [["fedprllm"], ["fedpetuning", "fedpetuning.payload=nf4"]])
+@pytest.mark.parametrize("words", [["fedprllm"], ["fedpetuning", "federation.payload=nf4"]])
 def test_what_does_not_need_it_is_not_refused(words: list[str]) -> None:
     """NF4 on the wire is this program's own."""
     configuration(APP, words, on_this_machine=True)
@@ -60,7 +60,7 @@ def test_a_site_says_so_when_it_enrols(tmp_path: Path, monkeypatch: pytest.Monke
     """Not in the first round, when everybody has begun to work."""
     bench = bench_of(tmp_path, "sst2", reviews)
     bench.model = save_tiny_roberta(tmp_path / "encoder")
-    monkeypatch.setattr("server_app.model_fit.require_libraries", lambda _: None)
+    monkeypatch.setattr("strategies.methods.fedpetuning.require_libraries", lambda _: None)
     with pytest.raises(RunFailed):
         bench.run(training__base="nf4")
     (folder,) = (tmp_path / "runs").iterdir()
@@ -76,7 +76,7 @@ import sys
 from pathlib import Path
 sys.modules["bitsandbytes"] = None
 from bench import Bench
-settings = {{"fedpetuning.rounds": 1, "training.steps": 1, "training.batch-size": 2, "evaluation.own-text": False}}
+settings = {{"federation.rounds": 1, "training.steps": 1, "training.batch-size": 2, "evaluation.own-text": False}}
 print(Bench(Path({str(tmp_path)!r}), "fedpetuning", settings, num_clients=2).run() / "adapter")
 """
     done = subprocess.run(

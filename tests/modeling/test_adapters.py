@@ -51,7 +51,7 @@ def whole_of(model: OpenedModel, computing: Computing = CPU) -> Any:
 
 def plan_of(model: OpenedModel, **lora: Any) -> AdapterPlan:
     """Adapters alone: a classification head stands beside them."""
-    return replace(adapter_plan(model.plan, LoraSettings(**{"rank": 2, "alpha": 3.0} | lora)), head={})
+    return replace(adapter_plan(model.plan, LoraSettings(**{"rank": 2, "alpha": 3.0} | lora)), whole={})
 
 
 def random_values(plan: AdapterPlan, seed: int = 1) -> Values:

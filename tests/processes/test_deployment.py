@@ -1,12 +1,18 @@
 """The same run in simulation and as real processes over gRPC gives the same bytes."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from deployment import Federation, espalier, federation
+from flwr.app import Context, RecordDict
+from in_process import FakeTime, InProcessGrid
+
+import client_app.app
+import server_app.app
+from espalier.launch.configuration import configuration
 
 pytestmark = pytest.mark.processes
 
@@ -25,16 +31,16 @@ def files(folder: Path) -> dict[str, bytes]:
 
 METHODS = {
     "fedpetuning": (
-        ("fedpetuning.rounds=2", "training.steps=2", "lora.targets=all", "lora.merge=true", "part-bytes=400000"),
+        ("federation.rounds=2", "training.steps=2", "lora.targets=all", "lora.merge=true", "part-bytes=400000"),
         ["enrol", "train", "fetch", "deliver", "train", "fetch", "alone", "evaluate"],
     ),
     "fedprllm": (("data.windows=2",), ["enrol", "train", "fetch", "fetch", "evaluate"]),
     "fedspallm": (
-        ("fedspallm.rounds=2", "fedspallm.capabilities=1,2", "data.windows=2", "part-bytes=1500000"),
+        ("federation.rounds=2", "fedspallm.capabilities=1,2", "data.windows=2", "part-bytes=1500000"),
         ["enrol", "train", "fetch", "deliver", "deliver", "deliver", "train", "fetch", "evaluate"],
     ),
     "hetlora": (
-        ("hetlora.rounds=2", "hetlora.ranks=2,8", "training.steps=2", "lora.merge=true"),
+        ("federation.rounds=2", "hetlora.ranks=2,8", "training.steps=2", "lora.merge=true"),
         ["enrol", "train", "train", "alone", "evaluate"],
     ),
 }
@@ -51,18 +57,31 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
         yield started
 
 
+def simulation(folder: Path, words: Sequence[str], *, by_the_command: bool) -> Path:
+    """The run directory of a simulation: by the command, which starts Ray, or in this process, by the same handlers."""
+    chosen = [*words, f"out-dir={folder / 'simulated'}"]
+    if by_the_command:
+        done = espalier(folder, "run", *chosen, "--app", str(ROOT))
+        assert done.returncode == 0, done.stdout + done.stderr
+    else:
+        config, _ = configuration(ROOT, chosen, on_this_machine=True)
+        grid = InProcessGrid(client_app.app.app, [{"partition-id": client, "num-partitions": 2} for client in range(2)], config)
+        server_app.app.run_method(grid, Context(1, 0, {}, RecordDict(), config), FakeTime().clock())
+    (found,) = (folder / "simulated").iterdir()
+    return found
+
+
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_real_processes_give_the_bytes_of_the_simulation(tmp_path: Path, sites: Federation, method: str) -> None:
     more, expected_kinds = METHODS[method]
-    words = ("run", "two-sites", f"method={method}", *SETTINGS, *more, "--app", str(ROOT))
-    for way in ("simulated", "deployed"):
-        (tmp_path / way).mkdir()
+    words = ("two-sites", f"method={method}", *SETTINGS, *more)
     with ThreadPoolExecutor() as pool:
-        simulation = pool.submit(espalier, tmp_path / "simulated", *words)
-        deployment = pool.submit(espalier, tmp_path / "deployed", *words, "--superlink", sites.control)
-        for done in (simulation.result(), deployment.result()):
-            assert done.returncode == 0, done.stdout + done.stderr
-    simulated, deployed = (results_of(place / "runs", method) for place in (tmp_path / "simulated", sites.folder))
+        command = ("run", *words, "--app", str(ROOT), "--superlink", sites.control)
+        deployment = pool.submit(espalier, tmp_path, *command)
+        simulated = simulation(tmp_path, words, by_the_command=method == "fedprllm")
+        done = deployment.result()
+    assert done.returncode == 0, done.stdout + done.stderr
+    deployed = results_of(sites.folder / "runs", method)
 
     assert files(deployed / "model") == files(simulated / "model")
     for name in ("masks.safetensors", "adapter/adapter_model.safetensors"):

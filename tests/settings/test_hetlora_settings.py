@@ -32,9 +32,9 @@ def test_what_is_no_list_of_ranks_is_refused(ranks: str) -> None:
 @pytest.mark.parametrize("method", ["fedpetuning", "hetlora"])
 def test_an_optimiser_cannot_go_on_through_the_svd(method: str) -> None:
     with pytest.raises(
-        Mistake, match=rf"^.*\n  {method}.keep-optimizer = true: {method}.aggregation = 'svd' gives the adapters"
+        Mistake, match=rf"^.*\n  federation.keep-optimizer = true: {method}.aggregation = 'svd' gives the adapters"
     ):
-        parse({"method": method, f"{method}.keep-optimizer": True, f"{method}.aggregation": "svd"})
+        parse({"method": method, "federation.keep-optimizer": True, f"{method}.aggregation": "svd"})
 
 
 @pytest.mark.parametrize(("ranks", "largest"), [("2,4", 4), ("2,16", 16)])

@@ -8,8 +8,12 @@ import pytest
 from pydantic import BaseModel
 
 import espalier
+from espalier.settings.fedpetuning import AdapterAveraging
+from espalier.settings.fedprllm import FedPrLLMSettings
+from espalier.settings.hetlora import HetLoRASettings
+from espalier.settings.methods import METHODS, Row, all_tables, settings_of, tables_of
 from espalier.settings.mistakes import Mistake
-from espalier.settings.run import METHODS, NOT_PART_OF_THE_RESULT, RunSettings, changed, parse
+from espalier.settings.run import NOT_PART_OF_THE_RESULT, RunSettings, changed, parse, tables
 from espalier.settings.table import Table
 
 PYPROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
@@ -23,15 +27,14 @@ def flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return values
 
 
-def schema_defaults(model: type[BaseModel], prefix: str = "") -> dict[str, Any]:
+def schema_defaults() -> dict[str, Any]:
     """Default of every field under its dotted, hyphenated key."""
     values: dict[str, Any] = {}
-    for name, field in model.model_fields.items():
-        key = prefix + name.replace("_", "-")
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            values |= schema_defaults(field.annotation, f"{key}.")
-        else:
-            values[key] = field.default
+    for table, kind in {"": RunSettings, **tables()}.items():
+        for name, field in kind.model_fields.items():
+            inner = isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+            if not inner:
+                values[f"{table}.{name}".lstrip(".").replace("_", "-")] = field.default
     return values
 
 
@@ -50,22 +53,23 @@ def mistake_lines(config: dict[str, Any]) -> list[str]:
 
 
 def test_pyproject_and_schema_have_the_same_keys() -> None:
-    assert set(DEFAULTS) == set(schema_defaults(RunSettings))
+    assert set(DEFAULTS) == set(schema_defaults())
 
 
 @pytest.mark.parametrize("key", sorted(DEFAULTS))
 def test_pyproject_and_schema_have_the_same_default(key: str) -> None:
-    expected = schema_defaults(RunSettings)[key]
+    expected = schema_defaults()[key]
     assert DEFAULTS[key] == expected
     assert type(DEFAULTS[key]) is type(expected)
 
 
 def test_pyprojects_defaults_are_valid() -> None:
-    assert parse(DEFAULTS) == RunSettings()
+    assert parse(DEFAULTS) == parse({})
 
 
 def test_no_settings_at_all_are_the_defaults() -> None:
-    assert parse({}) == RunSettings()
+    expected = RunSettings()
+    assert parse({}) == expected.model_copy(update={"federation": expected.federation.for_method(expected.job)})
 
 
 def test_pyproject_and_package_have_the_same_version() -> None:
@@ -158,7 +162,7 @@ def test_a_key_like_no_other_is_met_with_all_of_them() -> None:
 
 def test_what_was_given_by_hand_must_concern_the_method() -> None:
     config = DEFAULTS | {"fedspallm.sparsity": 0.7, "hetlora.ranks": "2"}
-    assert parse(config) == RunSettings()
+    assert parse(config) == parse({})
     with pytest.raises(Mistake, match=r"fedspallm.sparsity = 0.7: method = 'fedprllm' does not read it") as caught:
         parse(config, by_hand=["fedspallm.sparsity", "seed"])
     assert "hetlora" not in str(caught.value)
@@ -178,11 +182,10 @@ def test_an_unknown_method_is_met_with_the_known_ones() -> None:
 
 
 def test_the_table_of_a_method_that_was_not_chosen_is_not_validated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A further method, known only by the names of its tables."""
-    from espalier.settings import run
-
-    monkeypatch.setitem(run.METHODS, "other", ("other", "shared"))
-    assert parse(DEFAULTS | {"other.depth": "very", "shared.depth": "too"}) == RunSettings()
+    """A further method, known only by its row."""
+    other = Row("Other", "espalier.settings.fedprllm:FedPrLLMSettings", "", "", "", "", "", tunes=True)
+    monkeypatch.setitem(METHODS, "other", other)
+    assert parse(DEFAULTS | {"other.depth": "very", "lora.depth": "too"}) == parse({})
 
 
 def test_the_chosen_methods_table_is_validated() -> None:
@@ -253,15 +256,20 @@ def test_texts_are_named() -> None:
 
 def test_the_job_is_the_chosen_methods_table() -> None:
     settings = parse({"fedprllm.sparsity": 0.25})
-    assert settings.job is settings.fedprllm
-    assert settings.job.sparsity == 0.25
+    assert settings.of(FedPrLLMSettings) is settings.job
+    assert settings.of(FedPrLLMSettings).sparsity == 0.25
+    with pytest.raises(TypeError, match="method fedprllm has no HetLoRASettings"):
+        settings.of(HetLoRASettings)
 
 
 def test_nested_values_are_the_schemas_under_hyphenated_keys() -> None:
-    for method, tables in METHODS.items():
-        others = tuple(f"{name}." for name in set().union(*METHODS.values()) - set(tables))
+    for method in METHODS:
+        others = tuple(f"{name}." for name in all_tables() - set(tables_of(method)))
         expected = {key: value for key, value in DEFAULTS.items() if not key.startswith(others)}
-        assert flat(RunSettings(method=method).nested()) == expected | {"method": method}
+        if "federation" in tables_of(method):
+            job = settings_of(method)
+            expected |= {"federation.rounds": job.ROUNDS, "federation.client-weights": job.WEIGHTS[0]}
+        assert flat(parse({"method": method}).nested()) == expected | {"method": method}
 
 
 def test_settings_do_not_change() -> None:
@@ -281,7 +289,7 @@ OTHER_VALUES = {
 
 @pytest.mark.parametrize("key", sorted(OTHER_VALUES))
 def test_the_digest_changes_with_what_the_result_depends_on_and_only_with_that(key: str) -> None:
-    changed = parse({key: OTHER_VALUES[key]}).digest() != RunSettings().digest()
+    changed = parse({key: OTHER_VALUES[key]}).digest() != parse({}).digest()
     assert changed == (key not in NOT_PART_OF_THE_RESULT)
 
 
@@ -366,7 +374,7 @@ def test_going_on_behind_scaled_blocks_needs_blocks_that_are_scaled_one_by_one(c
     with pytest.raises(Mistake, match="continue-behind = 'scaled': needs strategy = 'iterative' and weight-scaling = true"):
         parse({"fedprllm.continue-behind": "scaled", **changes})
     both = {"fedprllm.strategy": "iterative", "fedprllm.weight-scaling": True}
-    assert parse({"fedprllm.continue-behind": "scaled", **both}).fedprllm.continue_behind == "scaled"
+    assert parse({"fedprllm.continue-behind": "scaled", **both}).of(FedPrLLMSettings).continue_behind == "scaled"
 
 
 @pytest.mark.parametrize("method", ["fedpetuning", "hetlora"])
@@ -375,7 +383,32 @@ def test_going_on_behind_scaled_blocks_needs_blocks_that_are_scaled_one_by_one(c
 @pytest.mark.parametrize("svd", [False, True])
 def test_differences_travel_where_something_is_rounded(method: str, payload: str, rounding: str, svd: bool) -> None:
     """Down from the first adapters, of which the SVD leaves nothing."""
-    changes = {"method": method, f"{method}.payload": payload, f"{method}.rounding": rounding}
-    job = parse(changes | ({f"{method}.aggregation": "svd"} if svd else {})).job
-    assert job.sends_differences == (payload != "float32" and rounding == "differences")
-    assert job.delivers_differences == (job.sends_differences and not svd)
+    changes = {"method": method, "federation.payload": payload, "federation.rounding": rounding}
+    run = parse(changes | ({f"{method}.aggregation": "svd"} if svd else {}))
+    sends = run.federation.sends_differences
+    assert sends == (payload != "float32" and rounding == "differences")
+    assert run.of(AdapterAveraging).delivers_differences(run.federation) == (sends and not svd)
+
+
+@pytest.mark.parametrize(
+    ("method", "rounds", "weights"), [("fedpetuning", 3, "samples"), ("hetlora", 3, "norms"), ("fedspallm", 1, "equal")]
+)
+def test_a_method_has_its_paper_s_weights_and_its_usual_rounds(method: str, rounds: int, weights: str) -> None:
+    federation = parse({"method": method}).federation
+    assert (federation.rounds, federation.client_weights) == (rounds, weights)
+    given = parse({"method": method, "federation.rounds": 7, "federation.client-weights": "equal"}).federation
+    assert (given.rounds, given.client_weights) == (7, "equal")
+
+
+def test_weights_that_a_method_does_not_know_are_refused() -> None:
+    for method, known in (("fedpetuning", "'samples' or 'equal'"), ("fedspallm", "'equal' or 'samples'")):
+        (line,) = mistake_lines({"method": method, "federation.client-weights": "norms"})
+        assert line == f"federation.client-weights = 'norms': {method} knows 'paper' or {known}"
+
+
+def test_keys_of_the_federation_that_a_method_does_not_read_are_refused_by_hand() -> None:
+    with pytest.raises(
+        Mistake, match=r"federation.payload = 'nf4': method = 'fedspallm' does not read it; leave it out"
+    ) as told:
+        parse({"method": "fedspallm", "federation.payload": "nf4"}, by_hand=["federation.payload"])
+    assert "choose method = 'fedpetuning' or 'hetlora'" in str(told.value)

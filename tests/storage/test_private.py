@@ -85,7 +85,7 @@ def test_a_directory_that_cannot_be_made_is_a_mistake_that_names_the_key(tmp_pat
 
 
 @pytest.mark.parametrize("what", [VERSION_FILE, "r001/report.json"])
-@pytest.mark.parametrize("content", ["", "[]", '"text"', "7", "[" * 100_000, '{"version": 4, "client": [1]}'])
+@pytest.mark.parametrize("content", ["", "[]", '"text"', "7", "[" * 100_000, '{"version": 5, "client": [1]}'])
 def test_a_document_that_is_none_is_told_as_damaged(state: PrivateState, what: str, content: str) -> None:
     (filled(state).folder / what).write_text(content)
     if what == VERSION_FILE:

@@ -13,9 +13,9 @@ from in_process import FakeTime
 from espalier.settings.run import parse
 from espalier.storage.blobs import sha256
 from espalier.wire.enrolment import Enrolment, refusal
-from espalier.wire.fedprllm import VoteReport
 from espalier.wire.masks import mask_name
 from espalier.wire.messages import Letter, NoScalars, failure, read, write
+from espalier.wire.parts import Report
 from espalier.wire.payload import STYPE, block_key, pack_tensors
 from espalier.wire.plan import BlockPlan, LinearPlan, ModelPlan
 from strategies.engine.enrolment import Enroller
@@ -79,7 +79,7 @@ class Nodes:
     def _answer(self, header: Any, site: str) -> Letter:
         if header.kind == "enrol":
             return Letter(header, ENROLMENT.model_copy(update={"site": site}).model_dump())
-        report = VoteReport(seconds=0.0, blob_sha256=[sha256(BLOB)])
+        report = Report(seconds=0.0, blob_sha256=[sha256(BLOB)])
         return Letter(header, report.model_dump(), {block_key(0): BLOB})
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:

@@ -17,10 +17,9 @@ from in_process import FakeTime
 from espalier.settings.run import parse
 from espalier.storage.at_work import AtWork
 from espalier.storage.blobs import sha256
-from espalier.wire.fedprllm import VoteReport
 from espalier.wire.masks import mask_name
 from espalier.wire.messages import Letter, NoScalars, failure, read, write
-from espalier.wire.parts import PartRequest
+from espalier.wire.parts import PartRequest, Report
 from espalier.wire.payload import block_key, pack_tensors
 from espalier.wire.plan import BlockPlan, LinearPlan, ModelPlan
 from strategies.engine.inbox import Inbox
@@ -65,7 +64,7 @@ class OneNode:
     def _answer(self, header: Any) -> Letter:
         if header.part in self.failing:
             return failure(header, "no such blob")
-        report = VoteReport(seconds=0.0, blob_sha256=[SHA256] * BLOCKS)
+        report = Report(seconds=0.0, blob_sha256=[SHA256] * BLOCKS)
         scalars = report if header.kind == "train" else NoScalars()
         blobs = {block_key(header.part): pack_tensors({mask_name(LINEAR.name): MASK})}
         return Letter(header.model_copy(update={"num_parts": BLOCKS}), scalars.model_dump(), blobs)

@@ -39,7 +39,7 @@ SMALL: dict[str, Any] = {
     "data.source": "jsonl",
     "evaluation.own-text": False,
 }
-TWO_ROUNDS = {"fedpetuning.rounds": 2}
+TWO_ROUNDS = {"federation.rounds": 2}
 CONDITIONS = {"model": {"name": "tiny", "parameters": 1}, "settings": {"rounds": 2}}
 LIMITS = [1, 2, 4, 4]
 
@@ -131,7 +131,7 @@ def test_alone_and_centralized_reach_what_the_app_reports(sites: Federated) -> N
 def test_different_ranks_are_hetlora_s(sites: Federated, aggregation: str, of: Any) -> None:
     settings, sites.method = sites.settings, "hetlora"
     sites.settings = {key: value for key, value in settings.items() if not key.startswith("fedpetuning.")}
-    rounds = {"hetlora__rounds": 2, "hetlora__ranks": "1,2,4", "hetlora__self_pruning": False}
+    rounds = {"federation__rounds": 2, "hetlora__ranks": "1,2,4", "hetlora__self_pruning": False}
     run = sites.run(**rounds, hetlora__aggregation=aggregation, evaluation__centralized="off", evaluation__local_only=False)
     sites.method, sites.settings = "fedpetuning", settings
     bench = bench_of(sites)
@@ -141,7 +141,7 @@ def test_different_ranks_are_hetlora_s(sites: Federated, aggregation: str, of: A
 
 def test_zero_padding_and_its_errors_by_a_slow_loop(sites: Federated) -> None:
     """One round: what clients of ranks 1, 2, 4 and 4 send, padded, weighted by norms and averaged number by number."""
-    bench = bench_of(sites, fedpetuning__rounds=1)
+    bench = bench_of(sites, federation__rounds=1)
     with bench.federation(bench.settings(0), LIMITS) as clients:
         sent = [clients.alone(client) for client in range(4)]  # one round alone is what a client sends
         found = clients.federated(Averaging("factors", "norms"))
@@ -172,7 +172,7 @@ def test_zero_padding_and_its_errors_by_a_slow_loop(sites: Federated) -> None:
 
 
 def test_the_svd_is_never_further_from_the_exact_mean(sites: Federated) -> None:
-    bench = bench_of(sites, fedpetuning__rounds=1)
+    bench = bench_of(sites, federation__rounds=1)
     with bench.federation(bench.settings(0), LIMITS) as clients:
         padded, cut = (clients.federated(Averaging(of, "norms")) for of in ("factors", "updates"))  # type: ignore[arg-type]
     assert cut.errors[0] < padded.errors[0]
@@ -205,7 +205,7 @@ def test_a_client_without_items_is_left_out(sites: Federated) -> None:
 
 
 def test_only_float32_is_sent_without_messages(sites: Federated) -> None:
-    settings = parse(sites.config(fedpetuning__payload="nf4"))
+    settings = parse(sites.config(federation__payload="nf4"))
     with pytest.raises(ValueError, match="sends float32, not nf4"):
         Federation(settings, open_model(settings.model), set_up(settings, sites.folder), sites.folder)
 

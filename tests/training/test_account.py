@@ -12,7 +12,7 @@ from espalier.modeling.adapters import lora_config, put_in, values
 from espalier.modeling.computing import Computing
 from espalier.modeling.opened import OpenedModel
 from espalier.modeling.whole import Base, head_parameters, load_whole
-from espalier.settings.fedpetuning import Payload
+from espalier.settings.federation import Payload
 from espalier.settings.lora import LoraSettings
 from espalier.settings.mistakes import Mistake
 from espalier.training.account import Account, account

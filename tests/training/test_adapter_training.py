@@ -29,7 +29,7 @@ Values = dict[str, dict[str, Tensor]]
 T = TypeVar("T", bound=Tensor)
 SETTINGS = {
     "method": "fedpetuning", "lora.rank": 2, "lora.alpha": 4.0, "lora.targets": "all", "training.batch-size": 2,
-    "training.learning-rate": 0.01, "training.steps": 3, "fedpetuning.rounds": 2,
+    "training.learning-rate": 0.01, "training.steps": 3, "federation.rounds": 2,
 }  # fmt: skip
 
 

@@ -15,7 +15,8 @@ from espalier.corpora.tasks.batches import Batch, collate
 from espalier.corpora.tasks.encoding import Encoded
 from espalier.settings.mistakes import Mistake
 from espalier.settings.training import TrainingSettings
-from espalier.training.loop import Loop, summed_loss
+from espalier.training.loop import Loop
+from espalier.training.loss import summed_loss
 from espalier.training.order import sequences_of_step
 
 pytestmark = pytest.mark.usefixtures("tests_on_device")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load, save
 from torch import Tensor
 
-from espalier.settings.fedpetuning import Payload
+from espalier.settings.federation import Payload
 from espalier.settings.mistakes import Mistake
 from espalier.wire.adapter_payload import pack_adapters, payload_specs, unpack_adapters
 from espalier.wire.payload import tensor_specs

@@ -52,7 +52,7 @@ def test_shapes_by_hand() -> None:
 
 
 def test_a_head_comes_last_and_whole() -> None:
-    plan = replace(plan_of(rank=2, layers="1"), head={"head.out.weight": (3, 16), "head.out.bias": (3,)})
+    plan = replace(plan_of(rank=2, layers="1"), whole={"head": {"head.out.weight": (3, 16), "head.out.bias": (3,)}})
     assert list(plan.shapes()) == ["block-0001", "head"]
     assert plan.shapes()["head"] == {"head.out.weight": (3, 16), "head.out.bias": (3,)}
     assert plan.num_parameters == 2 * (16 + 16) + 2 * (8 + 16) + 3 * 16 + 3

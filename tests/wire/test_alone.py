@@ -7,14 +7,13 @@ import pytest
 
 from espalier.settings.mistakes import Mistake
 from espalier.settings.run import parse
-from espalier.wire.alone import makes_alone
 from espalier.wire.contract import check, check_reply
 from espalier.wire.contracts import contract_for
 from espalier.wire.messages import FLOWER_TYPES, SCHEMA_VERSION, Header, Letter
 from espalier.wire.plan import BlockPlan, LinearPlan, ModelPlan
 
 PLAN = ModelPlan(tuple(BlockPlan(index, (LinearPlan("attn.q", f"{index}", (64, 64)),)) for index in range(4)), 4)
-TUNING = {"method": "fedpetuning", "fedpetuning.rounds": 3, "lora.rank": 8}
+TUNING = {"method": "fedpetuning", "federation.rounds": 3, "lora.rank": 8}
 ITERATIVE = {"method": "fedprllm", "fedprllm.strategy": "iterative"}
 
 
@@ -38,35 +37,35 @@ def request(given: dict[str, Any], server_round: int, **scalars: Any) -> Letter:
 )
 def test_runs_in_which_there_is_such_a_message(given: dict[str, Any], expected: bool) -> None:
     settings = parse(given)
-    assert makes_alone(settings) == expected
+    assert settings.job.makes_alone == expected
     if not expected:
         with pytest.raises(Mistake, match="make nothing alone after their rounds"):
-            contract_for(request(given, 1), PLAN, settings)
+            contract_for(request(given, 1), lambda: PLAN, settings)
 
 
 @pytest.mark.parametrize(("given", "last"), [(TUNING, 3), (ITERATIVE, 4)])
 def test_it_is_for_the_last_round(given: dict[str, Any], last: int) -> None:
     settings = parse(given)
-    contract = contract_for(request(given, last), PLAN, settings)
+    contract = contract_for(request(given, last), lambda: PLAN, settings)
     check(request(given, last), contract.down)
     assert (contract.down.blobs, contract.up.blobs) == ({}, {})
     for server_round in (0, last - 1, last + 1):
         with pytest.raises(Mistake, match=f"alone of round {server_round} does not exist, the run ends with round {last}"):
-            contract_for(request(given, server_round), PLAN, settings)
+            contract_for(request(given, server_round), lambda: PLAN, settings)
 
 
 @pytest.mark.parametrize(("given", "last", "largest"), [(TUNING, 3, 8), (ITERATIVE, 4, 0)])
 def test_no_rank_is_asked_for_that_no_adapter_has(given: dict[str, Any], last: int, largest: int) -> None:
     settings = parse(given)
-    contract_for(request(given, last, rank_limit=largest), PLAN, settings)
+    contract_for(request(given, last, rank_limit=largest), lambda: PLAN, settings)
     for rank, words in ((largest + 1, "rank_limit is above"), (-1, "Alone: missing, surplus or out of range: rank_limit")):
         with pytest.raises(Mistake, match=words):
-            contract_for(request(given, last, rank_limit=rank), PLAN, settings)
+            contract_for(request(given, last, rank_limit=rank), lambda: PLAN, settings)
 
 
 def test_nothing_but_seconds_comes_up() -> None:
     asked = request(TUNING, 3)
-    contract = contract_for(asked, PLAN, parse(TUNING))
+    contract = contract_for(asked, lambda: PLAN, parse(TUNING))
     check_reply(Letter(asked.header, {"seconds": 1.5}), asked, contract)
     for scalars in ({}, {"seconds": -1.0}, {"seconds": math.nan}, {"seconds": 1.0, "loss": 2.0}, {"seconds": "1"}):
         with pytest.raises(Mistake, match="AloneReport"):

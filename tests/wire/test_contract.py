@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from espalier.settings.mistakes import Mistake
 from espalier.settings.run import RunSettings, parse
 from espalier.storage.blobs import sha256
-from espalier.wire.contract import HEADER_ROOM, Contract, check, check_reply
+from espalier.wire.contract import HEADER_ROOM, Contract, byte_limit, check, check_reply
 from espalier.wire.contracts import contract_for
 from espalier.wire.fedprllm import decided_parts, decided_specs
-from espalier.wire.messages import SCHEMA_VERSION, UNREAD, Header, Letter, failure
+from espalier.wire.messages import SCHEMA_VERSION, UNREAD, Header, Letter, NoScalars, failure
 from espalier.wire.plan import BlockPlan, LinearPlan, ModelPlan
 
 SECRET = "Anna K., born 1961, diagnosis F32.1"
@@ -84,13 +84,13 @@ def good_reply(scalars: Mapping[str, Any] | None = None, masks: Mapping[str, NDA
 
 
 def contract() -> Contract:
-    return contract_for(REQUEST, PLAN, SETTINGS)
+    return contract_for(REQUEST, lambda: PLAN, SETTINGS)
 
 
 def refused(reply: Letter, request: Letter = REQUEST) -> str:
     """The text of the refusal, which quotes no private value."""
     with pytest.raises(Mistake) as caught:
-        check_reply(reply, request, contract_for(request, PLAN, SETTINGS))
+        check_reply(reply, request, contract_for(request, lambda: PLAN, SETTINGS))
     assert "Anna" not in str(caught.value)
     return str(caught.value)
 
@@ -188,7 +188,7 @@ def test_an_oversize_blob_is_refused_before_it_is_read() -> None:
 
 def test_the_limit_is_the_tensors_bytes_and_room_for_each_header() -> None:
     """Three words of 8 bytes in each of two blobs."""
-    assert contract().up.byte_limit == 2 * (24 + 64 * 1024)
+    assert byte_limit(contract().up.specs(NoScalars())) == 2 * (24 + 64 * 1024)
 
 
 SMUGGLED = {
@@ -221,17 +221,17 @@ def test_text_beside_dtype_and_shape_is_refused() -> None:
 @pytest.mark.parametrize(
     ("scalars", "told"),
     [
-        ({"note": SECRET}, "VoteReport: .*note"),
-        ({"loss": 1.0}, "VoteReport: .*loss"),
-        ({"seconds": SECRET}, "VoteReport: .*seconds"),
-        ({"seconds": float("nan")}, "VoteReport: .*seconds"),
-        ({"seconds": float("inf")}, "VoteReport: .*seconds"),
-        ({"seconds": -0.5}, "VoteReport: .*seconds"),
-        ({"calibration_tokens": 2048}, "VoteReport: .*calibration_tokens"),
-        ({"calibration_sha256": SHA}, "VoteReport: .*calibration_sha256"),
-        ({"blob_sha256": [SHA, SECRET]}, "VoteReport: .*blob_sha256.1"),
-        ({"blob_sha256": [SHA]}, "1 hashes for 2 blocks"),
-        ({"blob_sha256": [SHA] * 3}, "3 hashes for 2 blocks"),
+        ({"note": SECRET}, "Report: .*note"),
+        ({"loss": 1.0}, "Report: .*loss"),
+        ({"seconds": SECRET}, "Report: .*seconds"),
+        ({"seconds": float("nan")}, "Report: .*seconds"),
+        ({"seconds": float("inf")}, "Report: .*seconds"),
+        ({"seconds": -0.5}, "Report: .*seconds"),
+        ({"calibration_tokens": 2048}, "Report: .*calibration_tokens"),
+        ({"calibration_sha256": SHA}, "Report: .*calibration_sha256"),
+        ({"blob_sha256": [SHA, SECRET]}, "Report: .*blob_sha256.1"),
+        ({"blob_sha256": [SHA]}, "1 hashes for 2 blobs"),
+        ({"blob_sha256": [SHA] * 3}, "3 hashes for 2 blobs"),
         ({"blob_sha256": [SHA] * 2}, "block-000[01]: the bytes do not have the SHA-256 that was named for them"),
     ],
 )
@@ -285,7 +285,7 @@ def test_a_failure_carries_its_reason_and_nothing_else() -> None:
 def test_a_failed_reply_to_something_else_is_refused(field: str) -> None:
     """Else it would speak for another client, or of another round."""
     request = Letter(header())
-    contract = contract_for(request, PLAN, SETTINGS)
+    contract = contract_for(request, lambda: PLAN, SETTINGS)
     reply = failure(header(), "too little text")
     check_reply(reply, request, contract)
     check_reply(failure(UNREAD, "not read"), request, contract)
@@ -303,20 +303,20 @@ def test_a_reply_that_is_no_failure_cannot_take_a_failures_form() -> None:
 
 def test_a_request_of_another_method_is_refused() -> None:
     with pytest.raises(Mistake, match=r"'other'.*'fedprllm'"):
-        contract_for(Letter(header(method="other")), PLAN, SETTINGS)
+        contract_for(Letter(header(method="other")), lambda: PLAN, SETTINGS)
 
 
 def test_a_reply_larger_than_a_part_travels_block_by_block() -> None:
     """Each block has 1200 bytes of masks: two do not fit 2000 bytes, so each is a part."""
     wide = ModelPlan(tuple(BlockPlan(index, (LinearPlan("mlp.up", "up", (96, 100)),)) for index in range(3)), 0)
     settings = parse({"part-bytes": 2000})
-    first = contract_for(REQUEST, wide, settings)
-    third = contract_for(Letter(header(kind="fetch", part=2)), wide, settings)
+    first = contract_for(REQUEST, lambda: wide, settings)
+    third = contract_for(Letter(header(kind="fetch", part=2)), lambda: wide, settings)
     assert (first.num_parts, list(first.up.blobs)) == (3, ["block-0000"])
     assert (third.num_parts, list(third.up.blobs)) == (3, ["block-0002"])
     for request in (header(kind="fetch", part=3), header(kind="train", part=1)):
         with pytest.raises(Mistake, match="does not exist"):
-            contract_for(Letter(request), wide, settings)
+            contract_for(Letter(request), lambda: wide, settings)
 
 
 def test_a_fetched_part_carries_no_scalars() -> None:
@@ -325,14 +325,14 @@ def test_a_fetched_part_carries_no_scalars() -> None:
     mask = words(sum((2**50 - 1) << 100 * row for row in range(96)), 150)
     part = blob({"mlp.up.prune_mask": mask})
     request = Letter(header(kind="fetch", part=1), {"blob_sha256": [sha256(part)]})
-    found = contract_for(request, wide, settings)
+    found = contract_for(request, lambda: wide, settings)
     check(request, found.down)
     reply = Letter(header(kind="fetch", part=1, num_parts=2), {}, {"block-0001": part})
     check_reply(reply, request, found)
     for hashes, told in (([SHA], "block-0001: the bytes do not have the SHA-256"), ([SHA] * 2, "2 hashes for 1 blobs")):
         other = replace(request, scalars={"blob_sha256": hashes})
         with pytest.raises(Mistake, match=told):
-            check_reply(reply, other, contract_for(other, wide, settings))
+            check_reply(reply, other, contract_for(other, lambda: wide, settings))
     with pytest.raises(Mistake):
         check_reply(replace(reply, scalars={"seconds": 1.0}), request, found)
 
@@ -340,7 +340,7 @@ def test_a_fetched_part_carries_no_scalars() -> None:
 def test_a_part_is_asked_for_by_hashes_alone() -> None:
     request = Letter(header(kind="fetch"), {"blob_sha256": ["../../another-client/report"]})
     with pytest.raises(Mistake):
-        check(request, contract_for(request, PLAN, SETTINGS).down)
+        check(request, contract_for(request, lambda: PLAN, SETTINGS).down)
 
 
 # ----- evaluation and enrolment ---------------------------------------------------------------------------------------
@@ -355,15 +355,15 @@ def evaluation(windows: Mapping[str, NDArray] | None = None, **scalars: Any) -> 
 
 def test_public_windows_pass_as_announced() -> None:
     request = evaluation()
-    check(request, contract_for(request, PLAN, EVALUATING).down)
+    check(request, contract_for(request, lambda: PLAN, EVALUATING).down)
     with pytest.raises(Mistake, match="must be I32"):
         check(evaluation({"c4": np.zeros((1, 4), np.int32), "wiki": np.zeros((3, 4), np.int32)}), _down(request))
     with pytest.raises(Mistake, match="2 different names, 1 numbers"):
-        contract_for(evaluation(num_windows=[2]), PLAN, EVALUATING)
+        contract_for(evaluation(num_windows=[2]), lambda: PLAN, EVALUATING)
 
 
 def _down(request: Letter) -> Any:
-    return contract_for(request, PLAN, EVALUATING).down
+    return contract_for(request, lambda: PLAN, EVALUATING).down
 
 
 @pytest.mark.parametrize(
@@ -376,7 +376,7 @@ def _down(request: Letter) -> Any:
 )
 def test_texts_without_windows_are_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(Mistake):
-        contract_for(evaluation(**changes), PLAN, EVALUATING)
+        contract_for(evaluation(**changes), lambda: PLAN, EVALUATING)
 
 
 @pytest.mark.parametrize(
@@ -391,9 +391,9 @@ def test_texts_without_windows_are_refused(changes: dict[str, Any]) -> None:
 )
 def test_no_more_is_evaluated_than_the_settings_say(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(Mistake, match=words):
-        contract_for(evaluation(**changes), PLAN, EVALUATING)
+        contract_for(evaluation(**changes), lambda: PLAN, EVALUATING)
     with pytest.raises(Mistake, match="texts are not allowed"):
-        contract_for(evaluation(), PLAN, parse({**TEXTS, "evaluation.local-only": False}))
+        contract_for(evaluation(), lambda: PLAN, parse({**TEXTS, "evaluation.local-only": False}))
 
 
 def test_of_a_task_s_items_as_many_as_the_settings_say() -> None:
@@ -402,7 +402,7 @@ def test_of_a_task_s_items_as_many_as_the_settings_say() -> None:
 
     def ask(**changes: Any) -> None:
         letter = Letter(header(kind="evaluate", method="fedpetuning", server_round=3), PUBLIC | scalars | changes)
-        contract_for(letter, PLAN, parse(given))
+        contract_for(letter, lambda: PLAN, parse(given))
 
     ask(test_items=3, test_metrics=["loss", "acc"])
     for items, metrics, words in (
@@ -438,7 +438,7 @@ LOSSES = {"losses": [1.5, 2.5], "own_losses": [], "seconds": 0.1}
 def test_one_finite_loss_per_text_and_model_comes_back(changes: dict[str, Any], own_text: bool, fits: bool) -> None:
     reply = Letter(header(kind="evaluate"), LOSSES | changes)
     request = evaluation(own_text=own_text)
-    found = contract_for(request, PLAN, parse({**TEXTS, "evaluation.own-text": own_text}))
+    found = contract_for(request, lambda: PLAN, parse({**TEXTS, "evaluation.own-text": own_text}))
     if fits:
         check_reply(reply, request, found)
     else:
@@ -449,7 +449,7 @@ def test_one_finite_loss_per_text_and_model_comes_back(changes: dict[str, Any], 
 
 def test_own_text_alone_needs_no_public_windows() -> None:
     request = Letter(header(kind="evaluate"), PUBLIC | {"names": [], "num_windows": [], "own_text": True})
-    found = contract_for(request, PLAN, OWN_TEXT)
+    found = contract_for(request, lambda: PLAN, OWN_TEXT)
     check(request, found.down)
     check_reply(Letter(request.header, LOSSES | {"losses": [], "own_losses": [3.0, 3.5, 3.25]}), request, found)
 
@@ -472,7 +472,7 @@ def delivered(scaled: bool, **scalars: Any) -> Letter:
 @pytest.mark.parametrize("scaled", [False, True])
 def test_a_delivered_part_holds_masks_and_with_scaling_votes(scaled: bool) -> None:
     request = delivered(scaled)
-    found = contract_for(request, PLAN, parse({"fedprllm.weight-scaling": scaled, "evaluation.own-text": True}))
+    found = contract_for(request, lambda: PLAN, parse({"fedprllm.weight-scaling": scaled, "evaluation.own-text": True}))
     check(request, found.down)
     check_reply(Letter(request.header, {}), request, found)
     with pytest.raises(Mistake):
@@ -488,7 +488,7 @@ def test_before_a_round_of_iterative_pruning_what_was_decided_may_be_delivered_a
     iterative = parse({"fedprllm.strategy": "iterative"})
     first = {"block-0000": blob({"attn.q.prune_mask": words(0, 1), "mlp.up.prune_mask": words(0, 2)})}
     request = Letter(header(kind="deliver", server_round=2), {"num_voters": [4], "decided": 1}, first)
-    found = contract_for(request, PLAN, iterative)
+    found = contract_for(request, lambda: PLAN, iterative)
     check(request, found.down)
     check_reply(Letter(request.header, {}), request, found)
     for settings, changes in (
@@ -498,7 +498,7 @@ def test_before_a_round_of_iterative_pruning_what_was_decided_may_be_delivered_a
     ):
         again = Letter(request.header.model_copy(update=changes), request.scalars, first)
         with pytest.raises(Mistake, match="1 decided blocks are delivered, which is neither all nor those before the round"):
-            contract_for(again, PLAN, settings)
+            contract_for(again, lambda: PLAN, settings)
     with pytest.raises(Mistake):
         check(Letter(request.header, request.scalars, delivered(False).blobs), found.down)
 
@@ -520,12 +520,12 @@ def test_an_order_behind_a_scaled_block_brings_its_votes_and_voters() -> None:
             "num-clients": 4,
         }
     )
-    first = contract_for(Letter(header()), PLAN, settings)
+    first = contract_for(Letter(header()), lambda: PLAN, settings)
     check(Letter(header()), first.down)
     whole = delivered(scaled=True)
     blobs = {key: whole.blobs[key] for key in ("block-0000", "votes-0000")}
     order = Letter(header(server_round=2), {"num_voters": [4], "decided": 1}, blobs)
-    found = contract_for(order, PLAN, settings)
+    found = contract_for(order, lambda: PLAN, settings)
     check(order, found.down)
     for scalars, held, words in (
         ({"num_voters": [4, 4], "decided": 1}, blobs, "2 numbers of voters for 1 block"),
@@ -538,15 +538,15 @@ def test_an_order_behind_a_scaled_block_brings_its_votes_and_voters() -> None:
 
 def test_a_part_of_the_result_that_does_not_exist_is_refused() -> None:
     with pytest.raises(Mistake, match="part 99 of a deliver does not exist"):
-        contract_for(Letter(header(kind="deliver", part=99), {"num_voters": [1], "decided": 2}), PLAN, OWN_TEXT)
+        contract_for(Letter(header(kind="deliver", part=99), {"num_voters": [1], "decided": 2}), lambda: PLAN, OWN_TEXT)
 
 
 def test_own_text_is_what_the_run_s_settings_say() -> None:
     """Whoever writes a message cannot ask for more than the settings that the site was shown."""
     with pytest.raises(Mistake, match=r"not what evaluation\.own-text says"):
-        contract_for(evaluation(own_text=True), PLAN, SETTINGS)
+        contract_for(evaluation(own_text=True), lambda: PLAN, SETTINGS)
     with pytest.raises(Mistake, match=r"evaluation\.own-text is off"):
-        contract_for(delivered(False), PLAN, SETTINGS)
+        contract_for(delivered(False), lambda: PLAN, SETTINGS)
 
 
 @pytest.mark.parametrize(("clients", "dtype"), [(1, "U8"), (255, "U8"), (256, "U16"), (65535, "U16"), (65536, "U32")])
@@ -571,7 +571,7 @@ ENROLMENT = {
 
 def test_a_good_enrolment_passes() -> None:
     request = Letter(header(kind="enrol", client=-1, server_round=0))
-    check_reply(Letter(request.header, dict(ENROLMENT)), request, contract_for(request, PLAN, SETTINGS))
+    check_reply(Letter(request.header, dict(ENROLMENT)), request, contract_for(request, lambda: PLAN, SETTINGS))
 
 
 @pytest.mark.parametrize(

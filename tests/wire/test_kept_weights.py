@@ -86,13 +86,13 @@ def train(**scalars: Any) -> Letter:
 
 def reply(request: Letter, blobs: dict[str, bytes] | None = None, **scalars: Any) -> Letter:
     good = {f"block-{index:04d}": pack_kept(matrices(index)) for index in (0, 2)}
-    num_parts = contract_for(request, PLAN, SETTINGS).num_parts
+    num_parts = contract_for(request, lambda: PLAN, SETTINGS).num_parts
     hashes = {"blob_sha256": [sha256(blob) for _, blob in sorted((blobs or good).items())]}
     return Letter(request.header.model_copy(update={"num_parts": num_parts}), {**REPORT, **hashes, **scalars}, blobs or good)
 
 
 def hold(letter: Letter, request: Letter) -> None:
-    check_reply(letter, request, contract_for(request, PLAN, SETTINGS))
+    check_reply(letter, request, contract_for(request, lambda: PLAN, SETTINGS))
 
 
 def test_a_good_reply_passes() -> None:
@@ -170,24 +170,24 @@ def test_a_layer_that_was_not_sampled_is_refused() -> None:
 @pytest.mark.parametrize("blocks", [[0, 3], [2, 0], [1, 1]])
 def test_layers_that_do_not_exist_or_are_not_in_order_are_refused(blocks: list[int]) -> None:
     with pytest.raises(Mistake, match="layers must be ascending and below 3"):
-        contract_for(train(blocks=blocks), PLAN, SETTINGS)
+        contract_for(train(blocks=blocks), lambda: PLAN, SETTINGS)
 
 
 def test_how_many_windows_there_are_is_told_where_they_are_a_weight_and_nowhere_else() -> None:
-    weighted = parse({"method": "fedspallm", "part-bytes": 1024, "fedspallm.client-weights": "samples"})
+    weighted = parse({"method": "fedspallm", "part-bytes": 1024, "federation.client-weights": "samples"})
     for settings, right, wrong in ((SETTINGS, 0, 2), (weighted, 2, 0)):
-        contract = contract_for(train(), PLAN, settings)
+        contract = contract_for(train(), lambda: PLAN, settings)
         check_reply(reply(train(), calibration_windows=right), train(), contract)
-        with pytest.raises(Mistake, match=r"calibration_windows are told with fedspallm\.client-weights = 'samples' alone"):
+        with pytest.raises(Mistake, match=r"calibration_windows are told with federation\.client-weights = 'samples' alone"):
             check_reply(reply(train(), calibration_windows=wrong), train(), contract)
 
 
 def test_as_many_hashes_and_versions_as_layers() -> None:
-    with pytest.raises(Mistake, match="1 hashes for 2 layers"):
+    with pytest.raises(Mistake, match="1 hashes for 2 blobs"):
         hold(reply(train(), blob_sha256=[SHA]), train())
     request = train(versions=[0, 0])
     with pytest.raises(Mistake, match="2 versions for 3 layers"):
-        check(request, contract_for(request, PLAN, SETTINGS).down)
+        check(request, contract_for(request, lambda: PLAN, SETTINGS).down)
 
 
 def test_hashes_are_those_of_the_layers() -> None:
@@ -200,7 +200,7 @@ def test_parts_are_of_whole_layers() -> None:
     """A layer has 3 words and 57 kept weights in bf16, 138 bytes: with parts of 200 bytes each travels by itself."""
     settings = parse({"method": "fedspallm", "part-bytes": 1024}).model_copy(update={"part_bytes": 200})
     request = Letter(header("fetch", part=1), {"blocks": [0, 2], "blob_sha256": [SHA]})
-    contract = contract_for(request, PLAN, settings)
+    contract = contract_for(request, lambda: PLAN, settings)
     assert contract.num_parts == 2
     assert set(contract.up.blobs) == {"block-0002"}
     part = {"block-0002": pack_kept(matrices(2))}
@@ -208,9 +208,9 @@ def test_parts_are_of_whole_layers() -> None:
     with pytest.raises(Mistake, match="block-0002: the bytes do not have the SHA-256"):
         check_reply(answer, request, contract)
     asked = Letter(request.header, {"blocks": [0, 2], "blob_sha256": [sha256(part["block-0002"])]})
-    check_reply(answer, asked, contract_for(asked, PLAN, settings))
+    check_reply(answer, asked, contract_for(asked, lambda: PLAN, settings))
     with pytest.raises(Mistake, match="part 2 of a fetch does not exist"):
-        contract_for(Letter(header("fetch", part=2), request.scalars), PLAN, settings)
+        contract_for(Letter(header("fetch", part=2), request.scalars), lambda: PLAN, settings)
 
 
 def update(**changes: Any) -> Letter:
@@ -219,7 +219,7 @@ def update(**changes: Any) -> Letter:
 
 
 def test_an_update_brings_what_its_numbers_say() -> None:
-    check(update(), contract_for(update(), PLAN, SETTINGS).down)
+    check(update(), contract_for(update(), lambda: PLAN, SETTINGS).down)
     for changes, words in (
         ({"num_kept": [12]}, "do not fit the layers"),
         ({"versions": [1, 1]}, "do not fit the layers"),
@@ -228,4 +228,4 @@ def test_an_update_brings_what_its_numbers_say() -> None:
         ({"blocks": [5]}, "below 3"),
     ):
         with pytest.raises(Mistake, match=words):
-            check(update(**changes), contract_for(update(**changes), PLAN, SETTINGS).down)
+            check(update(**changes), contract_for(update(**changes), lambda: PLAN, SETTINGS).down)

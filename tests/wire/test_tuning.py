@@ -11,9 +11,9 @@ from espalier.settings.mistakes import Mistake
 from espalier.settings.run import RunSettings, parse
 from espalier.storage.blobs import sha256
 from espalier.wire.adapter_payload import pack_adapters
-from espalier.wire.contract import HEADER_ROOM, Contract, check, check_reply
+from espalier.wire.contract import HEADER_ROOM, Contract, byte_limit, check, check_reply
 from espalier.wire.contracts import contract_for
-from espalier.wire.messages import Header, Letter
+from espalier.wire.messages import Header, Letter, NoScalars
 from espalier.wire.plan import BlockPlan, LinearPlan, ModelPlan
 from espalier.wire.tuning import parts, trained
 
@@ -28,7 +28,7 @@ REPORT = {"seconds": 1.0, "samples": 40, "rank": 4, "skipped_steps": 0, "blob_sh
 def settings_of(payload: str = "float32", part_bytes: int = 1 << 20) -> RunSettings:
     """All matrices at rank 4: a block has 4 (8 + 8) + 4 (8 + 24) = 192 numbers, 768 bytes in float32."""
     settings = parse(
-        {"method": "fedpetuning", "lora.rank": 4, "lora.targets": "all", "fedpetuning.payload": payload, "training.steps": 5}
+        {"method": "fedpetuning", "lora.rank": 4, "lora.targets": "all", "federation.payload": payload, "training.steps": 5}
     )
     return settings.model_copy(update={"part_bytes": part_bytes})
 
@@ -44,7 +44,7 @@ def block_of(rank: int = 4, seed: int = 0) -> dict[str, Tensor]:
 
 
 def blobs_of(keys: list[str], settings: RunSettings, rank: int = 4) -> dict[str, bytes]:
-    return {key: pack_adapters(block_of(rank), settings.fedpetuning.payload)[0] for key in keys}
+    return {key: pack_adapters(block_of(rank), settings.federation.payload)[0] for key in keys}
 
 
 def header_of(kind: str, server_round: int = 1, part: int = 0, num_parts: int = 1) -> Header:
@@ -73,13 +73,13 @@ def fetch_of(blobs: dict[str, bytes], server_round: int = 1, part: int = 1) -> L
 
 
 def reply_to(request: Letter, settings: RunSettings, blobs: dict[str, bytes], **scalars: Any) -> Letter:
-    num_parts = contract_for(request, PLAN, settings).num_parts
+    num_parts = contract_for(request, lambda: PLAN, settings).num_parts
     report = {**REPORT, "blob_sha256": hashes_of(blobs)} if request.header.kind == "train" else {}
     return Letter(request.header.model_copy(update={"num_parts": num_parts}), {**report, **scalars}, blobs)
 
 
 def hold(reply: Letter, request: Letter, settings: RunSettings) -> None:
-    contract = contract_for(request, PLAN, settings)
+    contract = contract_for(request, lambda: PLAN, settings)
     check(request, contract.down)
     check_reply(reply, request, contract)
 
@@ -136,16 +136,16 @@ def test_parts_that_do_not_exist() -> None:
     for kind, part in (("fetch", 4), ("fetch", 0), ("train", 1)):
         scalars = {"rank_limit": 4, **({"blob_sha256": [SHA], "rank": 4} if kind == "fetch" else {})}
         with pytest.raises(Mistake, match=f"part {part} of a {kind} does not exist, a reply has 4"):
-            contract_for(Letter(header_of(kind, part=part), scalars), PLAN, settings)
+            contract_for(Letter(header_of(kind, part=part), scalars), lambda: PLAN, settings)
     with pytest.raises(Mistake, match="part 4 of a deliver does not exist, there are 4"):
-        contract_for(Letter(header_of("deliver", 2, part=4), {"rank_limit": 4}), PLAN, settings)
+        contract_for(Letter(header_of("deliver", 2, part=4), {"rank_limit": 4}), lambda: PLAN, settings)
 
 
 def test_a_fetch_asks_for_as_many_blobs_as_its_part_has() -> None:
     settings = settings_of(part_bytes=768 * 3)
     fetch = Letter(header_of("fetch", part=1), {"rank_limit": 4, "rank": 4, "blob_sha256": [SHA, SHA]})
     with pytest.raises(Mistake, match="PartOrder: 2 hashes for 1 blobs"):
-        check(fetch, contract_for(fetch, PLAN, settings).down)
+        check(fetch, contract_for(fetch, lambda: PLAN, settings).down)
 
 
 # ----- what goes down -------------------------------------------------------------------------------------------------
@@ -155,14 +155,14 @@ def test_the_first_round_brings_nothing_and_a_later_one_the_last_part() -> None:
     settings = settings_of(part_bytes=768 * 3)
 
     def brings(server_round: int) -> set[str]:
-        return set(contract_for(order(settings, server_round), PLAN, settings).down.blobs)
+        return set(contract_for(order(settings, server_round), lambda: PLAN, settings).down.blobs)
 
     assert [brings(1), brings(2), brings(3)] == [set(), {KEYS[3]}, {KEYS[3]}]
-    check(order(settings, 2, blobs_of(KEYS[3:], settings)), contract_for(order(settings, 2), PLAN, settings).down)
+    check(order(settings, 2, blobs_of(KEYS[3:], settings)), contract_for(order(settings, 2), lambda: PLAN, settings).down)
     fetch = Letter(header_of("fetch", 2, part=1), {"rank_limit": 4, "rank": 4, "blob_sha256": [SHA]})
-    assert not contract_for(fetch, PLAN, settings).down.blobs
+    assert not contract_for(fetch, lambda: PLAN, settings).down.blobs
     with pytest.raises(Mistake, match="4 surplus and 0 missing of 0"):
-        check(order(settings, 1, blobs_of(KEYS, settings)), contract_for(order(settings), PLAN, settings).down)
+        check(order(settings, 1, blobs_of(KEYS, settings)), contract_for(order(settings), lambda: PLAN, settings).down)
 
 
 @pytest.mark.parametrize(("part", "keys"), [(0, KEYS[:3]), (1, KEYS[3:])])
@@ -170,7 +170,7 @@ def test_every_part_can_be_delivered(part: int, keys: list[str]) -> None:
     """Before training all but the last; the result all of them."""
     settings = settings_of(part_bytes=768 * 3)
     request = Letter(header_of("deliver", 2, part=part), {"rank_limit": 4}, blobs_of(keys, settings))
-    contract = contract_for(request, PLAN, settings)
+    contract = contract_for(request, lambda: PLAN, settings)
     check(request, contract.down)
     check_reply(Letter(request.header), request, contract)
     with pytest.raises(Mistake, match="surplus"):
@@ -188,14 +188,14 @@ def test_a_limit_is_for_both_directions() -> None:
         with pytest.raises(Mistake, match=words):
             hold(reply_to(request, ONE, blobs_of(KEYS, ONE, rank)), request, ONE)
         with pytest.raises(Mistake, match=words):
-            check(order(ONE, 2, blobs_of(KEYS, ONE, rank), rank_limit=2), contract_for(request, PLAN, ONE).down)
+            check(order(ONE, 2, blobs_of(KEYS, ONE, rank), rank_limit=2), contract_for(request, lambda: PLAN, ONE).down)
 
 
 @pytest.mark.parametrize("limit", [0, -1, 2.0, "2", True, None])
 def test_a_limit_that_is_none(limit: Any) -> None:
     for kind in ("train", "deliver"):
         with pytest.raises(Mistake, match="Order: missing, surplus or out of range: rank_limit"):
-            contract_for(Letter(header_of(kind, 2), {"rank_limit": limit}), PLAN, ONE)
+            contract_for(Letter(header_of(kind, 2), {"rank_limit": limit}), lambda: PLAN, ONE)
 
 
 @pytest.mark.parametrize(("kind", "rounds"), [("train", (1, 3)), ("fetch", (1, 3)), ("deliver", (2, 4))])
@@ -205,7 +205,7 @@ def test_rounds_that_the_run_does_not_have(kind: str, rounds: tuple[int, int]) -
     scalars = {"rank_limit": 4, **({"blob_sha256": [SHA], "rank": 4} if kind == "fetch" else {})}
 
     def of_round(server_round: int) -> None:
-        contract_for(Letter(header_of(kind, server_round, part=int(kind == "fetch")), scalars), PLAN, settings)
+        contract_for(Letter(header_of(kind, server_round, part=int(kind == "fetch")), scalars), lambda: PLAN, settings)
 
     for server_round in rounds:
         of_round(server_round)
@@ -217,7 +217,7 @@ def test_rounds_that_the_run_does_not_have(kind: str, rounds: tuple[int, int]) -
 @pytest.mark.parametrize("kind", ["train", "deliver"])
 def test_a_rank_that_no_adapter_has(kind: str) -> None:
     with pytest.raises(Mistake, match=r"rank_limit is above 4, the largest rank of \[lora\]"):
-        contract_for(Letter(header_of(kind, 2), {"rank_limit": 5}), PLAN, ONE)
+        contract_for(Letter(header_of(kind, 2), {"rank_limit": 5}), lambda: PLAN, ONE)
 
 
 # ----- what goes up ---------------------------------------------------------------------------------------------------
@@ -226,8 +226,8 @@ def test_a_rank_that_no_adapter_has(kind: str) -> None:
 def test_a_good_reply_passes_and_its_bytes_are_limited() -> None:
     request = order(ONE)
     hold(reply_to(request, ONE, blobs_of(KEYS, ONE)), request, ONE)
-    contract: Contract = contract_for(request, PLAN, ONE)
-    assert contract.up.byte_limit == 4 * (768 + HEADER_ROOM)
+    contract: Contract = contract_for(request, lambda: PLAN, ONE)
+    assert byte_limit(contract.up.specs(NoScalars())) == 4 * (768 + HEADER_ROOM)
     assert contract.method == "fedpetuning"
 
 
@@ -238,7 +238,7 @@ def test_a_good_reply_passes_and_its_bytes_are_limited() -> None:
         ({"blob_sha256": [SHA] * 5}, "TuningReport: 5 hashes for 4 blobs"),
         ({"blob_sha256": [SHA] * 3 + [SECRET]}, "out of range: blob_sha256.3"),
         ({"samples": -1}, "out of range: samples"),
-        ({"samples": 0}, "samples are told with fedpetuning.client-weights = 'samples' alone"),
+        ({"samples": 0}, "samples are told with federation.client-weights = 'samples' alone"),
         ({"samples": 10**10}, "out of range: samples"),
         ({"samples": 1.5}, "out of range: samples"),
         ({"skipped_steps": -1}, "out of range: skipped_steps"),
@@ -267,10 +267,10 @@ def test_no_scalar_may_be_missing(name: str) -> None:
 
 
 def test_how_many_sequences_there_are_is_not_told_where_they_are_no_weight() -> None:
-    settings = parse({"method": "fedpetuning", "lora.rank": 4, "lora.targets": "all", "fedpetuning.client-weights": "equal"})
+    settings = parse({"method": "fedpetuning", "lora.rank": 4, "lora.targets": "all", "federation.client-weights": "equal"})
     request = order(settings)
     hold(reply_to(request, settings, blobs_of(KEYS, settings), samples=0), request, settings)
-    with pytest.raises(Mistake, match=r"samples are told with fedpetuning\.client-weights = 'samples' alone"):
+    with pytest.raises(Mistake, match=r"samples are told with federation\.client-weights = 'samples' alone"):
         hold(reply_to(request, settings, blobs_of(KEYS, settings)), request, settings)
 
 
@@ -434,7 +434,7 @@ def test_a_failure_holds_a_reason_and_no_tensors() -> None:
 
 
 def test_an_observer_is_told_what_adapters_reveal() -> None:
-    observer = contract_for(order(ONE), PLAN, ONE).observer
+    observer = contract_for(order(ONE), lambda: PLAN, ONE).observer
     assert "adapters trained on this client's data" in observer
     for words in ("the gradient of its sequences", "training text can be recovered in part", "how many training"):
         assert words in observer

@@ -1,6 +1,6 @@
 """Batches of items, padded on the right."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -44,40 +44,12 @@ def collate(encoded: Sequence[Encoded], pad_token: int, counted: Counted) -> Bat
     return Batch(input_ids, attention_mask, labels)
 
 
-def batches(
-    encoded: Sequence[Encoded],
-    batch_size: int,
-    pad_token: int,
-    counted: Counted,
-    generator: torch.Generator | None = None,
-) -> Iterator[Batch]:
-    """One pass over the items, in their order, or in one drawn from ``generator``; the last batch may be smaller."""
-    for places in _places(len(encoded), batch_size, generator):
-        yield collate([encoded[place] for place in places], pad_token, counted)
-
-
-def class_batches(
-    items: Sequence[Item],
-    tokenizer: Any,
-    batch_size: int,
-    max_tokens: int,
-    generator: torch.Generator | None = None,
-) -> Iterator[Batch]:
-    """One pass over the items of a classification, for an encoder: text or pair of texts, and the class.
+def collate_texts(items: Sequence[Item], tokenizer: Any, max_tokens: int) -> Batch:
+    """Items of a classification, for an encoder: text or pair of texts, and the class; as long as the longest item.
 
     A pair that is longer than ``max_tokens`` loses tokens from the end of the longer text. ``tokenizer`` is one of Hugging
     Face's and has a token for padding; token types are left out, as RoBERTa has none.
     """
-    for places in _places(len(items), batch_size, generator):
-        chosen = [items[place] for place in places]
-        texts = [list(column) for column in zip(*(item.texts for item in chosen), strict=True)]
-        rows = tokenizer(
-            *texts, truncation=True, max_length=max_tokens, padding=True, padding_side="right", return_tensors="pt"
-        )
-        yield Batch(rows["input_ids"], rows["attention_mask"], torch.tensor([item.answer for item in chosen]))
-
-
-def _places(number: int, batch_size: int, generator: torch.Generator | None) -> Iterator[list[int]]:
-    order = list(range(number)) if generator is None else torch.randperm(number, generator=generator).tolist()
-    for start in range(0, number, batch_size):
-        yield order[start : start + batch_size]
+    texts = [list(column) for column in zip(*(item.texts for item in items), strict=True)]
+    rows = tokenizer(*texts, truncation=True, max_length=max_tokens, padding=True, padding_side="right", return_tensors="pt")
+    return Batch(rows["input_ids"], rows["attention_mask"], torch.tensor([item.answer for item in items]))

@@ -1,9 +1,7 @@
 """Items as token ids, split into context and answer as lm-evaluation-harness does it."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from espalier.corpora.tasks.item import Item
 from espalier.corpora.windows import Encode
 from espalier.settings.mistakes import Mistake
 
@@ -14,11 +12,6 @@ class Encoded:
 
     token_ids: tuple[int, ...]
     answer_tokens: int
-
-    @property
-    def answer_mask(self) -> tuple[bool, ...]:
-        """Which tokens belong to the answer, by token."""
-        return (False,) * (len(self.token_ids) - self.answer_tokens) + (True,) * self.answer_tokens
 
 
 def encode_pair(encode: Encode, context: str, continuation: str) -> Encoded:
@@ -44,23 +37,6 @@ def encode_pair(encode: Encode, context: str, continuation: str) -> Encoded:
     return Encoded(token_ids, len(token_ids) - start)
 
 
-def encode_item(item: Item, encode: Encode, max_tokens: int, end_token: int | None = None) -> Encoded:
-    """Training text of an item: its prompt and right answer, in the formatting in which it is scored.
-
-    Where the text is longer than ``max_tokens``, tokens are left out from the beginning of the prompt. An ``end_token`` is
-    appended and counts as part of the answer.
-
-    Raises
-    ------
-    Mistake
-        The answer is so long that not one token of the prompt is left before it.
-    """
-    whole = encode_pair(encode, *item.requests[item.answer])
-    if end_token is not None:
-        whole = Encoded((*whole.token_ids, end_token), whole.answer_tokens + 1)
-    return keep_right(whole, max_tokens, item.where)
-
-
 def keep_right(encoded: Encoded, max_tokens: int, where: str = "", key: str = "task.max-tokens") -> Encoded:
     """The last ``max_tokens`` tokens, with the whole answer.
 
@@ -72,8 +48,3 @@ def keep_right(encoded: Encoded, max_tokens: int, where: str = "", key: str = "t
             f"token of its prompt; raise {key}, or remove items with long answers"
         )
     return Encoded(encoded.token_ids[-max_tokens:], encoded.answer_tokens)
-
-
-def encode_items(items: Sequence[Item], encode: Encode, max_tokens: int, end_token: int | None = None) -> list[Encoded]:
-    """``encode_item`` for each of several items."""
-    return [encode_item(item, encode, max_tokens, end_token) for item in items]

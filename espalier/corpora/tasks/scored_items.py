@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from espalier.corpora.tasks.batches import class_batches
+from espalier.corpora.tasks.batches import collate_texts
 from espalier.corpora.tasks.encoding import Encoded, encode_pair, keep_right
 from espalier.corpora.tasks.item import Item
 from espalier.corpora.tasks.task import Task
@@ -78,7 +78,7 @@ def cut(encoded: Encoded, max_tokens: int, task: Task, where: str = "", key: str
 def class_items(items: Sequence[Item], tokenizer: Any, max_tokens: int) -> ScoredItems:
     """Items for an encoder with a head for classes."""
     given = in_shares(items, "tokenising test items")
-    rows = [next(iter(class_batches([item], tokenizer, 1, max_tokens))).input_ids[0].tolist() for item in given]
+    rows = [collate_texts([item], tokenizer, max_tokens).input_ids[0].tolist() for item in given]
     requests = tuple(Encoded(tuple(row), 0) for row in rows)
     full = [place for place, row in enumerate(rows) if len(row) == max_tokens]
     lost = tuple(place for place in full if len(tokenizer(*items[place].texts, verbose=False)["input_ids"]) > max_tokens)

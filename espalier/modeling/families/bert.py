@@ -21,5 +21,6 @@ BERT = Family(
     embeddings="bert.embeddings",
     head="classifier",
     base="bert",
+    norms={"norm.attn": "attention.output.LayerNorm", "norm.mlp": "output.LayerNorm"},
     head_linears={"head.dense": "bert.pooler.dense", "head.out": "classifier"},
 )

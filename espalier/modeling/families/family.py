@@ -1,7 +1,7 @@
 """What a model family tells about itself: names, never code. A new family is one file with one ``Family`` in it.
 
-To add one: name its ``model_type`` values, the path of its block list, and for each linear of a block the canonical name
-and the module's own; list it in ``families/__init__.py``; add a test class with a tiny random configuration. An encoder
+To add one: name its ``model_type`` values, the path of its block list, and for each linear and norm of a block the canonical
+name and the module's own; list it in ``families/__init__.py``; add a test class with a tiny random configuration. An encoder
 also names the path of its base model and the linears of its classification head.
 """
 
@@ -16,6 +16,12 @@ CANONICAL_LINEARS = ("attn.q", "attn.k", "attn.v", "attn.o", "mlp.gate", "mlp.up
 
 CANONICAL_HEAD = ("head.dense", "head.out")
 """Canonical names of the linears of a classification head, in the order in which it uses them."""
+
+CANONICAL_NORMS = ("norm.attn", "norm.q", "norm.k", "norm.mlp")
+"""Canonical names of a block's norms: of attention and of the feed-forward part, before or behind it as the family has it, and
+of query and key heads."""
+FINAL_NORM = "norm.final"
+"""Canonical name of the norm behind the last block."""
 
 OLD_NORM_NAMES = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
 """Ends of tensor names, and what files of the first BERT models have in their place."""
@@ -47,11 +53,16 @@ class Family:
     """Positions are counted from behind the padding token's number; so a model has fewer than its configuration says."""
     head_linears: Mapping[str, str] = field(default_factory=dict)
     """Canonical name of each linear of the classification head -> its path in the model; none in a decoder."""
+    norms: Mapping[str, str] = field(default_factory=dict)
+    """Canonical name of each norm of a block -> its path within a block."""
+    final_norm: str = ""
+    """Path of the norm behind the last block; empty in a family that has none."""
 
     def __post_init__(self) -> None:
         unknown = set(self.linears) - set(CANONICAL_LINEARS) | set(self.head_linears) - set(CANONICAL_HEAD)
+        unknown |= set(self.norms) - set(CANONICAL_NORMS)
         if unknown:
-            raise ValueError(f"family {self.name}: {', '.join(sorted(unknown))} is no canonical linear name")
+            raise ValueError(f"family {self.name}: {', '.join(sorted(unknown))} is no canonical name")
         if (self.kind == "encoder") != bool(self.base and self.head_linears):
             raise ValueError(f"family {self.name}: an encoder names its base and the linears of its head, a decoder does not")
 
@@ -67,6 +78,18 @@ class Family:
             names += [name.removeprefix(f"{self.base}.")]
             names += [_old_name(known) for known in names]
         yield from dict.fromkeys(names)
+
+    def parameter_path(self, name: str, index: int | None) -> str | None:
+        """Path of a parameter in the model by its canonical name; None if the family has none of that name.
+
+        ``attn.q.bias`` and ``norm.mlp.weight`` are of the block ``index``, ``norm.final.weight`` and ``head.out.bias`` of none.
+        """
+        of, _, kind = name.rpartition(".")
+        if index is not None:
+            path = {**self.linears, **self.norms}.get(of)
+            return f"{self.blocks}.{index}.{path}.{kind}" if path else None
+        path = {**self.head_linears, FINAL_NORM: self.final_norm}.get(of)
+        return f"{path}.{kind}" if path else None
 
     def kv_groups(self, config: Mapping[str, object]) -> tuple[int, int]:
         """Number of key-value groups, and of query heads in each."""

@@ -16,4 +16,6 @@ LLAMA = Family(
         "mlp.up": "mlp.up_proj",
         "mlp.down": "mlp.down_proj",
     },
+    norms={"norm.attn": "input_layernorm", "norm.mlp": "post_attention_layernorm"},
+    final_norm="model.norm",
 )

@@ -16,4 +16,6 @@ OPT = Family(
         "mlp.down": "fc2",
     },
     embeddings="model.decoder.embed_tokens",
+    norms={"norm.attn": "self_attn_layer_norm", "norm.mlp": "final_layer_norm"},
+    final_norm="model.decoder.final_layer_norm",
 )

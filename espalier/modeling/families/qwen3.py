@@ -4,4 +4,9 @@ from dataclasses import replace
 
 from espalier.modeling.families.llama import LLAMA
 
-QWEN3 = replace(LLAMA, name="qwen3", model_types=("qwen3",))
+QWEN3 = replace(
+    LLAMA,
+    name="qwen3",
+    model_types=("qwen3",),
+    norms={**LLAMA.norms, "norm.q": "self_attn.q_norm", "norm.k": "self_attn.k_norm"},
+)

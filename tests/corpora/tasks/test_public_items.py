@@ -31,6 +31,14 @@ def test_as_many_as_asked_for_at_even_distances(tmp_path: Path, most: int, wante
     assert max(gaps) - min(gaps) <= 1
 
 
+def test_a_file_without_items_is_a_mistake(tmp_path: Path) -> None:
+    file = tmp_path / "empty.jsonl"
+    file.write_text("\n")
+    keys = {"task.name": "sst2", "task.test-path": str(file), "data.source": "jsonl", "data.path": "unused"}
+    with pytest.raises(Mistake, match=r"empty.jsonl: the file is empty"):
+        public_items(parse({"method": "fedpetuning"} | keys))
+
+
 def asked_of_the_hub(monkeypatch: pytest.MonkeyPatch, **data: str) -> list[str]:
     """The splits that are loaded for the public test items of sst2, whose own is validation."""
     datasets = pytest.importorskip("datasets", reason="the extra 'hub' is not installed")

@@ -6,7 +6,7 @@ import torch
 from tiny_model import save_tokenizer
 from transformers import AutoTokenizer
 
-from espalier.corpora.tasks.batches import batches, class_batches, collate
+from espalier.corpora.tasks.batches import collate, collate_texts
 from espalier.corpora.tasks.encoding import Encoded
 from espalier.corpora.tasks.item import Item
 
@@ -25,27 +25,15 @@ def test_the_loss_may_count_the_prompt_too() -> None:
     assert collate([LONG, SHORT], 9, "all").labels.tolist() == [[5, 6, 7, 8], [9, 4, -100, -100]]
 
 
-def test_a_pass_takes_every_item_once_in_order_or_in_a_drawn_one() -> None:
-    encoded = [Encoded((number, 0), 1) for number in range(10, 17)]
-    in_order = [batch.input_ids[:, 0].tolist() for batch in batches(encoded, 3, 0, "all")]
-    assert in_order == [[10, 11, 12], [13, 14, 15], [16]]
-    drawn = [
-        [batch.input_ids[:, 0].tolist() for batch in batches(encoded, 3, 0, "all", torch.Generator().manual_seed(seed))]
-        for seed in (1, 1, 2)
-    ]
-    assert drawn[0] == drawn[1] != drawn[2]
-    assert sorted(place for batch in drawn[0] for place in batch) == list(range(10, 17))
-
-
 def test_an_encoder_gets_pairs_and_classes(tmp_path: Path) -> None:
     save_tokenizer(tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path, pad_token="<s>")
     items = [Item(("?",), ("no", "yes"), answer, texts=texts) for answer, texts in ((1, ("oak", "fir")), (0, ("elm", "x" * 9)))]
-    (batch,) = class_batches(items, tokenizer, 2, 8)
+    batch = collate_texts(items, tokenizer, 8)
     first = [*tokenizer.encode("oak"), *tokenizer.encode("fir")]
     assert batch.input_ids[0].tolist() == first + [tokenizer.pad_token_id] * (8 - len(first))
     assert batch.attention_mask[0].tolist() == [1] * len(first) + [0] * (8 - len(first))
     assert batch.input_ids.shape == (2, 8)
     assert batch.labels.tolist() == [1, 0]
-    (single,) = class_batches([Item(("?",), ("no", "yes"), 1, texts=("oak",))], tokenizer, 2, 8)
+    single = collate_texts([Item(("?",), ("no", "yes"), 1, texts=("oak",))], tokenizer, 8)
     assert single.input_ids.tolist() == [tokenizer.encode("oak")]

@@ -6,11 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from espalier.corpora.tasks.encoding import Encoded, encode_item, encode_items, encode_pair
+from espalier.corpora.tasks.catalogue import task_named
+from espalier.corpora.tasks.encoding import Encoded, encode_pair
 from espalier.corpora.tasks.item import Item
+from espalier.corpora.tasks.scored_items import cut, scored_items
 from espalier.settings.mistakes import Mistake
 
 BEGIN = 1
+CHOICE = task_named("piqa")
 
 
 def by_character(text: str) -> list[int]:
@@ -24,7 +27,7 @@ def by_word(text: str) -> list[int]:
 
 def test_the_answer_begins_where_the_context_ends() -> None:
     assert encode_pair(by_word, "what grows", " moss") == Encoded((BEGIN, 4, 6, 5), 1)
-    assert encode_pair(by_word, "what", " green moss").answer_mask == (False, False, True, True)
+    assert encode_pair(by_word, "what", " green moss") == Encoded((BEGIN, 4, 6, 5), 2)
 
 
 def test_blank_space_at_the_end_of_the_context_goes_to_the_answer() -> None:
@@ -48,15 +51,26 @@ def test_only_the_beginning_of_the_prompt_is_lost(context: str, answer: str, max
     length = min(len(whole) - len(context.rstrip()), len(whole) - 1)
     if length >= max_tokens:
         with pytest.raises(Mistake, match=f"an answer has {length} tokens, and {max_tokens - 1} fit"):
-            encode_item(item, by_character, max_tokens)
+            scored_items(CHOICE, [item], by_character, max_tokens)
         return
-    found = encode_item(item, by_character, max_tokens)
-    assert "".join(map(chr, found.token_ids)) == whole[-max_tokens:]
-    assert found.answer_tokens == length
-    assert len(found.answer_mask) == len(found.token_ids)
+    found = scored_items(CHOICE, [item], by_character, max_tokens)
+    (one,) = found.requests
+    assert "".join(map(chr, one.token_ids)) == whole[-max_tokens:]
+    assert one.answer_tokens == length
+    assert found.cut == ((0,) if len(whole) > max_tokens else ())
 
 
-def test_the_right_option_is_trained_on_and_a_token_for_the_end_belongs_to_it() -> None:
-    item = Item(("ab", "xy"), ("p", "q"), 1)
-    assert encode_items([item], by_character, 9, end_token=0) == [Encoded((120, 121, 32, 113, 0), 3)]
-    assert encode_item(item, by_character, 4) == Encoded((120, 121, 32, 113), 2)
+def test_every_option_stands_behind_its_own_context() -> None:
+    items = [Item(("ab", "xy"), ("p", "qr"), 1), Item(("z",), ("s", "t"), 0)]
+    found = scored_items(CHOICE, items, by_character, 9)
+    assert ["".join(map(chr, one.token_ids)) for one in found.requests] == ["ab p", "xy qr", "z s", "z t"]
+    assert [one.answer_tokens for one in found.requests] == [2, 3, 2, 2]
+    assert (found.num_options, found.answers, found.characters) == ((2, 2), (1, 0), (1, 2, 1, 1))
+
+
+def test_a_prompt_is_cut_on_the_left_down_to_its_last_token() -> None:
+    whole = encode_pair(by_character, "xy", " q")
+    assert cut(whole, 4, CHOICE) == whole == Encoded((120, 121, 32, 113), 2)
+    assert cut(whole, 3, CHOICE) == Encoded((121, 32, 113), 2)
+    with pytest.raises(Mistake, match=r"here: an answer has 2 tokens, and 1 fit .* raise task.max-tokens"):
+        cut(whole, 2, CHOICE, "here")

@@ -1,0 +1,69 @@
+"""Settings that methods share which go through rounds and average what clients send."""
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from espalier.settings.method import MethodSettings
+from espalier.settings.table import ReadWith, Table
+
+Payload = Literal["float32", "bfloat16", "nf4"]
+ROUNDED = ("bfloat16", "nf4")
+
+
+class FederationSettings(Table):
+    """Table ``[federation]``: rounds, what a client weighs, and how adapters travel. Each method reads what concerns it."""
+
+    rounds: int = Field(
+        0, ge=0, description="Rounds of the run; 0: as many as the method usually has (3 of tuning methods, 1 of fedspallm)."
+    )
+    sampled_clients: float = Field(1.0, gt=0, le=1, description="Share of the clients that a round asks, at least one client.")
+    client_weights: Literal["paper", "equal", "samples", "norms"] = Field(
+        "paper",
+        description="Weight of a client in the average. `samples`: the training sequences, or with fedspallm the calibration "
+        "windows, that it reports; `norms` (hetlora): the Frobenius norm of the update that it sent; `paper`: as the method's "
+        "paper has it (fedpetuning samples, hetlora norms, fedspallm equal).",
+    )
+    max_weight_ratio: float = Field(
+        10.0,
+        ge=1,
+        description="A client weighs at most so many times as much as the median client; `summary.json` says what was cut "
+        "(`capped`).",
+    )
+    max_capability_ratio: float = Field(
+        4.0, ge=1, description="A capability that a node states counts at most so many times as much as the median's."
+    )
+    payload: Payload = Field(
+        "float32", description="Number format of adapters on the wire: 4 bytes a number, 2, or with `nf4` 0.5625."
+    )
+    rounding: Literal["differences", "values"] = Field(
+        "differences",
+        description="What a payload of `bfloat16` or `nf4` rounds: the change that a round's training made, or the "
+        "adapters' values. The bytes are the same.",
+    )
+    error_feedback: bool = Field(True, description="What rounding to the payload's format loses is added the next time.")
+    keep_optimizer: bool = Field(
+        False,
+        description="A client's AdamW goes on from round to round with its moments, which stay at the client, instead of "
+        "beginning anew; not with `svd`.",
+    )
+
+    READ_WITH: ClassVar[ReadWith] = {
+        "rounding": {"payload": ROUNDED},
+        "error-feedback": {"payload": ROUNDED},
+        "max-weight-ratio": {"client-weights": ("paper", "samples", "norms")},
+    }
+
+    def for_method(self, job: MethodSettings) -> "FederationSettings":
+        """This table with what 0 rounds and the paper's weights stand for."""
+        weights = job.WEIGHTS[0] if self.client_weights == "paper" else self.client_weights
+        return self.model_copy(update={"rounds": self.rounds or job.ROUNDS, "client_weights": weights})
+
+    @property
+    def sends_differences(self) -> bool:
+        """Whether a client sends what its training changed, and the server adds it to its own global adapters."""
+        return self.payload != "float32" and self.rounding == "differences"
+
+    def clients_of_round(self, clients: int) -> int:
+        """How many of so many clients a round asks."""
+        return max(1, round(clients * self.sampled_clients))

@@ -1,0 +1,39 @@
+"""What every method's own table answers, so that nothing else has to ask which method a run has."""
+
+from typing import TYPE_CHECKING, ClassVar
+
+from espalier.settings.table import Table
+
+if TYPE_CHECKING:
+    from espalier.settings.federation import FederationSettings
+    from espalier.settings.lora import LoraSettings
+
+
+class MethodSettings(Table):
+    """A method's own table."""
+
+    FEDERATION: ClassVar[tuple[str, ...]] = ()
+    """Keys of ``[federation]`` that the method reads."""
+    ROUNDS: ClassVar[int] = 1
+    """What ``federation.rounds = 0`` stands for."""
+    WEIGHTS: ClassVar[tuple[str, ...]] = ("equal",)
+    """What ``federation.client-weights`` may be; ``paper`` stands for the first."""
+    FIRST_DELIVERY: ClassVar[int] = 1
+    """The first round in which something may be delivered to a client."""
+    NEEDS_BASE_MODEL: ClassVar[bool] = True
+    """Whether a site takes part only with the server's base model."""
+
+    @property
+    def makes_alone(self) -> bool:
+        """Whether the rounds leave no local-only result, so that clients make it in a message of its own."""
+        return False
+
+    def last_rounds(self, federation: "FederationSettings", num_blocks: int, num_clients: int) -> range:
+        """The rounds after which a run may end; ``federation`` is that of the run, ``num_blocks`` of its model."""
+        return range(federation.rounds, federation.rounds + 1)
+
+    def contradictions(
+        self, method: str, federation: "FederationSettings", lora: "LoraSettings", num_clients: int
+    ) -> list[str]:
+        """What does not fit each other in this table, or this table and what it shares with others, a line each."""
+        return []

@@ -1,0 +1,114 @@
+"""The table of methods: a row says where the parts of each lie. Whatever asks for a method's part asks here.
+
+Parts are named by ``module`` or ``module:name`` and imported when they are first asked for: a process that moves bytes does
+without torch, and a site without the server's rooms.
+"""
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from espalier.settings.method import MethodSettings
+
+TUNING_TABLES = ("lora", "task", "training")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method."""
+
+    title: str
+    """Name and, in brackets, what it does; for people."""
+    settings: str
+    """Its own table, a ``MethodSettings``."""
+    strategy: str
+    """A ``strategies.engine.method.Method``."""
+    job: str
+    """A module with ``train`` and ``evaluate``, and ``alone`` where clients make something by themselves."""
+    delivery: str
+    """What clients do with a ``deliver``: a function of site and request; without torch, if it only moves bytes."""
+    contracts: str
+    """A module with ``contract`` (of train and fetch), ``delivery`` and ``EXAMPLES``."""
+    outcome: str
+    """A ``server_app.outcomes.outcome.Outcome``: what is written, measured and compared of the result."""
+    baseline: str = ""
+    """The pooled-data baseline, a function as the outcome calls it; empty: there is none."""
+    tunes: bool = False
+    """Whether clients train, so that ``[lora]``, ``[training]`` and ``[task]`` concern it; else they read windows."""
+    federates: bool = True
+    """Whether the table ``[federation]`` concerns it."""
+
+    def tables(self, own: str) -> tuple[str, ...]:
+        """The tables that the method reads beside those of every run, its own first."""
+        return (own, *(("federation",) if self.federates else ()), *(TUNING_TABLES if self.tunes else ()))
+
+
+METHODS: dict[str, Row] = {
+    "fedpetuning": Row(
+        title="FedPETuning (federated averaging of LoRA adapters)",
+        settings="espalier.settings.fedpetuning:FedPETuningSettings",
+        strategy="strategies.methods.fedpetuning:FedPETuning",
+        job="client_app.tuning",
+        delivery="client_app.delivery:take",
+        contracts="espalier.wire.tuning",
+        outcome="server_app.outcomes.adapters:AdapterOutcome",
+        baseline="strategies.baselines.centralized_tuning:tuned",
+        tunes=True,
+    ),
+    "fedprllm": Row(
+        title="FedPrLLM (clients vote with their masks on the weights to prune)",
+        settings="espalier.settings.fedprllm:FedPrLLMSettings",
+        strategy="strategies.methods.fedprllm:FedPrLLM",
+        job="client_app.fedprllm",
+        delivery="client_app.delivery:take",
+        contracts="espalier.wire.fedprllm",
+        outcome="server_app.outcomes.pruned:PrunedOutcome",
+        baseline="strategies.baselines.centralized:masked_by_all",
+        federates=False,
+    ),
+    "fedspallm": Row(
+        title="FedSpaLLM (clients prune sampled layers, the server averages the weights that they keep)",
+        settings="espalier.settings.fedspallm:FedSpaLLMSettings",
+        strategy="strategies.methods.fedspallm:FedSpaLLM",
+        job="client_app.fedspallm",
+        delivery="client_app.held_layers:take_layers",
+        contracts="espalier.wire.fedspallm",
+        outcome="server_app.outcomes.pruned:PrunedOutcome",
+        baseline="strategies.baselines.centralized:reconstructed_by_all",
+    ),
+    "hetlora": Row(
+        title="HetLoRA (federated LoRA adapters, with a rank for each client)",
+        settings="espalier.settings.hetlora:HetLoRASettings",
+        strategy="strategies.methods.hetlora:HetLoRA",
+        job="client_app.tuning",
+        delivery="client_app.delivery:take",
+        contracts="espalier.wire.tuning",
+        outcome="server_app.outcomes.adapters:AdapterOutcome",
+        baseline="strategies.baselines.centralized_tuning:tuned",
+        tunes=True,
+    ),
+}
+
+
+def part(where: str) -> Any:
+    """What a row names: a module, or something in it."""
+    module, colon, name = where.partition(":")
+    found = import_module(module)
+    return getattr(found, name) if colon else found
+
+
+def settings_of(method: str) -> "type[MethodSettings]":
+    """The class of a method's own table."""
+    found: type[MethodSettings] = part(METHODS[method].settings)
+    return found
+
+
+def tables_of(method: str) -> tuple[str, ...]:
+    """The tables that a method reads beside those of every run, its own first; none of what is no method."""
+    return METHODS[method].tables(method) if method in METHODS else ()
+
+
+def all_tables() -> set[str]:
+    """The tables that some methods read and others do not."""
+    return {table for method in METHODS for table in tables_of(method)}

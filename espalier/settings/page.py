@@ -1,0 +1,77 @@
+"""docs/settings.md, and the defaults in pyproject.toml: all settings with default, range and meaning, made from the schema.
+
+python -m espalier.settings.page
+
+writes both, in the checkout that the package lies in.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from espalier.settings.app_config import read_by, with_app_config
+from espalier.settings.methods import METHODS
+from espalier.settings.node import NodeSettings
+from espalier.settings.schema import Key, as_text, keys_of, tables_of_a_run
+
+PAGE = "docs/settings.md"
+INTRODUCTION = """# Settings
+
+Written by `python -m espalier.settings.page` from `espalier/settings`, where each setting is said once.
+
+A run takes the defaults, then a preset of `conf/`, then `key=value` pairs:
+
+```
+espalier run fedspallm fedspallm.sparsity=0.6 num-clients=4
+```
+
+`espalier run` takes at most one preset, a name or a path, and any number of pairs. `flwr run . --run-config` takes a file or
+pairs. All mistakes are told at once, before a model is loaded: a wrong key, type or value, and a key given by hand that the run
+does not read. Relative paths count from where the command was given; with plain `flwr run` that is where Flower's local
+SuperLink was first started.
+"""
+NODE = """## node-config
+
+What a site says of itself: `flower-supernode --node-config 'site="hospital-a" data-path="/data/notes.txt"'`. All keys are
+optional but `site`. [Deployment](deployment.md#4-a-site) shows a site from nothing,
+[privacy](privacy.md#what-a-sites-owner-says) what an owner decides.
+"""
+
+
+def settings_page() -> str:
+    """The page as Markdown: a section per table, a row per key."""
+    sections = [INTRODUCTION]
+    for name, table in tables_of_a_run().items():
+        sections.append("\n".join([*_head(name), *_rows(keys_of(table, name)), ""]))
+    sections.append("\n".join([NODE, *_rows(keys_of(NodeSettings)), ""]))
+    return "\n".join(sections)
+
+
+def _head(name: str) -> Iterator[str]:
+    if not name:
+        yield from ("## run", "", "Keys of no table, read by every method.", "")
+        return
+    about = f" The method has [a page of its own](methods/{name}.md)." if name in METHODS else ""
+    yield from (f"## {name}", "", f"Table `[{name}]`, {read_by(name)}.{about}", "")
+
+
+def _rows(keys: Sequence[Key]) -> Iterator[str]:
+    yield from ("| key | default | allowed | meaning |", "|---|---|---|---|")
+    for key in keys:
+        allowed = key.allowed or "text"
+        yield f"| `{key.dotted}` | {_default(key)} | {allowed} | {key.description.replace('|', chr(92) + '|')} |"
+
+
+def _default(key: Key) -> str:
+    return "" if key.default == "" else f"`{as_text(key.default)}`"
+
+
+def main() -> None:
+    """Write the page, and the block in pyproject.toml."""
+    root = Path(__file__).parents[2]
+    (root / PAGE).write_text(settings_page())
+    pyproject = root / "pyproject.toml"
+    pyproject.write_text(with_app_config(pyproject.read_text()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""Adapters for plain peft, ``adapter/``, and on request the model with the adapters merged, ``model/``."""
+
+from espalier.corpora.tasks.catalogue import task_named
+from espalier.modeling.adapters import factors_of, merged
+from espalier.modeling.block_stream import BlockStream
+from espalier.modeling.edits import Edits
+from espalier.modeling.export import check_export, export_edited
+from espalier.modeling.export_adapter import check_adapter, check_encoder_adapter, export_adapter
+from espalier.modeling.export_encoder import check_encoder, export_encoder
+from espalier.training.adapted import AdaptedModel
+from espalier.wire.adapters import HEAD_KEY, Tensors
+from espalier.wire.payload import block_key
+from pruning_kernels.factors import Factors
+from server_app.model_card import adapter_card, merged_card
+from server_app.outcomes.items import measure_items
+from server_app.outcomes.outcome import A_FEW, Outcome
+from strategies.results.adapters import AdapterResult
+
+
+class AdapterOutcome(Outcome[AdapterResult]):
+    """The adapters, their losses on texts, and scores on the task's items."""
+
+    def write(self, result: AdapterResult) -> None:
+        """Adapters, an encoder's with its head."""
+        self.summary.report = result.report()
+        card = adapter_card(self.run.settings, self.run.model, result.report())
+        export_adapter(self.run.model, result.adapters, result.tensors, self.run.folder.path / "adapter", card)
+        if self.tests.num_classes:
+            self._check_encoder(result)
+        else:
+            self._check_decoder(result)
+
+    def _check_decoder(self, result: AdapterResult) -> None:
+        run, target = self.run, self.run.folder.path / "adapter"
+        stream, windows = BlockStream(run.model, run.computing), next(iter(self.tests.texts.values()))[:A_FEW]
+        check_adapter(stream, result.edits, target, windows)
+        run.progress.note("exported", "exported     adapter/ loads in plain peft to the same logits")
+        self.summary.where = f"the adapter is in {target}"
+        if run.settings.lora.merge:
+            merged_model, card = run.folder.path / "model", merged_card(run.settings, run.model, result.report())
+            export_edited(run.model, result.edits, merged_model, card)
+            check_export(stream, result.edits, merged_model, windows, run.settings.export_check)
+            run.progress.note("exported", "exported     model/, with the adapter merged, reloads to the same logits")
+            self.summary.where += f", the merged model in {merged_model}"
+
+    def _check_encoder(self, result: AdapterResult) -> None:
+        run, target, tests = self.run, self.run.folder.path / "adapter", self.tests
+        adapted = AdaptedModel.load(run.model, run.computing, run.settings, result.adapters)
+        adapted.set({key: result.tensors(key) for key in result.blobs})
+        check_encoder_adapter(run.model, run.computing, adapted.whole, target, tests.num_classes)
+        run.progress.note("exported", "exported     adapter/, with the head, loads in plain peft to the same logits")
+        self.summary.where = f"the adapter, with its classification head, is in {target}"
+        if run.settings.lora.merge:
+            merged_model, head = run.folder.path / "model", result.tensors(HEAD_KEY)
+            card, classes = merged_card(run.settings, run.model, result.report()), task_named(run.settings.task.name).classes
+            export_encoder(run.model, result.edits, head, classes, merged_model, card)
+            check_encoder(run.model, result.edits, head, tests.num_classes, merged_model, target)
+            run.progress.note("exported", "exported     model/, with adapter and head, reloads to the same logits")
+            self.summary.where += f", the merged model in {merged_model}"
+
+    def measure(self, result: AdapterResult) -> None:
+        """Losses on the texts, and scores on the task's items."""
+        columns: dict[str, Tensors] = {"dense": {}, "federated": {key: result.tensors(key) for key in result.blobs}}
+        pooled: Tensors | None = self.pooled(lambda baseline: baseline(self.run))
+        if pooled is not None:
+            columns["centralized"] = pooled
+        if self.tests.texts:
+            self.measure_texts({column: _merging(result, tensors) for column, tensors in columns.items()})
+        if self.tests.encoded is not None:
+            measure_items(self.run, result.adapters, columns, self.tests, self.summary)
+
+
+def _merging(result: AdapterResult, tensors: Tensors) -> Edits:
+    def factors(index: int) -> dict[str, Factors]:
+        key = block_key(index)  # blocks without an adapter are not among them
+        return factors_of(result.adapters, index, tensors[key]) if key in tensors else {}
+
+    return merged(factors)

@@ -1,0 +1,51 @@
+"""A model whose weights the method changed: ``model/``, measured on texts beside the dense one."""
+
+from typing import Protocol, TypeVar
+
+from espalier.modeling.block_stream import BlockStream
+from espalier.modeling.edits import Edits, dense
+from espalier.modeling.export import check_export, export_edited
+from server_app.model_card import edited_card
+from server_app.outcomes.outcome import A_FEW, Outcome
+from strategies.engine.result import RunResult
+
+
+class EditedResult(RunResult, Protocol):
+    """A result that is one model."""
+
+    @property
+    def edits(self) -> Edits:
+        """What makes one block's dense weights those of the result."""
+
+
+E = TypeVar("E", bound=EditedResult)
+
+
+class EditedOutcome(Outcome[E]):
+    """The model, and its losses."""
+
+    def write(self, result: E) -> None:
+        """Export the model with a card, and see that it reloads to the same logits."""
+        self.summary.report = result.report()
+        self.export(result.edits, edited_card(self.run.settings, self.run.model))
+
+    def export(self, edits: Edits, card: str) -> None:
+        """Write ``model/`` and reload it."""
+        run, target = self.run, self.run.folder.path / "model"
+        stream, windows = BlockStream(run.model, run.computing), next(iter(self.tests.texts.values()))[:A_FEW]
+        export_edited(run.model, edits, target, card)
+        check_export(stream, edits, target, windows, run.settings.export_check)
+        run.progress.note("exported", "exported     model/ reloads to the same logits", sparsity=self.summary.sparsity)
+        self.summary.where = f"the {'model' if self.summary.sparsity is None else 'pruned model'} is in {target}"
+
+    def measure(self, result: E) -> None:
+        """Losses on the texts."""
+        models: dict[str, Edits] = {"dense": dense, "federated": result.edits}
+        if (pooled := self.centralized()) is not None:
+            models["centralized"] = pooled
+        self.measure_texts(models)
+
+    def centralized(self) -> Edits | None:
+        """What pooled data make of the model; None where it is not wanted."""
+        made: Edits | None = self.pooled(lambda baseline: baseline(self.run, BlockStream(self.run.model, self.run.computing)))
+        return made

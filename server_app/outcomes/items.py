@@ -1,0 +1,70 @@
+"""Scores of models on a task's public items, each beside what a model reaches that has learnt nothing."""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+
+from espalier.corpora.tasks.catalogue import task_named
+from espalier.corpora.tasks.task import Generation
+from espalier.evaluation.chance import chance_of_options, majority_share, uniform_loss
+from espalier.evaluation.exact_match import exact_match, generate, shortened
+from espalier.evaluation.scores import score
+from espalier.modeling.opened import OpenedModel
+from espalier.settings.run import RunSettings
+from espalier.training.adapted import AdaptedModel
+from espalier.wire.adapters import AdapterPlan, Tensors
+from server_app.figures import figure
+from server_app.public_tests import PublicTests
+from server_app.results import Summary
+from strategies.engine.run import Run
+
+
+def measure_items(
+    run: Run, adapters: AdapterPlan, columns: Mapping[str, Tensors], tests: PublicTests, summary: Summary
+) -> None:
+    """Score all columns with one model in memory, the base as it was trained on; a column without tensors is the base."""
+    assert tests.encoded is not None
+    settings = run.settings
+    prompts, how = [item.prompt for item in tests.items], _writing(settings, tests)
+    limit, tokenizer = run.model.num_positions or sys.maxsize, run.model.tokenizer
+    summary.tests = {"number": len(tests.encoded), "cut": num_cut(settings, run.model, tests)}
+    adapted = AdaptedModel.load(run.model, run.computing, settings, adapters)
+    base, size = adapted.values(), settings.training.batch_size
+    run.progress.begin("testing", len(columns))
+    for column, tensors in columns.items():
+        adapted.set(tensors or base)
+        scores = score(adapted.whole, tests.encoded, tests.num_classes > 0, size, run.computing.device)
+        scores = {metric: scores[metric] for metric in tests.metrics}
+        if how is not None:
+            written = generate(adapted.whole, tokenizer, prompts, how, limit, size, run.computing.device)
+            scores |= exact_match(written, tests.items, how)
+        for metric, value in scores.items():
+            summary.scores.setdefault(metric, {})[column] = value
+        text = ", ".join(f"{metric} {figure(value, 3)}" for metric, value in scores.items())
+        run.progress.step("tested", f"{column}: {text}", column=column, scores=scores)
+    summary.chances = {metric: _chance(run, tests, metric) for metric in summary.scores}
+
+
+def _writing(settings: RunSettings, tests: PublicTests) -> Generation | None:
+    """How a model writes its answers to the items; None where it writes none."""
+    how = task_named(settings.task.name).generation
+    return replace(how, max_new_tokens=settings.task.answer_tokens) if how and not tests.num_classes else None
+
+
+def num_cut(settings: RunSettings, model: OpenedModel, tests: PublicTests) -> int:
+    """Items that lose tokens because they are too long: with their answer, or as the prompt of one that is to be written."""
+    assert tests.encoded is not None
+    lost = set(tests.encoded.cut)
+    if (how := _writing(settings, tests)) is not None:
+        lost |= shortened(model.tokenizer, [item.prompt for item in tests.items], how, model.num_positions or sys.maxsize)
+    return len(lost)
+
+
+def _chance(run: Run, tests: PublicTests, metric: str) -> float:
+    """What a model reaches on the items that has learnt nothing."""
+    if metric == "loss":
+        return uniform_loss(tests.num_classes or len(run.model.tokenizer))
+    if not metric.startswith("acc"):
+        return 0.0
+    task = task_named(run.settings.task.name)
+    return majority_share(tests.items) if task.classes else chance_of_options(tests.items)

@@ -1,0 +1,94 @@
+"""What every kind of result has done with it at the end of a run: written, checked, measured, and compared with baselines."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, TypeVar
+
+from espalier.evaluation.perplexity import mean_losses, perplexity
+from espalier.modeling.block_stream import BlockStream
+from espalier.modeling.edits import Edits
+from espalier.settings.methods import METHODS, part
+from espalier.settings.mistakes import Mistake
+from server_app.figures import figure
+from server_app.public_tests import PublicTests
+from server_app.results import Summary
+from strategies.engine.run import Run
+
+R = TypeVar("R")
+T = TypeVar("T")
+
+A_FEW = 2
+"""Windows on which what was written is compared with what was meant."""
+
+Model = Edits | Mapping[int, Edits]
+"""One model for all, or one per client (a personal result), each as what it makes of the base model's weights."""
+
+
+class Outcome(ABC, Generic[R]):
+    """The end of one run.
+
+    Parameters
+    ----------
+    run : settings, base model, computing and run folder
+    tests : public texts and items, on which models are compared
+    summary : gets the figures
+    """
+
+    def __init__(self, run: Run, tests: PublicTests, summary: Summary) -> None:
+        self.run = run
+        self.tests = tests
+        self.summary = summary
+
+    @abstractmethod
+    def write(self, result: R) -> None:
+        """Write the result into the run directory, and check that it loads to the same.
+
+        Raises
+        ------
+        ExportError
+            It does not.
+        Mistake
+            The file system refused.
+        """
+
+    @abstractmethod
+    def measure(self, result: R) -> None:
+        """Compare the result with the dense model and, in a simulation, with what pooled data lead to."""
+
+    def pooled(self, make: Callable[[Any], T]) -> T | None:
+        """The pooled-data baseline, by the function that the method's row names; ``make`` calls it.
+
+        None where there is none, or it is not wanted, or a client's data cannot be read, which is no reason to fail.
+        """
+        run, baseline = self.run, METHODS[self.run.settings.method].baseline
+        if not (baseline and run.simulation) or run.settings.evaluation.centralized == "off":
+            return None
+        try:
+            return make(part(baseline))
+        except Mistake as mistake:
+            run.progress.note("no_baseline", f"no centralized baseline: {mistake}", reason=str(mistake))
+            return None
+
+    def measure_texts(self, models: Mapping[str, Model]) -> None:
+        """Losses of models on the public texts, by column; of a personal result one per client."""
+        run, stream = self.run, BlockStream(self.run.model, self.run.computing)
+        run.progress.begin("evaluating", len(models))
+        for column, model in models.items():
+            if isinstance(model, Mapping):
+                self._measure_personal(stream, column, model)
+                continue
+            losses = mean_losses(stream, self.tests.texts, model)
+            for name, loss in losses.items():
+                self.summary.losses[name][column] = loss
+            text = ", ".join(f"{name} {figure(perplexity(loss))}" for name, loss in losses.items())
+            run.progress.step("evaluated", f"{column}: {text}", column=column, losses=losses)
+
+    def _measure_personal(self, stream: BlockStream, column: str, models: Mapping[int, Edits]) -> None:
+        for client, model in sorted(models.items()):
+            losses = mean_losses(stream, self.tests.texts, model)
+            for name, loss in losses.items():
+                self.summary.personal.setdefault(column, {}).setdefault(name, {})[client] = perplexity(loss)
+            text = ", ".join(f"{name} {figure(perplexity(loss))}" for name, loss in losses.items())
+            self.run.progress.step(
+                "evaluated", f"{column} of client {client}: {text}", column=column, client=client, losses=losses
+            )

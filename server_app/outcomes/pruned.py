@@ -1,0 +1,59 @@
+"""A pruned model and its masks: ``model/`` and ``masks.safetensors``."""
+
+import shutil
+from pathlib import Path
+from typing import Protocol
+
+from espalier.modeling.block_stream import BlockStream
+from espalier.modeling.edits import Edits, PruneMasks
+from espalier.storage.blobs import BlobStore
+from server_app.model_card import pruned_card
+from server_app.outcomes.edited import EditedOutcome, EditedResult
+from server_app.results import save_masks
+
+
+class PrunedResult(EditedResult, Protocol):
+    """A model that lacks weights."""
+
+    @property
+    def prune_masks(self) -> PruneMasks:
+        """The prune masks of one block: bool, by canonical linear name."""
+
+    def zeros_beyond_masks(self) -> int:
+        """Weights that are zero though no mask prunes them."""
+
+    def local_sparsity(self) -> float:
+        """Share of the prunable weights that one client alone masks."""
+
+    def centralized_sparsity(self) -> float:
+        """Share of the prunable weights that one party masks which has all data."""
+
+
+class PrunedOutcome(EditedOutcome[PrunedResult]):
+    """Masks, the pruned model, and its losses."""
+
+    def write(self, result: PrunedResult) -> None:
+        """Masks and model; ``summary`` gets the sparsities."""
+        run, summary = self.run, self.summary
+        summary.report = result.report()
+        summary.masked = save_masks(run.model, result.prune_masks, run.folder.path / "masks.safetensors")
+        summary.sparsity = summary.masked + result.zeros_beyond_masks() / run.model.plan.num_weights
+        summary.local_sparsity, summary.centralized_sparsity = result.local_sparsity(), result.centralized_sparsity()
+        self.export(result.edits, pruned_card(run.settings, run.model, summary.sparsity))
+
+    def measure(self, result: PrunedResult) -> None:
+        """Losses on the texts; what the pooled-data baseline keeps of its blocks goes when it is measured."""
+        super().measure(result)
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def centralized(self) -> Edits | None:
+        """What one party prunes that has everybody's windows."""
+        run = self.run
+        made: Edits | None = self.pooled(
+            lambda baseline: baseline(run, BlockStream(run.model, run.computing), BlobStore(self._scratch))
+        )
+        return made
+
+    @property
+    def _scratch(self) -> Path:
+        return self.run.folder.path / "centralized"

@@ -1,0 +1,164 @@
+"""Norms, biases and heads by canonical name: what they are in each family, and that they are float32 on any base."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny_encoders import ENCODERS, save_encoder
+from tiny_models import llama_config, random_model, save_model, token_windows
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from espalier.modeling.computing import Computing
+from espalier.modeling.opened import OpenedModel
+from espalier.modeling.trained_whole import stored_shapes, stored_values, trained_whole
+from espalier.modeling.whole import load_whole
+from espalier.settings.mistakes import Mistake
+from espalier.wire.payload import block_key, block_of_key
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 96, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 64, "initializer_range": 0.2,
+}  # fmt: skip
+OPT_SIZES = {"ffn_dim": 64, "word_embed_proj_dim": 64, "init_std": 0.2}
+DECODERS = {"llama": {}, "mistral": {}, "qwen2": {}, "qwen3": {"head_dim": 16}, "opt": OPT_SIZES}
+
+
+def opened(directory: Path, name: str) -> OpenedModel:
+    if name in ENCODERS:
+        return OpenedModel(save_encoder(directory, name, hidden_size=64, intermediate_size=64))
+    return OpenedModel(save_model(directory, AutoConfig.for_model(name, **SIZES | DECODERS[name])))
+
+
+def whole_of(model: OpenedModel, base: Any = "float32", dtype: torch.dtype = torch.float32) -> nn.Module:
+    labels = 3 if model.family.kind == "encoder" else None
+    whole: nn.Module = load_whole(model, Computing(torch.device("cpu"), dtype, 1), base, num_labels=labels)
+    return whole
+
+
+@pytest.mark.parametrize("name", [*DECODERS, *ENCODERS])
+def test_every_tensor_of_a_block_has_one_canonical_name(tmp_path: Path, name: str) -> None:
+    model = opened(tmp_path, name)
+    of = [*model.family.linears, *model.family.norms]
+    paths = [model.family.parameter_path(f"{one}.{kind}", 1) for one in of for kind in ("weight", "bias")]
+    held = [path for path, _ in whole_of(model).named_parameters() if path.startswith(f"{model.family.blocks}.1.")]
+    assert len(set(paths)) == len(paths)
+    assert set(held) <= set(paths)
+    assert len(held) >= len(model.family.linears) + 2
+    outside = [model.family.parameter_path(f"{one}.weight", None) for one in ("norm.final", "head.dense", "head.out")]
+    assert [path is not None for path in outside] == ([False, True, True] if name in ENCODERS else [True, False, False])
+    assert model.family.parameter_path("norm.final.weight", 1) is None
+    assert model.family.parameter_path("attn.q.weight", None) is None
+
+
+def test_block_keys_are_read_as_they_are_written() -> None:
+    assert [block_of_key(block_key(index)) for index in (0, 7, 12345)] == [0, 7, 12345]
+    assert [block_of_key(key) for key in ("head", "block-1", "block-", "block-00001", "block--001", "")] == [None] * 6
+
+
+def test_shapes_and_values_are_those_of_the_files(tmp_path: Path) -> None:
+    """Also of BERT's old names, and of files in bfloat16."""
+    names = {"block-0001": ["norm.mlp.weight", "attn.v.bias"], "final": ["norm.final.bias"]}
+    directory = tmp_path / "opt"
+    config = AutoConfig.for_model("opt", **SIZES | OPT_SIZES)
+    save_model(directory, config, torch.bfloat16)
+    model, stored = OpenedModel(directory), load_file(directory / "model.safetensors")
+    assert stored_shapes(model, names) == {
+        "block-0001": {"norm.mlp.weight": (64,), "attn.v.bias": (64,)},
+        "final": {"norm.final.bias": (64,)},
+    }
+    found = stored_values(model, names)
+    exact = random_model(config).state_dict()
+    for (key, name), path in {
+        ("block-0001", "norm.mlp.weight"): "model.decoder.layers.1.final_layer_norm.weight",
+        ("block-0001", "attn.v.bias"): "model.decoder.layers.1.self_attn.v_proj.bias",
+        ("final", "norm.final.bias"): "model.decoder.final_layer_norm.bias",
+    }.items():
+        assert found[key][name].dtype == torch.float32
+        assert torch.equal(found[key][name], stored[path].float())
+        assert torch.equal(found[key][name], exact[path].to(torch.bfloat16).float())
+
+
+@pytest.mark.parametrize("base", ["float32", "bfloat16", "nf4"])
+@pytest.mark.parametrize("name", ["opt", "llama", "roberta"])
+def test_they_are_float32_on_any_base_and_the_model_computes_as_before(tmp_path: Path, name: str, base: Any) -> None:
+    """A float32 tensor that is rounded where it is used gives the same logits, bit by bit, until it is trained."""
+    model = opened(tmp_path, name)
+    dtype = torch.float32 if base == "float32" else torch.bfloat16
+    before, whole = whole_of(model, base, dtype), whole_of(model, base, dtype)
+    names = {block_key(1): ["norm.attn.weight", "attn.q.bias"], block_key(0): ["norm.mlp.weight"]}
+    if name == "llama":
+        names[block_key(1)].remove("attn.q.bias")
+    names |= {"head": ["head.out.weight"]} if name == "roberta" else {"final": ["norm.final.weight"]}
+    found = trained_whole(model, whole, names)
+    assert {key: list(block) for key, block in found.items()} == names
+    flat = {(key, each): value for key, block in found.items() for each, value in block.items()}
+    assert all(value.dtype == torch.float32 and value.requires_grad and value.is_leaf for value in flat.values())
+    exact = stored_values(model, {key: few for key, few in names.items() if key != "head"})
+    assert all(torch.equal(value, exact[key][each]) for (key, each), value in flat.items() if key != "head")
+    windows = token_windows(2, 7) % 90 + 2
+    logits = whole(input_ids=windows).logits
+    assert torch.equal(logits, before(input_ids=windows).logits)
+    logits.float().square().mean().backward()
+    assert all(value.grad is not None and bool(value.grad.any()) for value in flat.values())
+    head = {id(value) for path, value in whole.named_parameters() if path.startswith("classifier")}
+    assert {id(value) for value in whole.parameters() if value.requires_grad} == head | {id(value) for value in flat.values()}
+
+
+def test_small_steps_are_not_lost_on_bfloat16(tmp_path: Path) -> None:
+    """A thousandth of a bfloat16's step at a time: after enough of them the model computes something else."""
+    model = opened(tmp_path, "llama")
+    whole = whole_of(model, "bfloat16")
+    norm = trained_whole(model, whole, {"final": ["norm.final.weight"]})["final"]["norm.final.weight"]
+    windows = token_windows(2, 7)
+    first = whole(input_ids=windows).logits
+    with torch.no_grad():
+        for _ in range(2000):
+            norm += norm * 2e-5
+    assert not torch.equal(whole(input_ids=windows).logits, first)
+    values = stored_values(model, {"final": ["norm.final.weight"]})["final"]["norm.final.weight"]
+    torch.testing.assert_close(norm.detach(), values * (1 + 2e-5) ** 2000, rtol=1e-3, atol=0)
+
+
+def test_gradients_are_those_of_the_model_of_transformers(tmp_path: Path) -> None:
+    model = opened(tmp_path, "qwen3")
+    whole, windows = whole_of(model), token_windows(2, 7)
+    names = {block_key(0): ["norm.q.weight", "norm.attn.weight", "mlp.down.weight"], "final": ["norm.final.weight"]}
+    found = trained_whole(model, whole, names)
+    whole(input_ids=windows, labels=windows).loss.backward()
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path)
+    plain(input_ids=windows, labels=windows).loss.backward()
+    paths = ["layers.0.self_attn.q_norm", "layers.0.input_layernorm", "layers.0.mlp.down_proj", "norm"]
+    flat = [value for block in found.values() for value in block.values()]
+    for value, path in zip(flat, paths, strict=True):
+        expected = plain.get_parameter(f"model.{path}.weight").grad
+        assert expected.abs().max() > 1e-4
+        torch.testing.assert_close(value.grad, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("key", "name", "words"),
+    [
+        ("block-0000", "attn.q.bias", r"the model has no attn.q.bias of block-0000; train another tensor whole"),
+        ("block-0002", "norm.mlp.weight", r"the model has no norm.mlp.weight of block-0002"),
+        ("block-0000", "norm.q.weight", r"block-0000 norm.q.weight: models of the family llama have no such tensor"),
+        ("final", "head.out.weight", r"final head.out.weight: models of the family llama have no such tensor"),
+    ],
+)
+def test_what_the_model_does_not_have_is_named(tmp_path: Path, key: str, name: str, words: str) -> None:
+    model = OpenedModel(save_model(tmp_path, llama_config(num_hidden_layers=2)))
+    with pytest.raises(Mistake, match=words):
+        trained_whole(model, whole_of(model), {key: [name]})
+    for read in (stored_shapes, stored_values):
+        with pytest.raises(Mistake, match=rf"(holds no {name} of {key}|family llama have no such tensor)"):
+            read(model, {key: [name]})
+
+
+def test_a_quantised_matrix_is_not_trained_whole(tmp_path: Path) -> None:
+    model = opened(tmp_path, "opt")
+    whole = whole_of(model, "nf4")
+    with pytest.raises(Mistake, match=r"training\.base = 'nf4': block-0000 attn.q.weight is held in 4 bits"):
+        trained_whole(model, whole, {"block-0000": ["attn.q.weight"]})
+    trained_whole(model, whole, {"block-0000": ["attn.q.bias"]})

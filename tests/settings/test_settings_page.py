@@ -1,0 +1,154 @@
+"""A setting is said once, in the schema: the page of settings, pyproject's defaults and the presets follow it."""
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from espalier.launch.check_node import read_node_config
+from espalier.launch.configuration import _pair
+from espalier.settings.app_config import BEGIN, END, with_app_config
+from espalier.settings.node import NodeSettings
+from espalier.settings.page import settings_page
+from espalier.settings.run import default_values
+from espalier.settings.schema import Key, as_text, keys_of, keys_of_a_run
+
+ROOT = Path(__file__).parents[2]
+PYPROJECT = (ROOT / "pyproject.toml").read_text()
+PRESETS = sorted((ROOT / "conf").glob("*.toml"))
+KEYS = {key.dotted: key for key in keys_of_a_run()}
+NODE_KEYS = {key.dotted: key for key in keys_of(NodeSettings)}
+
+
+def flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables under dotted keys."""
+    values: dict[str, Any] = {}
+    for key, value in table.items():
+        values |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return values
+
+
+PYPROJECT_KEYS = flat(tomllib.loads(PYPROJECT)["tool"]["flwr"]["app"]["config"])
+
+
+# ----- what is generated ----------------------------------------------------------------------------------------------
+
+
+def test_the_page_is_what_the_schema_gives() -> None:
+    """If not: ``python -m espalier.settings.page``."""
+    assert (ROOT / "docs" / "settings.md").read_text() == settings_page()
+
+
+def test_pyprojects_defaults_are_what_the_schema_gives() -> None:
+    """If not: ``python -m espalier.settings.page``."""
+    assert with_app_config(PYPROJECT) == PYPROJECT
+
+
+def test_all_of_pyprojects_defaults_stand_between_the_markers() -> None:
+    block = PYPROJECT.split(BEGIN)[1].split(END)[0]
+    assert flat(tomllib.loads(block)["tool"]["flwr"]["app"]["config"]) == PYPROJECT_KEYS
+
+
+def test_the_block_is_replaced_and_what_is_around_it_stays() -> None:
+    assert with_app_config(f"a = 1\n{BEGIN}\nold = 2\n{END}\nb = 3\n").splitlines()[:2] == ["a = 1", BEGIN]
+    replaced = tomllib.loads(with_app_config(f"a = 1\n{BEGIN}\nold = 2\n{END}\n[c]\nb = 3\n"))
+    assert (replaced["a"], replaced["c"], "old" in replaced) == (1, {"b": 3}, False)
+    for broken in ("", f"{BEGIN}\n", f"{END}\n", f"{BEGIN}\n{END}\n{BEGIN}\n{END}\n"):
+        with pytest.raises(ValueError, match="needs one line"):
+            with_app_config(broken)
+
+
+# ----- every key ------------------------------------------------------------------------------------------------------
+
+
+def test_the_schemas_keys_are_those_of_a_run() -> None:
+    assert {name: key.default for name, key in KEYS.items()} == default_values()
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_every_key_is_described_and_documented(name: str) -> None:
+    """In a row of the page, and in pyproject with a comment above it."""
+    key = KEYS[name]
+    assert key.description.endswith(".")
+    assert rows(settings_page())[name].endswith(f"| {key.description} |")
+    assert PYPROJECT_KEYS[name] == key.default
+    assert re.search(rf"^# [^\n]+\n{key.name} = ", PYPROJECT, re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_every_key_takes_its_default_as_text(name: str) -> None:
+    """As after ``espalier run``."""
+    default = KEYS[name].default
+    read = _pair(f"{name}={as_text(default)}", PYPROJECT_KEYS)
+    assert read == (name, default)
+    assert type(read[1]) is type(default)
+
+
+@pytest.mark.parametrize("name", NODE_KEYS)
+def test_every_key_of_a_node_is_described_and_takes_its_default(name: str) -> None:
+    key = NODE_KEYS[name]
+    assert key.description.endswith(".")
+    assert rows(settings_page().split("\n## node-config\n")[1])[name].endswith(f"| {key.description} |")
+    text = f'"{key.default}"' if isinstance(key.default, str) else as_text(key.default)
+    assert NodeSettings.model_validate(read_node_config(f"{name}={text}")) == NodeSettings()
+
+
+def rows(page: str) -> dict[str, str]:
+    """The rows of the page's tables, by key; of two keys of one name the first."""
+    found: dict[str, str] = {}
+    for line in page.splitlines():
+        if match := re.match(r"\| `([a-z0-9.-]+)` \|", line):
+            found.setdefault(match[1], line)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "allowed"),
+    [
+        ("quorum", "0 to 1"),
+        ("num-clients", "1 or more"),
+        ("threads", "1 to 1,024"),
+        ("fedprllm.sparsity", "over 0, below 1"),
+        ("training.learning-rate", "over 0, at most 0.1"),
+        ("fedprllm.ties", "magnitude, index, random"),
+        ("lora.merge", "true, false"),
+        ("model", ""),
+    ],
+)
+def test_ranges_are_in_words(name: str, allowed: str) -> None:
+    assert KEYS[name].allowed == allowed
+
+
+def test_a_key_that_others_make_moot_says_so() -> None:
+    assert KEYS["fedprllm.sparsity"].description.endswith(" Read only where `pattern` is empty.")
+    assert KEYS["fedspallm.local-comparison-group"].description.endswith(
+        " Read only where `pattern` is empty and `local-method` is `wanda`, `ria` or `magnitude`."
+    )
+    assert KEYS["hetlora.gamma"].description.endswith(" Read only where `self-pruning` is `true`.")
+
+
+# ----- presets --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("preset", PRESETS, ids=lambda preset: preset.stem)
+def test_a_preset_holds_its_method_and_what_differs_from_the_defaults(preset: Path) -> None:
+    """The method stands there also where it is the default one, since it is what the preset is of."""
+    given = flat(tomllib.loads(preset.read_text()))
+    assert "method" in given
+    assert [key for key, value in given.items() if key != "method" and value == KEYS[key].default] == []
+
+
+@pytest.mark.parametrize("preset", PRESETS, ids=lambda preset: preset.stem)
+def test_a_preset_opens_with_its_command_and_says_why_beside_each_value(preset: Path) -> None:
+    text = preset.read_text()
+    assert re.search(
+        rf"^#     (espalier run {re.escape(preset.stem)}\b|flwr run .*{re.escape(preset.name)})", text, re.MULTILINE
+    )
+    lines = [line for line in text.splitlines() if re.match(r"[a-z]", line) and not line.startswith("method = ")]
+    assert [line for line in lines if " # " not in line] == []
+
+
+def test_a_key_says_where_it_stands() -> None:
+    assert (Key("", "seed", 0, "", (), "").dotted, Key("data", "path", "", "", (), "").dotted) == ("seed", "data.path")

@@ -1,0 +1,135 @@
+"""What the README, CONTRIBUTING.md and docs/ name is there: pages, sections, settings, files, functions, commands."""
+
+import ast
+import re
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from espalier.settings.methods import METHODS
+from espalier.settings.node import NodeSettings
+from espalier.settings.schema import keys_of, keys_of_a_run, tables_of_a_run
+from espalier.wire.privacy_table import KINDS, privacy_table
+
+ROOT = Path(__file__).parent.parent
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs" / "methods").glob("*.md")),
+]
+WRITTEN = [page for page in PAGES if page.name != "settings.md"]
+"""The pages that are written by hand."""
+METHOD_PAGES = [page for page in PAGES if page.parent.name == "methods"]
+
+
+def named(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def text_of(page: Path) -> str:
+    """A page without its fenced blocks."""
+    return re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+@cache
+def sections_of(page: Path) -> set[str]:
+    """What may follow ``#`` in a link to a page, as GitHub makes it of headings."""
+    headings = re.findall(r"^#+ (.+)$", text_of(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", text_of(page)):
+        if target.startswith(("https://", "http://")):
+            continue
+        path, _, section = target.partition("#")
+        other = (page.parent / path).resolve() if path else page
+        assert other.exists(), target
+        assert not section or section in sections_of(other), target
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=named)
+def test_settings_it_names_exist(page: Path) -> None:
+    """``table.key``, in text and in commands, of the tables that there are."""
+    known, tables = {key.dotted for key in keys_of_a_run()}, "|".join(filter(None, tables_of_a_run()))
+    found = re.findall(rf"(?<![\w./-])(?:{tables})\.[a-z][a-z0-9-]*(?![\w(/-])(?!\.[a-z])", page.read_text())
+    assert {name for name in found if not name.endswith((".py", ".md", ".toml", ".jsonl"))} <= known
+
+
+def test_what_a_sites_owner_says_exists() -> None:
+    known = {key.name for key in keys_of(NodeSettings)}
+    section = (ROOT / "docs" / "privacy.md").read_text().split("## What a site's owner says")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| (`[^|]+) \|", section, re.MULTILINE)
+    names = [name for row in rows for name in re.findall(r"`([a-z-]+)`", row)]
+    assert len(names) > 10
+    assert set(names) <= known
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=named)
+def test_commands_of_its_own_exist(page: Path) -> None:
+    """``python -m module``, ``python file``, ``pytest file``; presets after ``espalier run``."""
+    text = page.read_text()
+    for module in re.findall(r"python -m ((?:espalier|espalier_assets|benchmarks)[\w.]*)", text):
+        assert find_spec(module) is not None, module
+    for file in re.findall(r"(?:python|pytest) (?:-n 0 )?((?:benchmarks|tests)/[\w/.]+)", text):
+        assert (ROOT / file).exists(), file
+    for preset in re.findall(r"espalier run ([a-z][a-z0-9.-]*)(?=[\s`])", text):
+        assert (ROOT / "conf" / f"{preset}.toml").exists(), preset
+
+
+# ----- methods --------------------------------------------------------------------------------------------------------
+
+
+@cache
+def defined_in(file: Path) -> set[str]:
+    """Functions and classes of a file, and ``Class.method``."""
+    found = set()
+    for node in ast.parse(file.read_text()).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            found |= {f"{node.name}.{inner.name}" for inner in node.body if isinstance(inner, ast.FunctionDef)}
+    return found
+
+
+@pytest.mark.parametrize("page", METHOD_PAGES, ids=named)
+def test_files_and_functions_of_a_method_are_where_its_page_says(page: Path) -> None:
+    """`` `file.py`, `function` ``: names after a file are defined in it."""
+    file: Path | None = None
+    for name in re.findall(r"`([\w/.]+)`", "\n".join(line for line in text_of(page).splitlines() if ".py`" in line)):
+        if name.endswith(".py"):
+            file = ROOT / name
+            assert file.exists(), name
+        elif file is not None and re.fullmatch(r"[A-Z]\w*(\.\w+)?|[a-z]+(_[a-z]+)+", name):
+            assert name in defined_in(file), (file.name, name)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_has_a_page_with_a_recipe_and_a_link_to_its_settings(method: str) -> None:
+    text = (ROOT / "docs" / "methods" / f"{method}.md").read_text()
+    assert f"espalier run {method}\n" in text
+    assert f"(../settings.md#{method})" in text
+    for heading in ("## From the paper to the code", "## Where it differs from the paper", "../studies.md#"):
+        assert heading in text
+
+
+# ----- privacy --------------------------------------------------------------------------------------------------------
+
+
+def test_the_privacy_table_is_the_one_made_from_the_contracts() -> None:
+    """If not: ``python -m espalier.wire.privacy_table``."""
+    assert f"\n\n{privacy_table()}\n" in (ROOT / "docs" / "privacy.md").read_text()
+
+
+def test_it_has_each_method_once_for_each_kind_of_message() -> None:
+    """But for ``alone``, which FedSpaLLM has not; and no two rows say the same of one kind."""
+    rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in privacy_table().splitlines()[2:-1]]
+    assert len({(kind, leaves, learns) for kind, _, leaves, learns in rows}) == len(rows)
+    for kind in KINDS:
+        methods = [name for row in rows if row[0] == kind for name in (METHODS if row[1] == "all" else row[1].split(", "))]
+        expected = set(METHODS) - ({"fedspallm"} if kind == "alone" else set())
+        assert sorted(name.strip("`") for name in methods) == sorted(expected)

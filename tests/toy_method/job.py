@@ -1,0 +1,44 @@
+"""What a client of the toy does: the mean embedding of its windows, and the models that it evaluates."""
+
+import time
+
+import torch
+
+from client_app.answered_once import Work, answer_once, kept_report
+from client_app.delivery import taken
+from client_app.evaluation import answer, require_own_text
+from client_app.site import Site
+from espalier.corpora.client_text import client_windows
+from espalier.modeling.edits import Edits
+from espalier.storage.private import PrivateState
+from espalier.wire.messages import Letter
+from espalier.wire.parts import Report
+from espalier.wire.payload import pack_tensors
+from toy_method.model import scaled
+from toy_method.settings import ToySettings
+
+
+def train(site: Site, request: Letter) -> Letter:
+    """The mean of the embeddings of all tokens, float32, (width,)."""
+
+    def mean(state: PrivateState) -> Report:
+        started = time.monotonic()
+        require_own_text(site, request.header)
+        windows = client_windows(site.settings, site.node, site.model.encode, request.header.client)
+        table = site.model.checkpoint.read("model.embed_tokens.weight").to(torch.float32)
+        blob = pack_tensors({"mean": table[windows.flatten()].mean(dim=0).numpy()})
+        return Report(seconds=time.monotonic() - started, blob_sha256=[state.blobs(request.header.server_round).put(blob)])
+
+    return answer_once(site, request, Work(Report, ["vector"], ["vector"], mean))
+
+
+def evaluate(site: Site, request: Letter) -> Letter:
+    """The client's own vector is its local result."""
+    header, strength = request.header, site.settings.of(ToySettings).strength
+    (own,) = kept_report(site, header, "vector")["report"]["blob_sha256"]
+
+    def federated() -> Edits:
+        store, hashes, _ = taken(site, header, 1)
+        return scaled(store.get(hashes["vector"]), strength)
+
+    return answer(site, request, scaled(site.state(header).blobs(header.server_round).get(own), strength), federated)

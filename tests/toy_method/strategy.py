@@ -1,0 +1,76 @@
+"""The toy: the server averages what clients send."""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from flwr.app import Message
+
+from espalier.modeling.edits import WeightEdit
+from espalier.settings.run import RunSettings
+from espalier.storage.blobs import BlobStore
+from espalier.wire.messages import NoScalars, Scalars
+from espalier.wire.payload import pack_tensors
+from strategies.engine.evaluation import ClientEvaluation
+from strategies.engine.inbox import Inbox
+from strategies.engine.method import Method
+from strategies.engine.run import Run
+from toy_method.model import scaled
+from toy_method.settings import ToySettings
+
+
+class ToyResult:
+    """The average vector."""
+
+    def __init__(self, settings: RunSettings, store: BlobStore) -> None:
+        self.strength, self.store, self.blob = settings.of(ToySettings).strength, store, ""
+
+    def state(self) -> dict[str, Any]:
+        return {"blob": self.blob}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.blob = state["blob"]
+
+    def stored(self) -> Collection[str]:
+        return [self.blob] if self.blob else []
+
+    def report(self) -> dict[str, Any]:
+        return {}
+
+    def edits(self, index: int) -> Mapping[str, WeightEdit]:
+        return scaled(self.store.get(self.blob), self.strength)(index)
+
+
+class Toy(Method):
+    """Federated averaging of one vector."""
+
+    SENT = "vectors"
+    STEPS = ("vectors", "vector")
+
+    result: ToyResult
+
+    def __init__(self, run: Run, evaluation: ClientEvaluation | None = None) -> None:
+        super().__init__(run, evaluation)
+        self.result = ToyResult(run.settings, run.checkpoint.blobs)
+
+    @property
+    def num_rounds(self) -> int:
+        return self.run.settings.federation.rounds
+
+    def summary(self) -> None:
+        self.run.progress.note("method", "toy          the mean of a vector")
+
+    def order(self, server_round: int, client: int) -> tuple[Scalars, Mapping[str, bytes]]:
+        return NoScalars(), {}
+
+    def reply_parts(self, server_round: int, client: int) -> Sequence[Sequence[str]]:
+        return [["vector"]]
+
+    def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
+        vectors = [inbox.tensor(client, "vector", "mean").numpy() for client in clients]
+        self.result.blob = self.result.store.put(pack_tensors({"mean": np.mean(vectors, axis=0, dtype=np.float32)}))
+
+    def deliver(self, server_round: int) -> Iterator[list[Message]]:
+        if self.run.settings.evaluation.own_text:
+            blobs, seats = {"vector": self.result.store.get(self.result.blob)}, self.rounds.roster.active()
+            yield [self.rounds.request("deliver", seat, server_round, NoScalars(), blobs) for seat in seats]
