@@ -1,12 +1,8 @@
 """What every method promises (docs/architecture.md, "Promises"): subclass ``Promises`` and give the method's settings."""
 
-import errno
 import hashlib
 import json
-import os
 import shutil
-import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +12,9 @@ import pytest
 import torch
 from bench import EVALUATED, Bench, Home, events, home, model_files, private_text, results, summary
 from flwr.app import Array, Message
+from full_disk import FullDisk
 from in_process import InProcessGrid
+from spoiled_replies import SPOILS, spoiled
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from espalier.modeling.opened import OpenedModel
@@ -25,7 +23,7 @@ from espalier.settings.run import parse
 from espalier.wire.contract import check, check_reply
 from espalier.wire.contracts import contract_for
 from espalier.wire.messages import Letter, address, read, write
-from espalier.wire.payload import STYPE, pack_tensors, unpack_tensors
+from espalier.wire.payload import pack_tensors, unpack_tensors
 from strategies.engine.checkpoint import CheckpointFolder
 from strategies.engine.rounds import RunFailed
 
@@ -67,139 +65,6 @@ def count_zeros(pruned: torch.nn.Module, dense: torch.nn.Module) -> dict[str, in
         for name, value in pruned.named_parameters()
         if ".layers." in name and value.dim() == 2
     }
-
-
-def spoiled(spoil: Callable[[Message], Message]) -> Callable[[Message, Message], Message]:
-    """Spoil the reply to ``train`` and leave the others as they are."""
-    return lambda request, reply: spoil(reply) if read(request.content).header.kind == "train" else reply
-
-
-def _with_blob(change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> Callable[[Message], Message]:
-    from safetensors.torch import load, save
-
-    def spoil(reply: Message) -> Message:
-        key = next(iter(reply.content["blobs"]))
-        blob = save(change(load(reply.content["blobs"][key].data)))
-        reply.content["blobs"][key] = Array("", (), STYPE, blob)
-        return reply
-
-    return spoil
-
-
-def _shape(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name: torch.cat([value, value]) for name, value in tensors.items()}
-
-
-def _name(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {f"{name}x": value for name, value in tensors.items()}
-
-
-def _dtype(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    return {name: value.view(integers[value.element_size()]) for name, value in tensors.items()}
-
-
-def _bits(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Every bit is set: every weight is pruned, or is NaN."""
-    return {name: torch.full_like(value.view(torch.uint8), 255).view(value.dtype) for name, value in tensors.items()}
-
-
-def _text(reply: Message) -> Message:
-    reply.content["scalars"]["note"] = "the patient's name"
-    return reply
-
-
-def _round(reply: Message) -> Message:
-    reply.content["header"]["server_round"] = 7
-    return reply
-
-
-def _surplus(reply: Message) -> Message:
-    blobs = reply.content["blobs"]
-    blobs["block-0099"] = next(iter(blobs.values()))
-    return reply
-
-
-def _garbage(reply: Message) -> Message:
-    blobs = reply.content["blobs"]
-    for key in list(blobs):
-        blobs[key] = Array("", (), STYPE, b"\xff" * len(blobs[key].data))
-    return reply
-
-
-def _attempt(reply: Message) -> Message:
-    reply.content["header"]["attempt"] = 9
-    return reply
-
-
-def _oversize(reply: Message) -> Message:
-    blobs = reply.content["blobs"]
-    for key in list(blobs):
-        blobs[key] = Array("", (), STYPE, blobs[key].data * 10)
-    return reply
-
-
-def _not_a_number(reply: Message) -> Message:
-    reply.content["scalars"]["seconds"] = float("nan")
-    return reply
-
-
-def _parts(reply: Message) -> Message:
-    reply.content["header"]["num_parts"] = 1_000_000
-    return reply
-
-
-def _error(reply: Message) -> Message:
-    reply.content["header"]["status"] = "failed"
-    return reply
-
-
-SPOILS: dict[str, Callable[[Message], Message]] = {
-    "shape": _with_blob(_shape),
-    "name": _with_blob(_name),
-    "dtype": _with_blob(_dtype),
-    "bits": _with_blob(_bits),
-    "text": _text,
-    "round": _round,
-    "surplus": _surplus,
-    "garbage": _garbage,
-    "parts": _parts,
-    "attempt": _attempt,
-    "oversize": _oversize,
-    "nan": _not_a_number,
-    "error": _error,
-}
-
-
-class FullDisk:
-    """While it is ``full``, no file whose path holds a text can be made, replaced or added to."""
-
-    def __init__(self, part_of_path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.part_of_path = part_of_path
-        self.full = False
-        self._monkeypatch = monkeypatch
-
-    def __enter__(self) -> "FullDisk":
-        make, write = tempfile.mkstemp, os.write
-
-        def mkstemp(*arguments: Any, **named: Any) -> Any:
-            self._require_space(str(named["dir"]))
-            return make(*arguments, **named)
-
-        def append(handle: int, data: bytes) -> int:
-            self._require_space(os.readlink(f"/proc/self/fd/{handle}"))
-            return write(handle, data)
-
-        self._monkeypatch.setattr("espalier.storage.atomic.tempfile.mkstemp", mkstemp)
-        self._monkeypatch.setattr("espalier.storage.json_lines.os.write", append)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.full = False
-
-    def _require_space(self, path: str) -> None:
-        if self.full and self.part_of_path in path:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 class Killed(BaseException):

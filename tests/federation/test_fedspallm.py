@@ -11,9 +11,10 @@ import torch
 from bench import EVALUATED, Bench, events, model_files, results, summary
 from flwr.app import Array
 from in_process import InProcessGrid
-from promises import PruningPromises, spoiled
+from promises import PruningPromises
 from safetensors import safe_open
 from safetensors.torch import load, save
+from spoiled_replies import spoiled
 from tiny_model import save_tiny_llama
 
 import client_app.held_layers

@@ -1,0 +1,39 @@
+"""A disk that is full for files below some path."""
+
+import errno
+import os
+import tempfile
+from typing import Any
+
+import pytest
+
+
+class FullDisk:
+    """While it is ``full``, no file whose path holds a text can be made, replaced or added to."""
+
+    def __init__(self, part_of_path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.part_of_path = part_of_path
+        self.full = False
+        self._monkeypatch = monkeypatch
+
+    def __enter__(self) -> "FullDisk":
+        make, write = tempfile.mkstemp, os.write
+
+        def mkstemp(*arguments: Any, **named: Any) -> Any:
+            self._require_space(str(named["dir"]))
+            return make(*arguments, **named)
+
+        def append(handle: int, data: bytes) -> int:
+            self._require_space(os.readlink(f"/proc/self/fd/{handle}"))
+            return write(handle, data)
+
+        self._monkeypatch.setattr("espalier.storage.atomic.tempfile.mkstemp", mkstemp)
+        self._monkeypatch.setattr("espalier.storage.json_lines.os.write", append)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.full = False
+
+    def _require_space(self, path: str) -> None:
+        if self.full and self.part_of_path in path:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
