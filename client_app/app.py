@@ -109,6 +109,8 @@ def _evaluate(site: Site, request: Letter) -> Letter:
 
 def _require_within_limits(site: Site) -> None:
     """A site's config.json and tokenizer may be others than the server's: the model's hash is of weights and vocabulary."""
+    if not site.settings.job.NEEDS_BASE_MODEL:
+        return
     from espalier.modeling.limits import require_within_limits
 
     require_within_limits(site.settings, site.model)
@@ -123,8 +125,7 @@ def _enrol(site: Site, request: Letter) -> Letter:
     require_libraries(site.settings)
     if not site.node.simulated:  # before it is told whether the data will do, which tells of the data
         site.state(request.header).note_asked()
-    if site.settings.job.NEEDS_BASE_MODEL:
-        require_ready(site)
+    require_ready(site)
     description = Enrolment(
         site=site.name,
         code_sha256=code_sha256(),

@@ -23,7 +23,7 @@ from espalier.wire.code_hash import code_sha256
 from espalier.wire.messages import UNREAD
 from espalier.wire.tuning import trained
 
-ANY_RANK = 0
+ANY_CLIENT = 0
 """A site takes its own file whole, whatever its number."""
 
 
@@ -49,7 +49,7 @@ def look(node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> Itera
         trained(model.plan, settings)
     source = site.node.data_path or f"none of its own; the run's: {settings.data.source} {settings.data.path}".strip()
     yield f"data       {source}"
-    for found in read_client_data(settings, site.node, model, ANY_RANK):
+    for found in read_client_data(settings, site.node, model, ANY_CLIENT):
         yield f"           {found}"
 
 

@@ -19,6 +19,8 @@ def require_ready(site: Site) -> None:
     node = site.node
     if site.settings.evaluation.own_text and not node.allows_own_text():
         raise not_allowed()
+    if not site.settings.job.NEEDS_BASE_MODEL:
+        return
     if node.data_path or node.model_path or not node.simulated:
         require_within_limits(site.settings, site.model)
     require_enough(site.settings, node, site.model.encode)

@@ -15,7 +15,7 @@ LINES = [
     ["strategies.engine"],
     ["espalier.training", "espalier.evaluation"],
     ["espalier.corpora", "espalier.modeling"],
-    ["espalier.wire", "espalier.secure", "espalier.storage"],
+    ["espalier.wire", "espalier.storage"],
     ["espalier.settings", "espalier.pace", "pruning_kernels"],
     ["espalier_assets"],
 ]

@@ -51,7 +51,7 @@ class FederationSettings(Table):
     READ_WITH: ClassVar[ReadWith] = {
         "rounding": {"payload": ROUNDED},
         "error-feedback": {"payload": ROUNDED},
-        "max-weight-ratio": {"client-weights": ("paper", "samples", "norms")},
+        "max-weight-ratio": {"client-weights": ("samples", "norms")},
     }
 
     def for_method(self, job: MethodSettings) -> "FederationSettings":

@@ -27,7 +27,7 @@ LEAST_THREADS = 8
 MOST = {
     "most_steps": 10_000,
     "most_sequences": 1_000_000,
-    "most_batch_tokens": 65_536,
+    "most_batch_tokens": 262_144,
     "most_windows": 4096,
     "most_rounds": 1000,
     "most_runs": 100,
@@ -112,7 +112,7 @@ class NodeSettings(Table):
     )
     most_sequences: int = Field(0, ge=0, description="Most sequences of a round's steps together; 0: 1000000.")
     most_batch_tokens: int = Field(
-        0, ge=0, description="Most tokens of a forward pass of training: sequences of a batch times their length; 0: 65536."
+        0, ge=0, description="Most tokens of a forward pass of training: sequences of a batch times their length; 0: 262144."
     )
     most_windows: int = Field(
         0, ge=0, description="Most calibration windows that a run may ask for, and most windows of its public texts; 0: 4096."

@@ -5,7 +5,7 @@ import json
 import os
 import re
 from collections.abc import Collection, Mapping
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 from pydantic import Field, SerializeAsAny, ValidationError, field_validator
 
@@ -14,7 +14,7 @@ from espalier.settings.lora import LoraSettings
 from espalier.settings.method import MethodSettings
 from espalier.settings.methods import METHODS, all_tables, settings_of, tables_of
 from espalier.settings.mistakes import Mistake
-from espalier.settings.table import Table, mistake_lines
+from espalier.settings.table import Table, mistake_lines, unknown_key
 from espalier.settings.task import TEXT, TaskSettings
 from espalier.settings.training import TrainingSettings
 from espalier.settings.unread import not_read, one_of
@@ -320,6 +320,8 @@ def _not_read_in_tables(flat: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     """The same of the tables that the method has, as they say it of themselves (``FEDERATION``, ``Table.READ_WITH``)."""
     found: dict[str, tuple[str, str]] = {}
     method, kinds = str(flat["method"]), tables()
+    if method in METHODS and flat["federation.client-weights"] == "paper":
+        flat = {**flat, "federation.client-weights": settings_of(method).WEIGHTS[0]}
     for field in FederationSettings.model_fields.values() if "federation" in tables_of(method) else ():
         readers = tuple(name for name in METHODS if field.alias in settings_of(name).FEDERATION)
         if method not in readers:
@@ -329,16 +331,28 @@ def _not_read_in_tables(flat: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
             for choice, values in conditions.items():
                 if flat[f"{table}.{choice}"] not in values:
                     whole = key if "." in key else f"{table}.{key}"
-                    found.setdefault(whole, (f"{table}.{choice}", one_of(f"{table}.{choice}", values)))
+                    known = _possible(method, kinds[table], choice)
+                    remedy = one_of(f"{table}.{choice}", tuple(value for value in values if value in known or not known))
+                    found.setdefault(whole, (f"{table}.{choice}", remedy))
     return found
+
+
+def _possible(method: str, table: type[Table], key: str) -> tuple[Any, ...]:
+    """The values that a key may have with a method, where they can be listed."""
+    if (table, key) == (FederationSettings, "client-weights"):
+        return settings_of(method).WEIGHTS
+    field = table.model_fields[key.replace("-", "_")]
+    return (True, False) if field.annotation is bool else get_args(field.annotation)
 
 
 def _unread_by_hand(flat: Mapping[str, Any], method: str, by_hand: Collection[str]) -> list[str]:
     """A line per key that somebody gave by hand and that is not read."""
     found, values, lines = unread(flat), default_values() | dict(flat), []
     for key in sorted(by_hand):
-        if not concerns(key, method):
+        if not concerns(key, method) and key in default_values():
             lines.append(_unread(key, flat[key], method))
+        elif not concerns(key, method):
+            lines.append(unknown_key(key, list(default_values())))
         elif key in found:
             choice, remedy = found[key]
             why = f"{choice} = {values[choice]!r} does not read it"

@@ -39,8 +39,14 @@ def mistake_lines(error: ValidationError, known: Sequence[str], name: str = "") 
 def _line(detail: Any, known: Sequence[str], prefix: str) -> str:
     key = (prefix + ".".join(str(part) for part in detail["loc"])).rstrip(".")
     if detail["type"] == "extra_forbidden":
-        allowed = [name for name in known if name.startswith(prefix)]
-        close = difflib.get_close_matches(key, allowed, n=1)
-        return f"{key}: unknown key; " + (f"did you mean '{close[0]}'?" if close else f"known are {', '.join(allowed)}")
+        return unknown_key(key, [name for name in known if name.startswith(prefix)] + [name for name in known if "." in name])
     message = detail["msg"].removeprefix("Value error, ")
     return f"{key} = {detail['input']!r}: {message[0].lower()}{message[1:]}"
+
+
+def unknown_key(key: str, known: Sequence[str]) -> str:
+    """What is said of a key that is none: a key of this name in another table, one of a like name, or all that there are."""
+    namesakes = [name for name in known if name.rpartition(".")[2] == key.rpartition(".")[2] != name]
+    if close := namesakes[:1] or difflib.get_close_matches(key, known, n=1):
+        return f"{key}: unknown key; did you mean '{close[0]}'?"
+    return f"{key}: unknown key; known are {', '.join(dict.fromkeys(known))}"

@@ -155,7 +155,7 @@ class PrivateState:
         return open(handle, "w")
 
     def require_same_client(self) -> None:
-        """Raise Mistake if this site is known in the run under another client, or with other settings."""
+        """Raise Mistake if this site is known in the run under another number, or with other settings."""
         path = self.folder / VERSION_FILE
         if not os.path.exists(path):
             return

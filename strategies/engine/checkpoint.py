@@ -56,8 +56,14 @@ class CheckpointFolder:
         document = {"version": VERSION, "round": server_round, "clients": clients, "identity": identity, "state": state}
         with replacing(self._last) as file:
             file.write(sealed({**document, "blobs": sorted(set(blobs))}))
-            if self._last.exists():
+            if self._last.exists() and self._round_of_last() != server_round:  # a round that is prepared has no new results
                 write_bytes(self._previous, self._last.read_bytes())
+
+    def _round_of_last(self) -> int | None:
+        try:
+            return int(read_sealed(self._last, VERSION)["round"])
+        except Mistake:
+            return None
 
     def load(self, identity: dict[str, str]) -> dict[str, Any] | None:
         """The last checkpoint; None if nobody was enrolled as yet.

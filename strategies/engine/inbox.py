@@ -55,7 +55,7 @@ class Inbox:
             yield letter
 
     def complete_clients(self) -> list[int]:
-        """Ranks of which every part has arrived, ascending."""
+        """Clients of which every part has arrived, ascending."""
         return sorted(client for client, parts in self._arrived.items() if len(parts) == self._expected[client])
 
     def tensor(self, client: int, key: str, tensor: str) -> torch.Tensor:

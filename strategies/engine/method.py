@@ -285,7 +285,7 @@ class Method(Strategy):
             return None
         keys = [key for part in cut for key in part]
         hashes = dict(zip(keys, self._reports[header.client]["blob_sha256"], strict=True))
-        asked = self.part_order(header.client, [hashes[key] for key in cut[following]])
+        asked = self.part_order(header.client, [hashes[key] for key in sorted(cut[following])])
         seat = self.rounds.roster.seats[header.client]
         return self.rounds.request("fetch", seat, header.server_round, asked, part=following)
 

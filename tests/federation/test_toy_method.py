@@ -135,6 +135,8 @@ class TestToyMethod(Promises):
                 (folder,) = (bench.folder / "runs").iterdir()
                 saved = json.loads((folder / "checkpoint" / "state.json").read_text())
                 assert (saved["round"], saved["state"]["prepared"]) == (1, 2)
+                before = json.loads((folder / "checkpoint" / "previous.json").read_text())
+                assert before["round"] == 0  # to go back to, where this one is damaged
                 raise Killed
 
         monkeypatch.setattr(Toy, "before_round", before_round)

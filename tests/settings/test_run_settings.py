@@ -412,3 +412,31 @@ def test_keys_of_the_federation_that_a_method_does_not_read_are_refused_by_hand(
     ) as told:
         parse({"method": "fedspallm", "federation.payload": "nf4"}, by_hand=["federation.payload"])
     assert "choose method = 'fedpetuning' or 'hetlora'" in str(told.value)
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_what_a_run_writes_of_its_settings_is_read_again(method: str) -> None:
+    """``settings.toml`` has what stood for itself; all that differs from the defaults counts as given by hand."""
+    settings = parse({"method": method, "seed": 3})
+    written = flat(settings.nested())
+    assert parse(written, by_hand=changed(written)) == settings
+
+
+def test_a_weight_s_bound_is_not_read_where_the_paper_weighs_equally() -> None:
+    with pytest.raises(Mistake, match=r"'paper' does not read it; .* choose federation.client-weights = 'samples'$"):
+        parse({"method": "fedspallm", "federation.max-weight-ratio": 3.0}, by_hand=["federation.max-weight-ratio"])
+    assert parse({"method": "hetlora", "federation.max-weight-ratio": 3.0}, by_hand=["federation.max-weight-ratio"]).tunes
+
+
+@pytest.mark.parametrize(
+    ("key", "by_hand", "meant"),
+    [
+        ("hetlora.payload", False, "federation.payload"),  # of the method, but in another table
+        ("fedspallm.rounds", True, "federation.rounds"),  # of no table of the method
+        ("fedprllm.sparsty", False, "fedprllm.sparsity"),
+    ],
+)
+def test_a_key_that_stands_in_another_table_is_met_with_it(key: str, by_hand: bool, meant: str) -> None:
+    method = key.partition(".")[0] if not by_hand else "fedprllm"
+    with pytest.raises(Mistake, match=f"{key}: unknown key; did you mean '{meant}'"):
+        parse({"method": method, key: 1}, by_hand=[key] if by_hand else [])
