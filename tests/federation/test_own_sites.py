@@ -139,6 +139,12 @@ def test_a_run_s_field_is_not_read(bench: Bench) -> None:
     assert chosen.ask("train", lineage="c").blobs != plain.blobs
 
 
+def test_a_site_s_own_model_that_is_none_is_told_by_the_owner_s_key(bench: Bench) -> None:
+    told = OneSite(bench, {"model-path": str(bench.folder)}).refusal("enrol")
+    assert told.startswith("model-path in --node-config: ")
+    assert "has no config.json" in told
+
+
 def test_a_run_s_model_is_not_opened(bench: Bench) -> None:
     site = OneSite(bench, {"model-path": ""})
     for kind in ("enrol", "train"):

@@ -97,6 +97,20 @@ def test_what_the_server_or_a_round_would_refuse_is_refused(
         open_all(config | changes, lambda line: pytest.fail(line))
 
 
+def test_a_dataset_that_cannot_be_reached_is_asked_for_once(config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each try takes long, and no other client will have more luck."""
+    asked: list[int] = []
+
+    def read(settings: Any, node: Any, model: Any, client: int) -> None:
+        asked.append(client)
+        raise Mistake("data.path = 'a/b': the dataset cannot be loaded: ConnectionError: no route")
+
+    monkeypatch.setattr(before_start, "read_client_data", read)
+    with pytest.raises(Mistake, match=r"^clients 0, 1, 2: data.path = 'a/b': the dataset cannot be loaded"):
+        open_all(config | {"data.source": "hub", "data.path": "a/b"}, lambda line: pytest.fail(line))
+    assert asked == [0]
+
+
 def test_a_state_directory_that_cannot_be_one_is_told(
     config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
