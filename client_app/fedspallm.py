@@ -5,7 +5,7 @@ global model that the server sent stay in the private state, until newer ones ta
 """
 
 import time
-from typing import Any
+from collections.abc import Callable, Mapping
 
 from client_app.answered_once import Work, answer_once, kept_report
 from client_app.evaluation import answer, require_own_text
@@ -15,7 +15,7 @@ from client_app.site import Site
 from espalier.corpora.client_text import client_windows
 from espalier.modeling.block_stream import BlockStream
 from espalier.modeling.calibration import prune_layers
-from espalier.modeling.edits import Edits, replaced
+from espalier.modeling.edits import Edits, WeightEdit, replaced
 from espalier.settings.fedspallm import FedSpaLLMSettings
 from espalier.settings.mistakes import Mistake, StateLost
 from espalier.storage.private import PrivateState
@@ -85,7 +85,7 @@ def evaluate(site: Site, request: Letter) -> Letter:
     before = _global(site, state, held)
     pruned = _stored(site, lambda index: state.blobs(header.server_round).get(hashes[index]))
 
-    def alone(index: int) -> Any:
+    def alone(index: int) -> Mapping[str, WeightEdit]:
         return pruned(index) if index in hashes else before(index)
 
     return answer(site, request, alone, lambda: _global(site, state, held_in(state, header.server_round + 1)))
@@ -97,6 +97,6 @@ def _global(site: Site, state: PrivateState, held: Held) -> Edits:
     return lambda index: stored(index) if str(index) in held else {}
 
 
-def _stored(site: Site, blob: Any) -> Edits:
+def _stored(site: Site, blob: Callable[[int], bytes]) -> Edits:
     plan = site.model.plan
     return replaced(lambda index: {name: m.weight() for name, m in unpack_kept(plan.blocks[index], blob(index)).items()})

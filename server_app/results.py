@@ -90,6 +90,8 @@ class Summary:
     """Public items that were scored, and how many of them lost tokens, as scored or as a prompt; empty where there are none."""
     chances: dict[str, float] = field(default_factory=dict)
     """metric -> what a model reaches that has learnt nothing."""
+    notes: list[str] = field(default_factory=list)
+    """What has to be said of the table's figures, a sentence each."""
     seconds: float = 0.0
     where: str = ""
     """Where the result lies, in words."""

@@ -3,9 +3,7 @@
 from rich.console import Console
 from rich.table import Table
 
-from espalier.settings.pruning import PruningSettings
 from espalier.wire.ledger import Traffic
-from pruning_kernels.comparison_groups import pruned_in_matrix
 from server_app.figures import figure
 from server_app.results import COLUMNS, Summary
 
@@ -54,7 +52,7 @@ def show(summary: Summary, traffic: Traffic) -> None:
         chances = [figure(summary.chances[metric], 3) for metric in summary.scores]
         table.add_row("chance", *["-"] * len(summary.texts()), *chances, *["-"] * (3 if prunes else 2))
     Console(width=110, color_system=None).print(table)
-    for note in rounding_notes(summary):
+    for note in summary.notes:
         print(note)
     for seat in summary.roster.seats.values():
         for what, claim in seat.capped.items():
@@ -65,29 +63,6 @@ def show(summary: Summary, traffic: Traffic) -> None:
             f"{cut} of {number} test items are longer than the model takes (written answers need task.answer-tokens of it), or "
             "task.max-test-tokens allows, and were cut"
         )
-
-
-def rounding_notes(summary: Summary) -> list[str]:
-    """Why sparsities of the table are below the one that was asked for: every comparison group is rounded down by itself.
-
-    One sentence for local models, one for the federated one; none where the table shows what was asked for.
-    """
-    if summary.sparsity is None or (job := summary.settings.of(PruningSettings)).pattern:
-        return []
-    plan, method = summary.model.plan, summary.settings.method
-    shapes = [linear.shape for block in plan.blocks for linear in block.linears]
-    notes = []
-    for who, shown, key, group in (
-        ("local-only and centralized", summary.local_sparsity, "local-comparison-group", job.local_group),
-        ("federated", summary.masked, "comparison-group", job.server_group),
-    ):
-        share = sum(pruned_in_matrix(shape, job.sparsity, group) for shape in shapes) / plan.num_weights
-        if shown is not None and f"{share:.2%}" == f"{shown:.2%}" != f"{job.sparsity:.2%}":
-            notes.append(
-                f"{who}: {share:.2%}, not {job.sparsity:.2%}, as each {group} of a matrix loses {job.sparsity:g} times its "
-                f"weights, rounded down ({method}.{key} = '{group}')"
-            )
-    return notes
 
 
 def _spoilt(summary: Summary) -> list[str]:

@@ -1,5 +1,6 @@
 """Settings of FedPrLLM: federated mask voting."""
 
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -17,6 +18,8 @@ class FedPrLLMSettings(PruningSettings):
     READ_WITH: ClassVar[ReadWith] = {
         key: {"pattern": ("",)} for key in ("sparsity", "local-comparison-group", "comparison-group")
     }
+
+    MAKES_ALONE_WITH: ClassVar[Mapping[str, str]] = {"strategy": "iterative"}
 
     strategy: Literal["one-shot", "iterative"] = Field(
         "one-shot",

@@ -1,5 +1,6 @@
 """What every method's own table answers, so that nothing else has to ask which method a run has."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from espalier.settings.table import Table
@@ -20,6 +21,8 @@ class MethodSettings(Table):
     """What ``federation.client-weights`` may be; ``paper`` stands for the first."""
     FIRST_DELIVERY: ClassVar[int] = 1
     """The first round in which something may be delivered to a client."""
+    MAKES_ALONE_WITH: ClassVar[Mapping[str, str]] = {}
+    """Values of keys of this table with which ``makes_alone`` holds, where it does not by default."""
     NEEDS_BASE_MODEL: ClassVar[bool] = True
     """Whether a site takes part only with the server's base model."""
 

@@ -25,8 +25,6 @@ CLASSIFIER = replace(EXAMPLE, head_features=2), {"task.name": "sst2", "data.sour
 BLOCK_AND_HEAD: dict[Payload, int] = {"float32": 40_000, "bfloat16": 20_000, "nf4": 6_000}
 """Bytes of a part that holds the adapters of one block, or those of the last block and the head."""
 KINDS: tuple[Kind, ...] = ("enrol", "train", "fetch", "deliver", "alone", "evaluate")
-ITERATIVE: dict[str, dict[str, Any]] = {"fedprllm": {"fedprllm.strategy": "iterative"}}
-"""Settings with which clients of a method that prunes are sent an ``alone``."""
 HEAD = "an encoder's classification head"
 FAILURE = (
     "why the client could not do its part; it may name a setting with its value, a limit or a path of the site, never what was "
@@ -55,7 +53,12 @@ def _named(methods: list[str]) -> str:
 
 def _sends(method: str, kind: Kind) -> bool:
     """Whether a run of the method has messages of this kind."""
-    return kind != "alone" or parse({"method": method, **ITERATIVE.get(method, {})}).job.makes_alone
+    return kind != "alone" or parse({"method": method, **_with_alone(method)}).job.makes_alone
+
+
+def _with_alone(method: str) -> dict[str, str]:
+    """Settings with which clients of a method are sent an ``alone``."""
+    return {f"{method}.{key}": value for key, value in settings_of(method).MAKES_ALONE_WITH.items()}
 
 
 def _variants(method: str) -> list[tuple[ModelPlan, dict[str, Any]]]:
@@ -69,7 +72,7 @@ def _variants(method: str) -> list[tuple[ModelPlan, dict[str, Any]]]:
 def _contract(method: str, kind: Kind, plan: ModelPlan, settings: dict[str, Any]) -> Contract:
     size = BLOCK_AND_HEAD[settings["federation.payload"]] if plan.head_features else ONE_BLOCK
     cut = {"part-bytes": size} if kind == "fetch" else {}
-    more = ITERATIVE.get(method, {}) if kind == "alone" else {}
+    more = _with_alone(method) if kind == "alone" else {}
     run = parse({"method": method, **SETTINGS, **settings, **cut, **more})
     header = Header(
         schema_version=SCHEMA_VERSION,

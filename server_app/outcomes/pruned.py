@@ -6,10 +6,12 @@ from typing import Protocol
 
 from espalier.modeling.block_stream import BlockStream
 from espalier.modeling.edits import Edits, PruneMasks
+from espalier.settings.pruning import PruningSettings
 from espalier.storage.blobs import BlobStore
+from pruning_kernels.comparison_groups import pruned_in_matrix
 from server_app.model_card import pruned_card
 from server_app.outcomes.edited import EditedOutcome, EditedResult
-from server_app.results import save_masks
+from server_app.results import Summary, save_masks
 
 
 class PrunedResult(EditedResult, Protocol):
@@ -39,6 +41,7 @@ class PrunedOutcome(EditedOutcome[PrunedResult]):
         summary.masked = save_masks(run.model, result.prune_masks, run.folder.path / "masks.safetensors")
         summary.sparsity = summary.masked + result.zeros_beyond_masks() / run.model.plan.num_weights
         summary.local_sparsity, summary.centralized_sparsity = result.local_sparsity(), result.centralized_sparsity()
+        summary.notes = rounding_notes(summary)
         self.export(result.edits, pruned_card(run.settings, run.model, summary.sparsity))
 
     def measure(self, result: PrunedResult) -> None:
@@ -57,3 +60,27 @@ class PrunedOutcome(EditedOutcome[PrunedResult]):
     @property
     def _scratch(self) -> Path:
         return self.run.folder.path / "centralized"
+
+
+def rounding_notes(summary: Summary) -> list[str]:
+    """Why sparsities of the table are below the one that was asked for: every comparison group is rounded down by itself.
+
+    One sentence for local models, one for the federated one; none where the table shows what was asked for.
+    """
+    job = summary.settings.of(PruningSettings)
+    if job.pattern:
+        return []
+    plan, method = summary.model.plan, summary.settings.method
+    shapes = [linear.shape for block in plan.blocks for linear in block.linears]
+    notes = []
+    for who, shown, key, group in (
+        ("local-only and centralized", summary.local_sparsity, "local-comparison-group", job.local_group),
+        ("federated", summary.masked, "comparison-group", job.server_group),
+    ):
+        share = sum(pruned_in_matrix(shape, job.sparsity, group) for shape in shapes) / plan.num_weights
+        if shown is not None and f"{share:.2%}" == f"{shown:.2%}" != f"{job.sparsity:.2%}":
+            notes.append(
+                f"{who}: {share:.2%}, not {job.sparsity:.2%}, as each {group} of a matrix loses {job.sparsity:g} times its "
+                f"weights, rounded down ({method}.{key} = '{group}')"
+            )
+    return notes

@@ -8,8 +8,9 @@ from tiny_model import save_tiny_llama
 from espalier.modeling.opened import OpenedModel
 from espalier.settings.run import parse
 from espalier.wire.ledger import Traffic
+from server_app.outcomes.pruned import rounding_notes
 from server_app.results import Summary
-from server_app.table import rounding_notes, show
+from server_app.table import show
 
 
 @pytest.fixture(scope="module")
@@ -58,15 +59,11 @@ def test_what_is_shown_as_asked_for_or_low_for_another_reason_gets_no_such_note(
     assert rounding_notes(summary(model, local, local, **settings)) == []
 
 
-def test_tuning_has_no_sparsity_to_explain(model: OpenedModel) -> None:
-    found = summary(model, 0.5, 0.5, method="fedpetuning")
-    found.sparsity = found.masked = found.local_sparsity = None
-    assert rounding_notes(found) == []
-
-
 def test_the_note_stands_below_the_table(model: OpenedModel, capsys: pytest.CaptureFixture[str]) -> None:
     share = (96 * 9 + 16 * 14) / (96 * 16 + 16 * 24)
-    show(summary(model, share, 0.6, fedprllm__sparsity=0.6), Traffic())
+    found = summary(model, share, 0.6, fedprllm__sparsity=0.6)
+    found.notes = rounding_notes(found)
+    show(found, Traffic())
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1].startswith("local-only and centralized: 56.67%, not 60.00%")
     assert lines[-2].startswith("└")
