@@ -56,16 +56,31 @@ class Checkpoint:
 
     def read_into(self, name: str, room: "Tensor") -> "Tensor":
         """Fill the room of one tensor from its file, and return it."""
+        return self._fill(name, room, self.tensors[name].stop)
+
+    def _fill(self, name: str, room: "Tensor", stop: int) -> "Tensor":
+        """Fill memory with the bytes of a tensor's file that end before ``stop``."""
         import torch
 
         stored, waiting = self.tensors[name], room.view(-1).view(torch.uint8).numpy().data
         with open(stored.shard, "rb", buffering=0) as file:
             while waiting:
-                read = os.preadv(file.fileno(), [waiting], stored.stop - len(waiting))
+                read = os.preadv(file.fileno(), [waiting], stop - len(waiting))
                 if not read:
                     raise Mistake(f"{stored.shard}: ends before tensor {name}; copy the file again")
                 waiting = waiting[read:]
         return room
+
+    def read_rows(self, name: str, first: int, last: int) -> "Tensor":
+        """Rows from ``first`` to before ``last`` of one tensor, in memory of their own."""
+        import torch
+
+        from espalier.modeling.dtypes import TORCH_DTYPES
+
+        stored = self.tensors[name]
+        room = torch.empty((last - first, *stored.shape[1:]), dtype=TORCH_DTYPES[stored.dtype])
+        row_bytes = (stored.stop - stored.start) // max(1, stored.shape[0])
+        return self._fill(name, room, stored.start + last * row_bytes)
 
     def chunks(self, name: str) -> Iterator[bytes]:
         """The bytes of one tensor, in pieces of at most 16 MiB."""

@@ -11,6 +11,8 @@ INDEX = "model.safetensors.index.json"
 
 KNOWN = {
     "config.json",
+    "structure.json",
+    "modeling_structured.py",
     "generation_config.json",
     INDEX,
     "tokenizer.json",
@@ -27,7 +29,7 @@ KNOWN = {
     "chat_template.jinja",
     "chat_template.json",
 }
-"""Configuration, tokenizers and chat template, as transformers names them."""
+"""Configuration, tokenizers and chat template, as transformers names them, and what a smaller model has beside them."""
 
 LICENCE = re.compile(
     r"(licen[cs]e([-_](apache|mit|bsd|code|model|agreement)([-_]?[0-9.]*[0-9])?)?|notice|copying|(acceptable[-_])?use[-_]policy)"

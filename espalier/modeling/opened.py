@@ -7,21 +7,26 @@ than the plan; so they are imported where a model or a tokenizer is made, or a w
 import hashlib
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from espalier.modeling.checkpoint import Checkpoint
-from espalier.modeling.families import Family, family_of
+from espalier.modeling.families import STRUCTURED, Family, family_of
+from espalier.modeling.structured.configuration import STRUCTURE_FILE, build_config, structured_config
+from espalier.modeling.structured.sliced_checkpoint import SlicedCheckpoint
+from espalier.modeling.structured.slices import slices
 from espalier.pace.beats import beats
 from espalier.settings.home import at_home
 from espalier.settings.hub_names import require_model
 from espalier.settings.mistakes import Mistake
 from espalier.wire.plan import BlockPlan, LinearPlan, ModelPlan
+from espalier.wire.structure import Structure, structured_plan, units_of
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "vocab.txt", "sentencepiece.bpe.model")
@@ -29,16 +34,21 @@ TOKENIZER_SETTINGS = ("config.json", "tokenizer_config.json", "special_tokens_ma
 
 
 class OpenedModel:
-    """A model directory in Hugging Face layout."""
+    """A model directory in Hugging Face layout, or what a structure keeps of it.
 
-    def __init__(self, directory: Path) -> None:
-        """Open a directory.
+    Parameters
+    ----------
+    directory : where it is; it may hold a smaller model itself
+    cut : what of it the model keeps; None keeps all
+    given : tensors that take the place of those in the files, or that the files do not have, by name; in the files' dtype
 
-        Raises
-        ------
-        Mistake
-            The directory, a file or a tensor is missing, or the model is of a kind that is not supported.
-        """
+    Raises
+    ------
+    Mistake
+        The directory, a file or a tensor is missing, or the model is of a kind that is not supported.
+    """
+
+    def __init__(self, directory: Path, cut: Structure | None = None, given: "Mapping[str, Tensor] | None" = None) -> None:
         self.directory = directory
         path = directory / "config.json"
         try:
@@ -53,7 +63,38 @@ class OpenedModel:
             raise Mistake(f"{path}: is not a JSON file that can be read; copy the model again") from None
         self.family: Family = family_of(self.config, str(path))
         self.checkpoint = Checkpoint(directory)
+        self.cut: Structure | None = None
         self.plan: ModelPlan = self._make_plan()
+        self.structure = self._own_structure()
+        """What it keeps of the model that nothing was cut from; None if it is that model."""
+        if cut is not None:
+            self._cut_out(cut, given or {})
+
+    def _own_structure(self) -> Structure | None:
+        """That of a smaller model which lies in the directory."""
+        if not str(self.config["model_type"]).startswith(STRUCTURED):
+            return None
+        path = self.directory / STRUCTURE_FILE
+        try:
+            document = json.loads(path.read_text())
+        except (OSError, ValueError):
+            raise Mistake(f"{path}: is missing or no JSON file; copy the model again") from None
+        structure = Structure.from_json(document, str(path))
+        if [block.units for block in structure.blocks] != [units_of(self.plan, block) for block in self.plan.blocks]:
+            raise Mistake(f"{path}: is the structure of another model than the one beside it; copy the model again")
+        return structure
+
+    def _cut_out(self, cut: Structure, given: "Mapping[str, Tensor]") -> None:
+        plan, self.plan, self.cut = self.plan, structured_plan(self.plan, cut), cut
+        kept = slices(self.family, plan, cut, list(self.checkpoint.tensors))
+        self.checkpoint = SlicedCheckpoint(self.checkpoint, kept, given)
+        self.structure = cut if self.structure is None else cut.of(self.structure)
+        if self.structure.cuts_lanes and not self.family.has_lanes:
+            raise Mistake(
+                f"{self.directory}: lanes of the residual stream can be cut in models like LLaMA alone, with a norm before "
+                f"attention and feed-forward part; this one is of the family {self.family.name}"
+            )
+        self.config = structured_config(self.config, self.family, self.plan, cut, self.structure)
 
     def _make_plan(self) -> ModelPlan:
         key = self.family.num_blocks_key
@@ -65,11 +106,19 @@ class OpenedModel:
             raise Mistake(
                 f"{self.directory / 'config.json'}: {key} = {num_blocks}, but the files hold more blocks; copy the model again"
             )
-        blocks = tuple(BlockPlan(index, tuple(self._linears(index))) for index in range(num_blocks))
+        blocks = tuple(self._block(index) for index in range(num_blocks))
         parts = self._parts()
         counted = (stored for name, stored in self.checkpoint.tensors.items() if name.startswith(parts))
         features = blocks[0].linears[0].shape[1] if self.family.kind == "encoder" else 0
-        return ModelPlan(blocks, sum(math.prod(stored.shape) for stored in counted), features)
+        _, heads_per_group = self.family.kv_groups(self.config)
+        head_dim = self.family.head_dim(self.config)
+        return ModelPlan(blocks, sum(math.prod(stored.shape) for stored in counted), features, head_dim, heads_per_group)
+
+    def _block(self, index: int) -> BlockPlan:
+        linears = tuple(self._linears(index))
+        names = tuple(self.family.file_names(f"{self.family.blocks}.{index}."))
+        counted = sum(math.prod(stored.shape) for name, stored in self.checkpoint.tensors.items() if name.startswith(names))
+        return BlockPlan(index, linears, counted - sum(linear.num_parameters for linear in linears))
 
     def _parts(self) -> tuple[str, ...]:
         """How names of the model's tensors begin; files of an encoder may hold heads for other tasks beside it."""
@@ -107,10 +156,15 @@ class OpenedModel:
         """A value of ``config.json``; one that is not written there is transformers' own."""
         if key in self.config:
             return self.config[key]
+        with _explained(str(self.directory / "config.json")):
+            return getattr(self._transformers_config(), key, None)
+
+    def _transformers_config(self) -> "PretrainedConfig":
+        if self.cut is not None or str(self.config["model_type"]).startswith(STRUCTURED):
+            return build_config(self.config)
         from transformers import AutoConfig
 
-        with _explained(str(self.directory / "config.json")):
-            return getattr(AutoConfig.from_pretrained(self.directory, local_files_only=True), key, None)
+        return AutoConfig.from_pretrained(self.directory, local_files_only=True)
 
     def _linears(self, index: int) -> list[LinearPlan]:
         linears = []
@@ -120,7 +174,8 @@ class OpenedModel:
             stored = self.checkpoint.tensors.get(parameter)
             if stored is None or len(stored.shape) != 2:
                 raise Mistake(f"{self.directory}: tensor {parameter} is missing or not a matrix; copy the model again")
-            linears.append(LinearPlan(name, parameter, (stored.shape[0], stored.shape[1]), stored.dtype))
+            bias = self.stored_name(wanted.removesuffix("weight") + "bias") is not None
+            linears.append(LinearPlan(name, parameter, (stored.shape[0], stored.shape[1]), stored.dtype, bias))
         return linears
 
     def new_skeleton(self, num_labels: int | None = None) -> Any:
@@ -134,12 +189,10 @@ class OpenedModel:
         Mistake
             transformers cannot build a model from ``config.json``, or ``num_labels`` does not go with the family.
         """
-        from transformers import AutoConfig
-
         path = self.directory / "config.json"
         check_labels(self.family, num_labels, str(path))
         with _explained(str(path)):
-            config = AutoConfig.from_pretrained(self.directory, local_files_only=True)
+            config = self._transformers_config()
         return skeleton_of(config, self.family, num_labels, str(path))
 
     @cached_property
@@ -172,7 +225,15 @@ class OpenedModel:
 
     @cached_property
     def sha256(self) -> str:
-        """Hash of the weights and the tokenizer: names, dtypes, shapes and bytes, however they are sharded."""
+        """Hash of the weights and the tokenizer: names, dtypes, shapes and bytes, however they are sharded.
+
+        Where a structure is cut out of the directory's model: of that model's hash, the structure's, and the given tensors'.
+        """
+        if self.cut is not None:
+            assert isinstance(self.checkpoint, SlicedCheckpoint)
+            given = {name: self._tensor_sha256(name) for name in sorted(self.checkpoint.given)}
+            parts = [OpenedModel(self.directory).sha256, self.cut.sha256, given]
+            return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
         digest = hashlib.sha256()
         for name in beats(sorted(self.checkpoint.tensors), "hashing tensor"):
             stored = self.checkpoint.tensors[name]
@@ -182,6 +243,13 @@ class OpenedModel:
         for file in TOKENIZER_FILES:
             if (path := self.directory / file).exists():
                 digest.update(file.encode() + hashlib.sha256(path.read_bytes()).digest())
+        return digest.hexdigest()
+
+    def _tensor_sha256(self, name: str) -> str:
+        stored, digest = self.checkpoint.tensors[name], hashlib.sha256()
+        digest.update(json.dumps([stored.dtype, list(stored.shape)]).encode())
+        for chunk in self.checkpoint.chunks(name):
+            digest.update(chunk)
         return digest.hexdigest()
 
 
@@ -212,11 +280,12 @@ def skeleton_of(config: "PretrainedConfig", family: Family, num_labels: int | No
     import torch
     import transformers
     from accelerate import init_empty_weights
+    from transformers.initialization import no_init_weights
 
     with _explained(where):
         if num_labels is not None:
             config.num_labels = num_labels
-        with init_empty_weights(include_buffers=False):
+        with init_empty_weights(include_buffers=False), no_init_weights():
             skeleton = getattr(transformers, family.auto_class).from_config(config, dtype=torch.float32)
         skeleton.tie_weights()
     return skeleton.eval()

@@ -15,11 +15,18 @@ class LinearPlan:
     """(out_features, in_features)"""
     dtype: str = "F32"
     """Dtype of the weights in the model's files, by safetensors' name."""
+    bias: bool = False
+    """Whether the matrix has a bias: a number for each of its rows, which no method prunes by itself."""
 
     @property
     def num_weights(self) -> int:
         """Number of weights of the matrix."""
         return self.shape[0] * self.shape[1]
+
+    @property
+    def num_parameters(self) -> int:
+        """Weights, and numbers of the bias."""
+        return self.num_weights + self.shape[0] * self.bias
 
 
 @dataclass(frozen=True)
@@ -28,11 +35,22 @@ class BlockPlan:
 
     index: int
     linears: tuple[LinearPlan, ...]
+    others: int = 0
+    """Parameters beside the matrices and their biases: those of norms."""
 
     @property
     def num_weights(self) -> int:
         """Number of prunable weights of the block."""
         return sum(linear.num_weights for linear in self.linears)
+
+    @property
+    def num_parameters(self) -> int:
+        """All parameters of the block."""
+        return sum(linear.num_parameters for linear in self.linears) + self.others
+
+    def linear(self, name: str) -> LinearPlan:
+        """The matrix of a canonical name; ``KeyError`` where the family has none."""
+        return {linear.name: linear for linear in self.linears}[name]
 
 
 @dataclass(frozen=True)
@@ -44,6 +62,10 @@ class ModelPlan:
     """All parameters of the model, prunable or not; tied ones once."""
     head_features: int = 0
     """Features that an encoder's classification head reads; 0 for a decoder, which has none."""
+    head_dim: int = 1
+    """Rows of a query, key or value matrix that are one attention head."""
+    heads_per_group: int = 1
+    """Query heads that share a head of keys and values; 1 in multi-head attention."""
 
     @property
     def num_weights(self) -> int:

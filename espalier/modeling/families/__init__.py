@@ -15,6 +15,9 @@ from espalier.settings.mistakes import Mistake
 
 FAMILIES: tuple[Family, ...] = (LLAMA, MISTRAL, QWEN2, QWEN3, OPT, BERT, ROBERTA)
 
+STRUCTURED = "structured-"
+"""How ``model_type`` begins of a smaller model whose blocks have widths of their own; it is of its base's family."""
+
 EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_intermediate_size")
 
 
@@ -32,8 +35,9 @@ def family_of(config: Mapping[str, Any], where: str) -> Family:
         if config.get(key):
             raise Mistake(f"{where}: {key} = {config[key]!r}; mixture-of-experts models are not supported")
     model_type = config.get("model_type")
+    known_as = model_type.removeprefix(STRUCTURED) if isinstance(model_type, str) else None
     for family in FAMILIES:
-        if model_type in family.model_types:
+        if known_as in family.model_types:
             return family
     known = ", ".join(name for family in FAMILIES for name in family.model_types)
     raise Mistake(f"{where}: model_type = {model_type!r} is not supported; supported are {known}")

@@ -55,6 +55,8 @@ class Family:
     """Canonical name of each linear of the classification head -> its path in the model; none in a decoder."""
     norms: Mapping[str, str] = field(default_factory=dict)
     """Canonical name of each norm of a block -> its path within a block."""
+    has_lanes: bool = False
+    """Whether attention and feed-forward part are modules with a norm before each, behind which residual lanes can be cut."""
     final_norm: str = ""
     """Path of the norm behind the last block; empty in a family that has none."""
 
@@ -97,6 +99,11 @@ class Family:
         groups = _positive(config, self.kv_heads_key, heads)
         return groups, heads // groups
 
+    def head_dim(self, config: Mapping[str, object]) -> int:
+        """Width of an attention head."""
+        heads, hidden = (_positive(config, key, None) for key in (self.query_heads_key, "hidden_size"))
+        return _positive(config, "head_dim", hidden // heads)
+
 
 def _old_name(name: str) -> str:
     for new, old in OLD_NORM_NAMES.items():
@@ -106,7 +113,7 @@ def _old_name(name: str) -> str:
 
 
 def _positive(config: Mapping[str, object], key: str, default: int | None) -> int:
-    value = config.get(key, default)
+    value = default if config.get(key) is None else config[key]
     if not isinstance(value, int) or value < 1:
         raise Mistake(f"config.json: {key} = {value!r} must be a positive integer")
     return value

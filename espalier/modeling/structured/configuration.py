@@ -1,0 +1,92 @@
+"""``config.json`` of a smaller model, in the two forms that transformers can build: its own classes, or the family's."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from espalier.modeling.families import STRUCTURED, Family
+from espalier.wire.plan import ModelPlan
+from espalier.wire.structure import LANES, Structure, as_ranges, units_of
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+WIDTHS = "structure"
+"""Key of ``config.json`` under which they are."""
+STRUCTURE_FILE = "structure.json"
+"""Beside a compact export: which units of which base it keeps."""
+
+CHANNELS_KEYS = ("intermediate_size", "ffn_dim")
+"""Configuration keys of the number of channels."""
+
+
+def structured_config(
+    base: Mapping[str, Any], family: Family, plan: ModelPlan, cut: Structure, structure: Structure
+) -> dict[str, Any]:
+    """The configuration of a model with blocks of unequal width.
+
+    Parameters
+    ----------
+    base : ``config.json`` of the base, which may be a smaller model itself
+    plan : of the smaller model
+    cut : what it keeps of the base
+    structure : what it keeps of the model that nothing was cut from
+    """
+    return _with_blocks(base, family, cut) | {
+        "model_type": STRUCTURED + str(base["model_type"]).removeprefix(STRUCTURED),
+        WIDTHS: _widths(plan, structure),
+    }
+
+
+def plain_config(document: Mapping[str, Any], family: Family, plan: ModelPlan, structure: Structure) -> dict[str, Any] | None:
+    """The same in the family's own terms; None where the blocks are not alike, or the family has no words for their shape.
+
+    ``document`` is what ``structured_config`` gave.
+    """
+    (units, *others), was = {units_of(plan, block) for block in plan.blocks}, structure.base[0]
+    if others or structure.cuts_lanes or structure.added_biases:
+        return None
+    config = {key: value for key, value in document.items() if key != WIDTHS}
+    config["model_type"] = config["model_type"].removeprefix(STRUCTURED)
+    if units.groups != was.groups:
+        if family.name in ("opt", "bert", "roberta"):  # their heads share the width of the model among them
+            return None
+        heads = units.groups * plan.heads_per_group
+        if family.name == "llama" and config["hidden_size"] % heads:  # transformers refuses it, whatever head_dim says
+            return None
+        config |= {"head_dim": plan.head_dim, family.query_heads_key: heads, family.kv_heads_key: units.groups}
+    if units.channels != was.channels:
+        config[next(key for key in CHANNELS_KEYS if key in config)] = units.channels
+    return config
+
+
+def build_config(document: Mapping[str, Any]) -> "PretrainedConfig":
+    """transformers' own object of a configuration, also of a smaller model's."""
+    from transformers import AutoConfig
+
+    if str(document.get("model_type")).startswith(STRUCTURED):
+        import espalier.modeling.structured.modeling_structured  # noqa: F401 - makes its classes known
+
+    return AutoConfig.for_model(**document)
+
+
+def _with_blocks(base: Mapping[str, Any], family: Family, structure: Structure) -> dict[str, Any]:
+    """A configuration with as many blocks as stay; what it lists for each block is listed for those."""
+    config = dict(base)
+    number, sources = config[family.num_blocks_key], [block.source for block in structure.blocks]
+    if isinstance(types := config.get("layer_types"), list) and len(types) == number == len(structure.base):
+        config["layer_types"] = [types[source] for source in sources]
+    config[family.num_blocks_key] = len(sources)
+    return config
+
+
+def _widths(plan: ModelPlan, structure: Structure) -> dict[str, Any]:
+    units = [units_of(plan, block) for block in plan.blocks]
+    lanes = [{kind: as_ranges(block.kept(kind)) for kind in LANES} for block in structure.blocks]
+    return {
+        "head_dim": plan.head_dim,
+        "heads_per_group": plan.heads_per_group,
+        "groups": [each.groups for each in units],
+        "channels": [each.channels for each in units],
+        "biases": list(structure.added_biases),
+        "lanes": lanes if structure.cuts_lanes else None,
+    }

@@ -1,0 +1,112 @@
+"""Structures of tiny models of every family, and what a structure means, by zeros in whole models."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from tiny_encoders import encoder_config, save_encoder
+from tiny_models import VOCABULARY, llama_config, save_model
+from torch import nn
+from transformers import MistralConfig, OPTConfig, PretrainedConfig, Qwen2Config, Qwen3Config
+
+from espalier.modeling.opened import OpenedModel
+from espalier.wire.structure import Structure
+
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 8,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.2,
+    "tie_word_embeddings": False,
+}
+OPT_SIZES = {key: value for key, value in SIZES.items() if key not in ("intermediate_size", "num_key_value_heads", "head_dim")}
+
+DECODERS: dict[str, PretrainedConfig] = {
+    "llama": llama_config(**SIZES),
+    "llama with biases": llama_config(**SIZES | {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+    "mistral": MistralConfig(**SIZES | {"sliding_window": 4}),
+    "qwen2": Qwen2Config(**SIZES | {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 2}),
+    "qwen3": Qwen3Config(**SIZES),
+    "opt": OPTConfig(**OPT_SIZES | {"num_attention_heads": 4, "ffn_dim": 48, "word_embed_proj_dim": 24, "init_std": 0.2}),
+}
+ENCODERS = ("bert", "roberta", "xlm-roberta")
+WITH_LANES = ("llama", "llama with biases", "mistral", "qwen2", "qwen3")
+"""Families in which lanes can be cut."""
+
+
+def save(folder: Path, name: str) -> Path:
+    """Save a tiny model of a family, in several shards."""
+    if name in ENCODERS:
+        return save_encoder(folder, name, num_hidden_layers=4)
+    return save_model(folder, DECODERS[name], max_shard_size="40KB")
+
+
+def config_of(name: str) -> PretrainedConfig:
+    """Its configuration."""
+    return encoder_config(name, num_hidden_layers=4) if name in ENCODERS else DECODERS[name]
+
+
+def uneven(model: OpenedModel, drop: bool = True, lanes: bool = False) -> Structure:
+    """A structure that keeps other units in each block, and not all blocks."""
+    whole = Structure.whole(model.plan)
+    groups, width = whole.base[0].groups, whole.base[0].attn_reads
+    kept: dict[int, dict[str, list[int]]] = {
+        0: {"groups": list(range(1, groups)), "channels": list(range(0, 48, 3))},
+        2: {"groups": [0], "channels": [5, 6, 7, 40, 47]},
+        3: {"channels": list(range(10, 48))},
+    }
+    if lanes:
+        for index, numbers in ((0, range(0, width, 2)), (2, range(5, width)), (3, range(width - 3))):
+            kept[index] |= {"attn_reads": list(numbers), "mlp_writes": list(numbers)}
+            kept[index] |= {"attn_writes": list(range(index, width)), "mlp_reads": list(range(1, width - index))}
+    cut = whole.keeping(kept)
+    return cut.with_blocks([0, 2, 3]) if drop else cut
+
+
+@torch.no_grad()
+def masked(whole: Any, model: OpenedModel, structure: Structure) -> Any:
+    """A whole model with zeros, unit by unit, for what a structure cuts, and without the blocks that it drops."""
+    family, plan = model.family, model.plan
+    blocks = whole.get_submodule(family.blocks)
+    heads, head_dim = plan.heads_per_group, plan.head_dim
+    for block in structure.blocks:
+        linears = {name: blocks[block.source].get_submodule(path) for name, path in family.linears.items()}
+        units = structure.base[block.source]
+        for group in set(range(units.groups)) - set(block.groups):
+            for head in range(group * heads, (group + 1) * heads):
+                linears["attn.o"].weight[:, head * head_dim : (head + 1) * head_dim] = 0
+        for channel in set(range(units.channels)) - set(block.channels):
+            linears["mlp.down"].weight[:, channel] = 0
+        for lane in set(range(units.attn_reads)) - set(block.attn_reads):
+            for name in ("attn.q", "attn.k", "attn.v"):
+                linears[name].weight[:, lane] = 0
+        for lane in set(range(units.mlp_reads)) - set(block.mlp_reads):
+            for name in ("mlp.gate", "mlp.up"):
+                if name in linears:
+                    linears[name].weight[:, lane] = 0
+        for name, kept in (("attn.o", block.attn_writes), ("mlp.down", block.mlp_writes)):
+            for lane in set(range(linears[name].weight.shape[0])) - set(kept):
+                linears[name].weight[lane] = 0
+                if linears[name].bias is not None:
+                    linears[name].bias[lane] = 0
+    stay = [blocks[block.source] for block in structure.blocks]
+    parent, _, last = family.blocks.rpartition(".")
+    setattr(whole.get_submodule(parent), last, nn.ModuleList(stay))
+    number_anew(whole, stay, [block.source for block in structure.blocks])
+    return whole
+
+
+def number_anew(whole: Any, stay: list[nn.Module], sources: list[int]) -> None:
+    """Give blocks their new numbers, by which a cache finds their keys and values."""
+    whole.config.num_hidden_layers = len(stay)
+    if getattr(whole.config, "layer_types", None):
+        whole.config.layer_types = [whole.config.layer_types[source] for source in sources]
+    for index, block in enumerate(stay):
+        for module in block.modules():
+            if hasattr(module, "layer_idx"):
+                module.layer_idx = index

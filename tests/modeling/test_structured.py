@@ -1,0 +1,199 @@
+"""Smaller models: what a structure keeps of a base is that base with zeros, and only what is kept is read."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from structured_models import DECODERS, ENCODERS, WITH_LANES, masked, save, uneven
+from tiny_models import CPU, token_windows, whole_model
+from transformers import AutoModelForSequenceClassification
+
+from espalier.evaluation.perplexity import mean_losses
+from espalier.modeling.block_stream import BlockStream, run_through
+from espalier.modeling.opened import OpenedModel
+from espalier.modeling.quantised import quantise
+from espalier.modeling.quantised_cache import cache_key, quantised_linears
+from espalier.modeling.structured.sliced_checkpoint import stretches
+from espalier.modeling.whole import load_whole
+from espalier.settings.lora import LoraSettings
+from espalier.settings.mistakes import Mistake
+from espalier.settings.run import parse
+from espalier.training.adapted import AdaptedModel
+from espalier.wire.adapters import adapter_plan
+from espalier.wire.structure import Structure, structured_plan
+
+CASES = [(name, False) for name in DECODERS] + [(name, True) for name in WITH_LANES]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return {name: save(tmp_path_factory.mktemp("base"), name) for name in (*DECODERS, *ENCODERS)}
+
+
+@pytest.mark.parametrize(("name", "lanes"), CASES)
+@torch.no_grad()
+def test_sliced_is_masked_whole_streamed_and_generating(saved: dict[str, Path], name: str, lanes: bool) -> None:
+    base = OpenedModel(saved[name])
+    structure = uneven(base, lanes=lanes)
+    expected = masked(whole_model(base.directory), base, structure)
+    small = OpenedModel(base.directory, structure)
+    whole, windows = load_whole(small, CPU, "float32"), token_windows(3, 9)
+    wanted = expected(input_ids=windows, use_cache=False).logits
+    torch.testing.assert_close(whole(input_ids=windows, use_cache=False).logits, wanted, rtol=1e-5, atol=1e-5)
+    stream = BlockStream(small, CPU)
+    streamed = torch.cat(list(stream.logits(run_through(stream, windows)))).view_as(wanted)
+    torch.testing.assert_close(streamed, wanted, rtol=1e-5, atol=1e-5)
+    how: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
+    prompt, seen = windows[:, :4], torch.ones(3, 4, dtype=torch.int64)
+    found = whole.generate(prompt, attention_mask=seen, use_cache=True, **how)
+    assert torch.equal(found, expected.generate(prompt, attention_mask=seen, use_cache=True, **how))
+    assert torch.equal(found, whole.generate(prompt, attention_mask=seen, use_cache=False, **how))
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+@torch.no_grad()
+def test_a_sliced_encoder_is_a_masked_one(saved: dict[str, Path], name: str) -> None:
+    base = OpenedModel(saved[name])
+    structure = uneven(base)
+    small = load_whole(OpenedModel(base.directory, structure), CPU, "float32", num_labels=3)
+    whole = AutoModelForSequenceClassification.from_pretrained(base.directory, num_labels=3).eval()
+    heads = {key: value for key, value in small.state_dict().items() if key.startswith(("classifier", "bert.pooler"))}
+    whole.load_state_dict(heads, strict=False)
+    windows = token_windows(3, 9)
+    wanted = masked(whole, base, structure)(input_ids=windows).logits
+    torch.testing.assert_close(small(input_ids=windows).logits, wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "lanes"), [*CASES, *((name, False) for name in ENCODERS)])
+def test_parameters_are_those_of_the_built_model_and_the_plan_follows_from_the_base_s(
+    saved: dict[str, Path], name: str, lanes: bool
+) -> None:
+    base = OpenedModel(saved[name])
+    structure = uneven(base, lanes=lanes)
+    small = OpenedModel(base.directory, structure)
+    built = small.new_skeleton(2 if name in ENCODERS else None)
+    heads = ("classifier", "bert.pooler")
+    counted = sum(value.numel() for key, value in built.named_parameters() if not key.startswith(heads))
+    assert small.plan.num_parameters == counted
+    assert small.plan == structured_plan(base.plan, structure)
+    read = {key: stored.shape for key, stored in small.checkpoint.tensors.items()}
+    for block in small.plan.blocks:
+        for linear in block.linears:
+            assert read[linear.parameter] == linear.shape
+    assert all(tuple(small.checkpoint.read(key).shape) == shape for key, shape in read.items())
+
+
+def test_a_structure_of_a_structure_is_one_structure(saved: dict[str, Path]) -> None:
+    base = OpenedModel(saved["qwen2"])
+    inner = uneven(base, lanes=True)
+    middle = OpenedModel(base.directory, inner)
+    outer = Structure.whole(middle.plan).keeping({0: {"channels": [1, 2]}, 2: {"attn_reads": [0, 4]}}).with_blocks([0, 2])
+    both = outer.of(inner)
+    assert [block.source for block in both.blocks] == [0, 3]
+    assert both.blocks[0].channels == (3, 6)
+    assert both.blocks[1].attn_reads == (0, 4)
+    assert structured_plan(base.plan, both) == structured_plan(middle.plan, outer)
+    with pytest.raises(Mistake, match="of another model than the one that it is to be put upon"):
+        inner.of(inner)
+
+
+def test_bytes_come_in_pieces_as_they_come_at_once(saved: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against whole tensors that torch indexes; with stretches of a few rows, and gaps that are passed by."""
+    monkeypatch.setattr("espalier.modeling.structured.sliced_checkpoint.CHUNK", 700)
+    monkeypatch.setattr("espalier.modeling.structured.sliced_checkpoint.GAP", 128)
+    base = OpenedModel(saved["llama with biases"])
+    structure = uneven(base, lanes=True)
+    small = OpenedModel(base.directory, structure)
+    for name, slice in small.checkpoint.slices.items():  # type: ignore[attr-defined]
+        expected = base.checkpoint.read(slice.source)
+        expected = expected if slice.rows is None else expected[torch.tensor(slice.rows)]
+        expected = expected if slice.columns is None else expected[:, torch.tensor(slice.columns)]
+        assert torch.equal(small.checkpoint.read(name), expected)
+        raw = b"".join(small.checkpoint.chunks(name))
+        assert raw == expected.contiguous().numpy().tobytes()
+
+
+def test_stretches_by_hand() -> None:
+    """Rows of 32 KiB: a gap of two is read along, one of three is not; 512 rows at most."""
+    assert list(stretches([0, 3, 4, 8], 32 * 1024)) == [(0, 5, 0, 3), (8, 9, 3, 4)]
+    assert list(stretches(range(600), 32 * 1024)) == [(0, 512, 0, 512), (512, 600, 512, 600)]
+    assert list(stretches([7], 1 << 30)) == [(7, 8, 0, 1)]
+
+
+def test_given_tensors_take_the_place_of_slices_and_add_biases(saved: dict[str, Path]) -> None:
+    base = OpenedModel(saved["llama"])
+    cut = uneven(base)
+    structure = Structure(cut.base, cut.blocks, ("mlp.down",))
+    prefix, fresh = "model.layers.", torch.arange(32, dtype=torch.float32)
+    given = {f"{prefix}{index}.mlp.down_proj.bias": fresh + index for index in range(3)}
+    given |= {f"{prefix}1.self_attn.k_proj.weight": torch.full((8, 32), 0.25)}
+    small = OpenedModel(base.directory, structure, given)
+    whole = load_whole(small, CPU, "float32")
+    block = whole.model.layers[1]
+    assert torch.equal(block.mlp.down_proj.bias, fresh + 1)
+    assert torch.equal(block.self_attn.k_proj.weight, given[f"{prefix}1.self_attn.k_proj.weight"])
+    assert small.plan.num_parameters == sum(parameter.numel() for parameter in whole.parameters())
+    assert small.sha256 != OpenedModel(base.directory, structure, given | {f"{prefix}0.mlp.down_proj.bias": fresh + 9}).sha256
+
+
+def test_nf4_is_quantised_after_slicing_and_kept_apart_from_the_base(tmp_path: Path) -> None:
+    base = OpenedModel(save_wide(tmp_path / "base"))
+    structure = Structure.whole(base.plan).keeping({1: {"channels": range(64, 192), "groups": [1]}}).with_blocks([1, 2])
+    small = OpenedModel(base.directory, structure)
+    assert cache_key(small, CPU.device, True) != cache_key(base, CPU.device, True)
+    made = dict(quantised_linears(small, CPU.device, True, tmp_path / "cache"))
+    kept = dict(quantised_linears(small, CPU.device, True, tmp_path / "cache"))
+    for linear, matrix in made.items():
+        value = small.checkpoint.read(linear.parameter)
+        expected = quantise([value.reshape(-1)], linear.shape, CPU.device)
+        for one in (matrix, kept[linear]):
+            assert all(torch.equal(one.tensors[key], tensor) for key, tensor in expected.tensors.items())
+    whole = load_whole(small, CPU, "nf4", cache_folder=tmp_path / "cache")
+    assert torch.isfinite(whole(input_ids=token_windows(2, 5)).logits).all()
+
+
+def save_wide(folder: Path) -> Path:
+    """A LLaMA whose matrices stay whole blocks of NF4 when 64 channels or one group are cut."""
+    from structured_models import SIZES
+    from tiny_models import llama_config, save_model
+
+    sizes = {"hidden_size": 64, "intermediate_size": 192, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
+    return save_model(folder, llama_config(**SIZES | sizes))
+
+
+def test_lora_follows_a_structure_and_trains_in_it(saved: dict[str, Path]) -> None:
+    base = OpenedModel(saved["qwen2"])
+    small = OpenedModel(base.directory, uneven(base, lanes=True))
+    lora = LoraSettings(rank=1, targets="all")
+    adapters = adapter_plan(small.plan, lora)
+    assert adapters.shapes()["block-0001"]["mlp.down.lora_a"] == (1, 5)
+    settings = parse({"method": "fedpetuning", "lora.rank": 1, "lora.targets": "all"})
+    adapted = AdaptedModel.load(small, CPU, settings, adapters)
+    loss = adapted.whole(input_ids=token_windows(2, 7), labels=token_windows(2, 7)).loss
+    loss.backward()
+    gradients = {name: value.grad for block in adapted.parameters.values() for name, value in block.items()}
+    assert all(gradient is not None and torch.isfinite(gradient).all() for gradient in gradients.values())
+
+
+def test_losses_of_a_smaller_model_are_those_of_the_whole_one(saved: dict[str, Path]) -> None:
+    small = OpenedModel(saved["mistral"], uneven(OpenedModel(saved["mistral"])))
+    windows = token_windows(5, 8)
+    (found,) = mean_losses(BlockStream(small, CPU), {"text": windows}).values()
+    whole = load_whole(small, CPU, "float32")
+    with torch.no_grad():
+        expected = torch.stack([whole(input_ids=window[None], labels=window[None]).loss for window in windows]).mean().item()
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_structure_of_another_model_is_refused(saved: dict[str, Path], tmp_path: Path) -> None:
+    structure = Structure.whole(OpenedModel(save_wide(tmp_path)).plan)
+    with pytest.raises(Mistake, match="structure: it is of a model with blocks of other units"):
+        OpenedModel(saved["llama"], structure)
+
+
+@pytest.mark.parametrize("name", ["opt", "bert"])
+def test_lanes_of_families_without_a_norm_before_each_part_are_refused(saved: dict[str, Path], name: str) -> None:
+    base = OpenedModel(saved[name])
+    with pytest.raises(Mistake, match="lanes of the residual stream can be cut in models like LLaMA alone"):
+        OpenedModel(base.directory, uneven(base, lanes=True))

@@ -1,0 +1,183 @@
+"""Smaller models on disk: each form is loaded by others, and gives the same logits."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from structured_models import DECODERS, WITH_LANES, save, uneven
+from tiny_models import CPU, token_windows, whole_model
+from torch import Tensor
+
+from espalier.modeling.edits import WeightEdit, dense
+from espalier.modeling.export import export_edited
+from espalier.modeling.families import FAMILIES
+from espalier.modeling.opened import OpenedModel
+from espalier.modeling.structured import modeling_structured
+from espalier.modeling.structured.export import FORMS, best_form, export_structured, possible_forms
+from espalier.modeling.whole import load_whole
+from espalier.settings.mistakes import Mistake
+from espalier.wire.structure import Structure
+
+WINDOWS = token_windows(2, 8)
+CASES = [(name, False) for name in DECODERS] + [(name, True) for name in WITH_LANES]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return {name: save(tmp_path_factory.mktemp("base"), name) for name in DECODERS}
+
+
+@torch.no_grad()
+def logits(model: OpenedModel) -> Tensor:
+    found: Tensor = load_whole(model, CPU, "float32")(input_ids=WINDOWS).logits
+    return found
+
+
+@pytest.mark.parametrize(("name", "lanes"), CASES)
+@torch.no_grad()
+def test_all_forms_that_are_possible_give_the_same_logits(
+    saved: dict[str, Path], tmp_path: Path, name: str, lanes: bool
+) -> None:
+    """Compact ones also as Espalier opens them again; their tensors are the slices, those of others have the base's shapes."""
+    base = OpenedModel(saved[name])
+    small = OpenedModel(base.directory, uneven(base, lanes=lanes))
+    expected = logits(small)
+    assert sorted(possible_forms(small)) == ["plain"]
+    for form in ("compact", "zero-filled"):
+        target = tmp_path / form
+        export_structured(small, dense, target, form, card="# smaller")  # type: ignore[arg-type]
+        torch.testing.assert_close(whole_model(target)(input_ids=WINDOWS).logits, expected, rtol=1e-5, atol=1e-5)
+        assert (target / "README.md").read_text() == "# smaller"
+        assert len(list(target.glob("*.safetensors"))) > 1
+    again = OpenedModel(tmp_path / "compact")
+    assert (again.plan, again.structure) == (small.plan, small.structure)
+    assert torch.equal(logits(again), expected)
+    for key in small.checkpoint.tensors:
+        assert torch.equal(again.checkpoint.read(key), small.checkpoint.read(key))
+    filled = OpenedModel(tmp_path / "zero-filled")
+    assert {key: stored.shape for key, stored in filled.checkpoint.tensors.items()} == {
+        key: stored.shape for key, stored in base.checkpoint.tensors.items()
+    }
+    with pytest.raises(Mistake, match=r"cannot be written as 'plain': its blocks are not alike.*choose 'compact' or 'zero-"):
+        export_structured(small, dense, tmp_path / "plain", "plain")
+
+
+@pytest.mark.parametrize("name", DECODERS)
+@torch.no_grad()
+def test_blocks_that_are_alike_are_written_for_transformers_alone(saved: dict[str, Path], tmp_path: Path, name: str) -> None:
+    base = OpenedModel(saved[name])
+    groups = {"groups": range(2)} if name != "opt" else {}
+    kept = {index: {"channels": range(index, index + 20), **groups} for index in range(4)}
+    small = OpenedModel(base.directory, Structure.whole(base.plan).keeping(kept).with_blocks([1, 3]))
+    assert best_form(small) == "plain"
+    export_structured(small, dense, tmp_path / "plain", "plain")
+    config = json.loads((tmp_path / "plain" / "config.json").read_text())
+    assert config["model_type"] == base.config["model_type"]
+    assert "structure" not in config
+    torch.testing.assert_close(whole_model(tmp_path / "plain")(input_ids=WINDOWS).logits, logits(small), rtol=1e-5, atol=1e-5)
+    assert OpenedModel(tmp_path / "plain").plan.num_parameters == small.plan.num_parameters
+
+
+WITHOUT_ESPALIER = """
+import sys, torch
+from transformers import AutoModelForCausalLM
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True, dtype=torch.float32).eval()
+assert not any(name.startswith("espalier") for name in sys.modules)
+torch.save(model(input_ids=torch.load(sys.argv[2])).logits, sys.argv[3])
+"""
+
+
+def test_a_compact_model_is_loaded_by_its_own_code(saved: dict[str, Path], tmp_path: Path) -> None:
+    """In a process that knows nothing of Espalier."""
+    base = OpenedModel(saved["llama"])
+    small = OpenedModel(base.directory, uneven(base, lanes=True))
+    export_structured(small, dense, tmp_path / "small", "compact")
+    torch.save(WINDOWS, tmp_path / "windows.pt")
+    words = [str(tmp_path / name) for name in ("small", "windows.pt", "logits.pt")]
+    command = [sys.executable, "-I", "-c", WITHOUT_ESPALIER, *words]
+    environment = {"HOME": str(tmp_path), "HF_HOME": str(tmp_path / "hub"), "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert torch.equal(torch.load(tmp_path / "logits.pt"), logits(small).detach())
+
+
+def test_the_code_beside_an_export_knows_the_paths_of_the_families() -> None:
+    """It stands alone, and so names them again."""
+    by_type = {name: family for family in FAMILIES for name in family.model_types}
+    assert {cls.config_class.model_type.removeprefix("structured-") for cls in modeling_structured.CLASSES} == by_type.keys()
+    for cls in modeling_structured.CLASSES:
+        family = by_type[cls.config_class.model_type.removeprefix("structured-")]
+        assert (cls.paths, cls.blocks) == (dict(family.linears), family.blocks)
+
+
+@pytest.mark.parametrize(("name", "possible"), [("llama", True), ("qwen3", False), ("opt", True), ("mistral", False)])
+@torch.no_grad()
+def test_added_biases_are_in_every_form_that_can_have_them(
+    saved: dict[str, Path], tmp_path: Path, name: str, possible: bool
+) -> None:
+    base = OpenedModel(saved[name])
+    cut = uneven(base, drop=False)
+    structure = replace(cut, added_biases=("attn.o", "mlp.down"))
+    paths = [base.family.linears[linear] for linear in structure.added_biases]
+    given = {
+        f"{base.family.blocks}.{index}.{path}.bias": torch.full((32,), 0.1 * index) for index in range(4) for path in paths
+    }
+    small = OpenedModel(base.directory, structure, given)
+    expected = logits(small)
+    assert not torch.allclose(expected, logits(OpenedModel(base.directory, cut)))
+    assert ("zero-filled" not in possible_forms(small)) == possible
+    for form in FORMS:
+        if form not in possible_forms(small):
+            export_structured(small, dense, tmp_path / form, form)
+            found = whole_model(tmp_path / form)(input_ids=WINDOWS).logits
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    if not possible:
+        with pytest.raises(Mistake, match=f"'zero-filled': transformers' {name} has no bias at"):
+            export_structured(small, dense, tmp_path / "filled", "zero-filled")
+
+
+class Doubled:
+    """Twice the weight."""
+
+    def __call__(self, weight: Tensor) -> Tensor:
+        return weight * 2
+
+
+def test_a_smaller_model_is_edited_and_cut_again(saved: dict[str, Path], tmp_path: Path) -> None:
+    """As a tuned one is, whose base is an export."""
+    base = OpenedModel(saved["qwen2"])
+    small = OpenedModel(base.directory, uneven(base))
+    export_structured(small, dense, tmp_path / "small", "compact")
+
+    def edits(index: int) -> dict[str, WeightEdit]:
+        return {"mlp.up": Doubled()} if index == 1 else {}
+
+    again = OpenedModel(tmp_path / "small")
+    export_edited(again, edits, tmp_path / "edited")
+    edited = OpenedModel(tmp_path / "edited")
+    assert edited.structure == small.structure
+    name = "model.layers.1.mlp.up_proj.weight"
+    assert torch.equal(edited.checkpoint.read(name), 2 * small.checkpoint.read(name))
+    third = OpenedModel(tmp_path / "small", Structure.whole(again.plan).with_blocks([0, 2]))
+    export_structured(third, dense, tmp_path / "third", "compact")
+    assert [block.source for block in OpenedModel(tmp_path / "third").structure.blocks] == [0, 3]  # type: ignore[union-attr]
+    torch.testing.assert_close(logits(OpenedModel(tmp_path / "third")), logits(third))
+    with pytest.raises(Mistake, match="holds a smaller model itself, and what was cut from it is not there"):
+        export_structured(third, dense, tmp_path / "filled", "zero-filled")
+
+
+@pytest.mark.parametrize("spoil", ["remove", "other", "text"])
+def test_a_structure_that_does_not_go_with_the_files_is_a_mistake(saved: dict[str, Path], tmp_path: Path, spoil: str) -> None:
+    base = OpenedModel(saved["llama"])
+    export_structured(OpenedModel(base.directory, uneven(base)), dense, tmp_path / "small", "compact")
+    path = tmp_path / "small" / "structure.json"
+    document = json.loads(path.read_text())
+    document["blocks"][0]["groups"] = "0"
+    texts = {"other": json.dumps(document), "text": "{"}
+    path.unlink() if spoil == "remove" else path.write_text(texts[spoil])
+    with pytest.raises(Mistake, match=r"structure.json: .*; copy the model again"):
+        OpenedModel(tmp_path / "small")
