@@ -116,7 +116,7 @@ def private_text(client: int) -> str:
     """Passages that no other client and no public text has."""
     generator = random.Random(f"private {client}")
     words = [f"{word}{generator.randrange(1000)}" for word in WORDS]
-    return "\n\n".join(" ".join(generator.choices(words, k=12)) for _ in range(60))
+    return "\n\n".join(" ".join(generator.choices(words, k=12)) for _ in range(30))
 
 
 def model_files(folder: Path) -> dict[str, bytes]:

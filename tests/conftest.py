@@ -1,7 +1,10 @@
 """What tests of several rooms share."""
 
+import os
 from collections import Counter
 from collections.abc import Iterator
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # workers share the cores: threads that wait must not spin
 
 import hypothesis
 import pytest

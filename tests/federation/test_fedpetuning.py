@@ -90,7 +90,7 @@ class TestFedPETuning(Promises):
         grid = bench.grid(**changes)
         folder = bench.run(grid, **changes)
         sent = sent_adapters(grid, 1)
-        assert len(set(uneven.values())) == 4
+        assert len(set(uneven.values())) > 2
         assert {client["client"]: client["metrics"]["samples"] for client in summary(folder)["clients"]} == uneven
         for block in (0, 1):
             for matrix in PATHS:

@@ -40,7 +40,7 @@ SIDES = 16 + 16 + 16 + 8
 PRUNED = {
     "hetlora__regularisation": 1.0,
     "federation__rounds": 3,
-    "training__steps": 4,
+    "training__steps": 5,
     "training__schedule": "linear",
 }
 """A strong penalty, and ever smaller steps: in round two every client gives up half of its ranks."""

@@ -1,11 +1,14 @@
 """The same run in simulation and as real processes over gRPC gives the same bytes."""
 
 import json
+import subprocess
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from bench import home, private_text
 from deployment import Federation, espalier, federation
 from flwr.app import Context, RecordDict
 from in_process import FakeTime, InProcessGrid
@@ -17,7 +20,6 @@ from espalier.launch.configuration import configuration
 pytestmark = pytest.mark.processes
 
 ROOT = Path(__file__).parent.parent.parent
-SETTINGS = ("evaluation.max-windows=4", "part-bytes=150000")
 
 
 def results_of(out_dir: Path, method: str) -> Path:
@@ -29,32 +31,79 @@ def files(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in sorted(folder.iterdir())}
 
 
+SITES = ("hospital-a", "hospital-b")
+
 METHODS = {
     "fedpetuning": (
-        ("federation.rounds=2", "training.steps=2", "lora.targets=all", "lora.merge=true", "part-bytes=400000"),
-        ["enrol", "train", "fetch", "deliver", "train", "fetch", "alone", "evaluate"],
+        ("federation.rounds=2", "training.steps=2", "lora.targets=all", "lora.merge=true", "evaluation.local-only=false"),
+        ["enrol", "train", "fetch", "deliver", "train", "fetch"],
     ),
-    "fedprllm": (("data.windows=2",), ["enrol", "train", "fetch", "fetch", "evaluate"]),
+    "fedprllm": (("data.windows=20",), ["enrol", "train", "evaluate"]),
     "fedspallm": (
-        ("federation.rounds=2", "fedspallm.capabilities=1,2", "data.windows=2", "part-bytes=1500000"),
-        ["enrol", "train", "fetch", "deliver", "deliver", "deliver", "train", "fetch", "evaluate"],
+        ("fedspallm.capabilities=1,2", "data.windows=20", "evaluation.local-only=false", "part-bytes=1000000"),
+        ["enrol", "train"],
     ),
     "hetlora": (
-        ("federation.rounds=2", "hetlora.ranks=2,8", "training.steps=2", "lora.merge=true"),
-        ["enrol", "train", "train", "alone", "evaluate"],
+        (
+            "federation.rounds=1",
+            "hetlora.ranks=2,8",
+            "training.steps=2",
+            "lora.merge=true",
+            "evaluation.local-only=false",
+            "part-bytes=1000000",
+        ),
+        ["enrol", "train"],
     ),
 }
 """Settings, and which messages leave the first site in what order."""
 
 
-SITES = ("hospital-a", "hospital-b")
+REFUSED = ("run", "evaluation.centralized=on", "--app", str(ROOT), "--superlink")
+"""What a deployment cannot do."""
+
+Done = subprocess.CompletedProcess[str]
+
+
+@dataclass(frozen=True)
+class Sites:
+    """Real processes, what their runs are told, and the runs, all at the same time, as one of them mostly waits."""
+
+    running: Federation
+    words: tuple[str, ...]
+    runs: dict[str, "Future[Done]"]
+    refused: "Future[Done]"
 
 
 @pytest.fixture(scope="module")
-def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
-    """One SuperLink and two SuperNodes for all runs, as they are outside tests."""
-    with federation(tmp_path_factory.mktemp("sites"), SITES) as started:
-        yield started
+def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sites]:
+    """One SuperLink and two SuperNodes for all runs, as they are outside tests, with a model and texts of their own."""
+    folder = tmp_path_factory.mktemp("sites")
+    shared = home(folder)
+    shared.public.write_text("\n\n".join(private_text(client) for client in range(2, 5)))  # a mean over few words never leaves
+    texts = {site: folder / f"text-{client}.txt" for client, site in enumerate(SITES)}
+    for client, text in enumerate(texts.values()):
+        text.write_text(private_text(client))
+    data = (f"model={shared.model}", "data.source=text", f"data.path={folder}/text-{{client}}.txt", "data.window-tokens=32")
+    words = (*data, f"evaluation.texts=public={shared.public}", "evaluation.window-tokens=32", "part-bytes=1024")
+    own = {site: f'model-path="{shared.model}" data-path="{text}"' for site, text in texts.items()}
+    with federation(folder, SITES, own) as started, ThreadPoolExecutor() as pool:
+        runs = {}
+        for method, (more, _) in METHODS.items():
+            command = (
+                "run",
+                "two-sites",
+                f"method={method}",
+                *words,
+                *more,
+                "--app",
+                str(ROOT),
+                "--superlink",
+                started.control,
+            )
+            (folder / method).mkdir()
+            runs[method] = pool.submit(espalier, folder / method, *command)
+        (folder / "refused").mkdir()
+        yield Sites(started, words, runs, pool.submit(espalier, folder / "refused", *REFUSED, started.control))
 
 
 def simulation(folder: Path, words: Sequence[str], *, by_the_command: bool) -> Path:
@@ -72,16 +121,13 @@ def simulation(folder: Path, words: Sequence[str], *, by_the_command: bool) -> P
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
-def test_real_processes_give_the_bytes_of_the_simulation(tmp_path: Path, sites: Federation, method: str) -> None:
+def test_real_processes_give_the_bytes_of_the_simulation(tmp_path: Path, sites: Sites, method: str) -> None:
     more, expected_kinds = METHODS[method]
-    words = ("two-sites", f"method={method}", *SETTINGS, *more)
-    with ThreadPoolExecutor() as pool:
-        command = ("run", *words, "--app", str(ROOT), "--superlink", sites.control)
-        deployment = pool.submit(espalier, tmp_path, *command)
-        simulated = simulation(tmp_path, words, by_the_command=method == "fedprllm")
-        done = deployment.result()
+    running, words = sites.running, ("two-sites", f"method={method}", *sites.words, *more)
+    simulated = simulation(tmp_path, words, by_the_command=method == "fedprllm")
+    done = sites.runs[method].result()
     assert done.returncode == 0, done.stdout + done.stderr
-    deployed = results_of(sites.folder / "runs", method)
+    deployed = results_of(running.folder / "runs", method)
 
     assert files(deployed / "model") == files(simulated / "model")
     for name in ("masks.safetensors", "adapter/adapter_model.safetensors"):
@@ -93,13 +139,13 @@ def test_real_processes_give_the_bytes_of_the_simulation(tmp_path: Path, sites: 
     assert summary["metrics"][0]["values"]["centralized"] is None
     lineage = json.loads((deployed / "run.json").read_text())["lineage"]
     for name in SITES:
-        log = sites.folder / name / "egress" / f"{lineage}-{name}.jsonl"
+        log = running.folder / name / "egress" / f"{lineage}-{name}.jsonl"
         kinds = [json.loads(line)["kind"] for line in log.read_text().splitlines()]
         assert kinds == expected_kinds if name == SITES[0] else kinds[:2] == ["enrol", "train"]
 
 
-def test_pooled_data_is_refused_in_deployment(tmp_path: Path, sites: Federation) -> None:
-    done = espalier(tmp_path, "run", "evaluation.centralized=on", "--app", str(ROOT), "--superlink", sites.control)
+def test_pooled_data_is_refused_in_deployment(sites: Sites) -> None:
+    done = sites.refused.result()
     assert done.returncode == 1
     assert "evaluation.centralized = 'on'" in done.stdout
     assert "simulation only" in done.stdout

@@ -64,9 +64,10 @@ def most_voted_by_sorting(
     number = {"layer": lambda cell: 0, "row": lambda cell: cell[0], "column": lambda cell: cell[1]}.get(
         group, lambda cell: cell[0] * columns + cell[1] // int(of or 1)
     )
-    pruned = [[False] * columns for _ in range(rows)]
-    for line in sorted({number(cell) for cell in cells}):
-        competing = [cell for cell in cells if number(cell) == line]
+    pruned, lines = [[False] * columns for _ in range(rows)], dict[int, list[tuple[int, int]]]()
+    for cell in cells:
+        lines.setdefault(number(cell), []).append(cell)
+    for competing in lines.values():
         order = sorted(
             range(len(competing)),
             key=lambda index: (
@@ -172,10 +173,11 @@ def test_large_matrices_with_many_ties(shape: tuple[int, int], group: Comparison
     """Rows that begin within a word, and ties whose sizes have their sign bit set."""
     generator = np.random.default_rng(1)
     counts = generator.integers(0, 4, shape)
+    masks = masks_with(counts.tolist())
     weight = torch.tensor(generator.choice([-2.5, -0.001, 0.0, 0.001, 1.0, 7.0, -300.0], shape), dtype=getattr(torch, dtype))
     keys = weight.abs().double().tolist()
     for sparsity in (0.0, 0.3, 0.97):
-        words = counter_of(shape, masks_with(counts.tolist())).most_voted(sparsity, group, magnitudes(weight))
+        words = counter_of(shape, masks).most_voted(sparsity, group, magnitudes(weight))
         expected = most_voted_by_sorting(counts.tolist(), sparsity, group, keys)
         assert unpack(words, shape).tolist() == expected
         assert count(words) == sum(map(sum, expected))
