@@ -1,0 +1,80 @@
+"""How much the inputs of a matrix fluctuate, and what that makes its channels worth (FLAP: An et al. 2024, section 3.2).
+
+Moments of several parties' inputs are pooled exactly (Chan, Golub and LeVeque 1979), so that parties which keep their texts to
+themselves find what one party finds that has all of them, but for rounding.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Metric = Literal["wifv", "ifv", "wifn"]
+"""Weighted input feature variance, the variance alone, or the weighted input feature norm."""
+
+
+@dataclass(frozen=True)
+class Moments:
+    """What is known of the inputs of a matrix, over tokens."""
+
+    count: int
+    """Tokens."""
+    mean: Tensor
+    """(channels,), float64."""
+    squares: Tensor
+    """(channels,), float64: sum over tokens of the squared distance from the mean."""
+
+    @property
+    def variance(self) -> Tensor:
+        """(channels,), float64, the unbiased estimate; zero for one token."""
+        return self.squares / max(1, self.count - 1)
+
+    @property
+    def square_sum(self) -> Tensor:
+        """(channels,), float64: sum over tokens of the squared input."""
+        return self.squares + self.count * self.mean.square()
+
+
+def moments_of(inputs: Tensor) -> Moments:
+    """Moments of inputs, (tokens, channels), any floating dtype, on the CPU."""
+    tokens = inputs.to(torch.float64)
+    mean = tokens.mean(dim=0)
+    return Moments(len(tokens), mean.cpu(), (tokens - mean).square().sum(dim=0).cpu())
+
+
+def pooled(parts: Sequence[Moments]) -> Moments:
+    """Moments of all parties' inputs together."""
+    count = sum(part.count for part in parts)
+    mean = torch.stack([part.mean * (part.count / count) for part in parts]).sum(dim=0)
+    squares = torch.stack([part.squares + part.count * (part.mean - mean).square() for part in parts]).sum(dim=0)
+    return Moments(count, mean, squares)
+
+
+def channel_scores(moments: Moments, weight: Tensor, metric: Metric) -> Tensor:
+    """What each input channel of a matrix is worth.
+
+    ``wifv``: variance of the channel times the squared norm of its column (equation 5); ``ifv`` the variance alone; ``wifn``
+    the mean over rows of the column's magnitudes times the channel's root mean square.
+
+    Parameters
+    ----------
+    weight : (out_features, channels)
+
+    Returns
+    -------
+    (channels,), float64, on the CPU
+    """
+    if metric == "ifv":
+        return moments.variance
+    values = weight.to(torch.float32)
+    if metric == "wifv":
+        return moments.variance * values.square().sum(dim=0, dtype=torch.float64).cpu()
+    return values.abs().mean(dim=0, dtype=torch.float64).cpu() * (moments.square_sum / moments.count).sqrt()
+
+
+def standardised(scores: Tensor) -> Tensor:
+    """Scores less their mean, over their standard deviation (section 3.3); zeros where all are equal."""
+    deviation = scores.std()
+    return (scores - scores.mean()) / deviation if deviation > 0 else torch.zeros_like(scores)

@@ -1,0 +1,90 @@
+"""Choice of units against a plain walk through them, and their sums against nested loops."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pruning_kernels.units import coupled_sums, lowest_units, share_of, within_each
+
+
+@pytest.mark.parametrize(("side", "size"), [(0, 1), (0, 3), (1, 1), (1, 4)])
+def test_sums_equal_nested_loops(side: int, size: int) -> None:
+    scores = torch.randn(6, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float32)
+    expected = [0.0] * (scores.shape[side] // size)
+    for row in range(6):
+        for column in range(8):
+            expected[(row, column)[side] // size] += float(scores[row, column])
+    assert coupled_sums(scores, side, size).tolist() == pytest.approx(expected)
+
+
+def walked(scores: list[float], costs: list[int], pools: list[int], target: int, gone: set[int]) -> set[int]:
+    """Take the lowest unit that is not the last of its pool, again and again."""
+    cut = set(gone)
+    for unit in sorted(range(len(scores)), key=lambda unit: (scores[unit], unit)):
+        left = [other for other in range(len(scores)) if pools[other] == pools[unit] and other not in cut]
+        if sum(costs[other] for other in cut) < target and unit in left and len(left) > 1:
+            cut.add(unit)
+    return cut
+
+
+@st.composite
+def units(draw: st.DrawFn) -> tuple[list[float], list[int], list[int], int]:
+    number = draw(st.integers(2, 20))
+    scores = draw(st.lists(st.sampled_from([-1.5, 0.0, 0.25, 1.0, 7.0]), min_size=number, max_size=number))
+    pools = draw(st.lists(st.integers(0, 3), min_size=number, max_size=number))
+    cost_of = draw(st.lists(st.integers(1, 9), min_size=4, max_size=4))
+    return scores, [cost_of[pool] for pool in pools], pools, draw(st.integers(0, 60))
+
+
+@given(units())
+def test_the_choice_is_that_of_a_walk(drawn: tuple[list[float], list[int], list[int], int]) -> None:
+    scores, costs, pools, target = drawn
+    expected = walked(scores, costs, pools, target, set())
+    given_tensors = (torch.tensor(scores), torch.tensor(costs), torch.tensor(pools))
+    if sum(costs[unit] for unit in expected) < target:
+        with pytest.raises(ValueError, match="all units but one of each kind and block have"):
+            lowest_units(*given_tensors, target)
+        return
+    found = lowest_units(*given_tensors, target)
+    assert set(found.nonzero().squeeze(1).tolist()) == expected
+    reached = sum(costs[unit] for unit in expected)
+    assert target <= reached < target + max(costs)
+    for pool in set(pools):
+        assert any(pools[unit] == pool and unit not in expected for unit in range(len(pools)))
+
+
+@given(units(), st.integers(0, 60))
+def test_choices_of_a_growing_target_grow_whatever_the_scores_were(
+    drawn: tuple[list[float], list[int], list[int], int], more: int
+) -> None:
+    scores, costs, pools, target = drawn
+    tensors = (torch.tensor(costs), torch.tensor(pools))
+    try:
+        first = lowest_units(torch.tensor(scores), *tensors, target)
+        second = lowest_units(-torch.tensor(scores), *tensors, target + more, first)
+    except ValueError:
+        return
+    gone = set(first.nonzero().squeeze(1).tolist())
+    assert (second | ~first).all()
+    assert set(second.nonzero().squeeze(1).tolist()) == walked([-score for score in scores], costs, pools, target + more, gone)
+
+
+def test_by_hand() -> None:
+    """Two blocks of two groups (cost 10) and three channels (cost 1): a third of 46 is 16."""
+    scores = torch.tensor([0.0, 1.0, 5.0, 0.5, 9.0, 3.0, 4.0, 0.1, 0.2, 0.3])
+    costs, pools = torch.tensor([10, 10, 1, 1, 1] * 2), torch.tensor([0, 0, 1, 1, 1, 2, 2, 3, 3, 3])
+    cut = lowest_units(scores, costs, pools, share_of(46, 1 / 3))
+    assert cut.nonzero().squeeze(1).tolist() == [0, 3, 5, 7, 8]
+    blocks = torch.tensor([0] * 5 + [1] * 5)
+    each = within_each(scores, costs, pools, blocks, [23, 23], 0.5)
+    assert each.nonzero().squeeze(1).tolist() == [0, 2, 3, 5, 7, 8]
+
+
+def test_a_share_is_rounded_up() -> None:
+    assert [share_of(10, 0.5), share_of(10, 0.51), share_of(3, 1 / 3), share_of(0, 0.5)] == [5, 6, 1, 0]
+
+
+def test_a_score_that_is_no_number_is_refused() -> None:
+    with pytest.raises(ValueError, match="a score is NaN"):
+        lowest_units(torch.tensor([1.0, torch.nan]), torch.tensor([1, 1]), torch.tensor([0, 0]), 1)
