@@ -1,7 +1,7 @@
 """Evaluation at a client, the same for every method: losses leave it, text and logits do not."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -10,6 +10,7 @@ from espalier.corpora.client_text import held_out_windows
 from espalier.evaluation.perplexity import mean_losses
 from espalier.modeling.block_stream import BlockStream
 from espalier.modeling.edits import Edits, dense
+from espalier.modeling.opened import OpenedModel
 from espalier.settings.mistakes import Mistake
 from espalier.wire.evaluation import LOSS_DIGITS, OWN_LOSS_LIMIT, OWN_TEXT_MODELS, WINDOWS_BLOB, Losses, Texts, require_many
 from espalier.wire.messages import Header, Letter, validate
@@ -35,7 +36,11 @@ def require_many_at_a_site(site: Site, request: Letter) -> None:
         )
 
 
-def answer(site: Site, request: Letter, alone: Edits, federated: Callable[[], Edits]) -> Letter:
+Evaluated = Edits | OpenedModel
+"""What is made of the base model's weights, or a smaller model."""
+
+
+def answer(site: Site, request: Letter, alone: Evaluated, federated: Callable[[], Evaluated]) -> Letter:
     """Loss of a client's own result on the public text that was sent along, and of all models on its own held-out text.
 
     Parameters
@@ -45,17 +50,22 @@ def answer(site: Site, request: Letter, alone: Edits, federated: Callable[[], Ed
     """
     started = time.monotonic()
     require_many_at_a_site(site, request)
-    stream, texts = BlockStream(site.model, site.computing), {}
+    texts: dict[str, torch.Tensor] = {}
     if WINDOWS_BLOB in request.blobs:
         arrays = unpack_tensors(request.blobs[WINDOWS_BLOB])
         texts = {name: torch.from_numpy(arrays[name]).to(torch.int64) for name in request.scalars["names"]}
     report = Losses(losses=[], own_losses=[], seconds=0.0)
     if texts:
-        report.losses = [round(loss, LOSS_DIGITS) for loss in mean_losses(stream, texts, alone).values()]
+        report.losses = [round(loss, LOSS_DIGITS) for loss in _losses(site, texts, alone).values()]
     if request.scalars["own_text"]:
         windows = held_out_windows(site.settings, site.node, site.model.encode, request.header.client)
-        models = {"dense": dense, "local_only": alone, "federated": federated()}
-        losses = [mean_losses(stream, {"": windows}, models[name], OWN_LOSS_LIMIT)[""] for name in OWN_TEXT_MODELS]
+        models: dict[str, Evaluated] = {"dense": dense, "local_only": alone, "federated": federated()}
+        losses = [_losses(site, {"": windows}, models[name], OWN_LOSS_LIMIT)[""] for name in OWN_TEXT_MODELS]
         report.own_losses = [round(loss, LOSS_DIGITS) for loss in losses]
     report.seconds = time.monotonic() - started
     return reply_to(request, report)
+
+
+def _losses(site: Site, texts: Mapping[str, torch.Tensor], model: Evaluated, limit: float | None = None) -> dict[str, float]:
+    opened, edits = (model, dense) if isinstance(model, OpenedModel) else (site.model, model)
+    return mean_losses(BlockStream(opened, site.computing), texts, edits, limit)

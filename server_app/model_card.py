@@ -36,6 +36,14 @@ def pruned_card(settings: RunSettings, model: OpenedModel, sparsity: float) -> s
     return _card(settings, model, "pruned", rows, "transformers", ("pruning",))
 
 
+def smaller_card(settings: RunSettings, model: OpenedModel, report: Mapping[str, Any]) -> str:
+    """The card of a smaller model; ``report`` is that of ``CutResult`` with the form."""
+    rows = {"size": f"{report['parameters']:,} parameters, {report['share_of_the_base']:.2%} of the base model's"}
+    if report["form"] == "compact":
+        rows["to load it"] = "`AutoModelForCausalLM.from_pretrained(path, trust_remote_code=True)`, or with Espalier installed"
+    return _card(settings, model, "pruned: a smaller model", rows, "transformers", ("pruning",))
+
+
 def edited_card(settings: RunSettings, model: OpenedModel) -> str:
     """The card of a model whose weights a method changed in another way."""
     return _card(settings, model, "changed", {}, "transformers", ())

@@ -37,11 +37,11 @@ def show(summary: Summary, traffic: Traffic) -> None:
             "centralized": summary.centralized_sparsity,
             "federated": summary.sparsity,
         }
-        sparsity = shares.get(column) or 0.0
+        sparsity = shares.get(column, 0.0)
         table.add_row(
             LABELS[column],
             *figures,
-            *([f"{sparsity:.2%}" if any(figure != "-" for figure in figures) else "-"] if prunes else []),
+            *([_share(sparsity) if any(figure != "-" for figure in figures) else "-"] if prunes else []),
             f"{traffic.up / clients:,.0f} up, {traffic.down / clients:,.0f} down" if federated else "-",
             f"{summary.seconds:.1f}" if federated else "-",
             end_section=column == "centralized" and not summary.chances,
@@ -63,6 +63,10 @@ def show(summary: Summary, traffic: Traffic) -> None:
             f"{cut} of {number} test items are longer than the model takes (written answers need task.answer-tokens of it), or "
             "task.max-test-tokens allows, and were cut"
         )
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2%}"
 
 
 def _spoilt(summary: Summary) -> list[str]:

@@ -22,7 +22,11 @@ from espalier.wire.messages import SCHEMA_VERSION, Header, Kind, Letter, NoScala
 from espalier.wire.payload import STYPE, TensorSpec
 from espalier.wire.plan import BlockPlan, LinearPlan, ModelPlan
 
-PLAN = ModelPlan(tuple(BlockPlan(index, (LinearPlan("attn.q", f"{index}", (128, 64), "BF16"),)) for index in range(2)), 0)
+LINEARS = tuple(
+    LinearPlan(name, name, (64, 64), "BF16")
+    for name in ("attn.q", "attn.k", "attn.v", "attn.o", "mlp.gate", "mlp.up", "mlp.down")
+)
+PLAN = ModelPlan(tuple(BlockPlan(index, LINEARS) for index in range(2)), 0)
 SETTINGS = {
     "evaluation.own-text": True, "evaluation.texts": "public=public.txt", "evaluation.window-tokens": 4,
     "lora.targets": "attn.q", "part-bytes": 1024,
@@ -93,6 +97,8 @@ def _asked(method: str, kind: Kind) -> dict[str, Any]:
         return texts.model_dump()
     if kind == "enrol" or (method == "fedprllm" and kind == "train"):
         return {}
+    if method == "flap":
+        return {"blob_sha256": [HASH]} if kind == "fetch" else {}
     if method == "fedprllm":
         return {"blob_sha256": [HASH]} if kind == "fetch" else {"num_voters": [3], "decided": len(PLAN.blocks)}
     if method == "fedspallm":
@@ -101,7 +107,7 @@ def _asked(method: str, kind: Kind) -> dict[str, Any]:
         of_kind: dict[Kind, dict[str, Any]] = {
             "train": layers | versions,
             "fetch": layers | {"blob_sha256": [HASH]},
-            "deliver": layers | versions | {"num_kept": [4096, 4096]},
+            "deliver": layers | versions | {"num_kept": [linear.num_weights // 2 for linear in LINEARS] * 2},
         }
         return of_kind[kind]
     return {"rank_limit": 4 if kind == "alone" else 8} | ({"rank": 8, "blob_sha256": [HASH]} if kind == "fetch" else {})
@@ -119,10 +125,12 @@ def _told(method: str, kind: Kind, blobs: Mapping[str, bytes]) -> dict[str, Any]
     if kind != "train":
         return {}
     hashes = {"seconds": 0.5, "blob_sha256": [sha256(blob) for blob in blobs.values()] * 2}
-    return hashes | {
+    more: dict[str, dict[str, Any]] = {
         "fedprllm": {},
+        "flap": {"tokens": 64},
         "fedspallm": {"calibration_windows": 0, "damping": 0.01},
-    }.get(method, {"samples": 8 if method == "fedpetuning" else 0, "skipped_steps": 0, "rank": 8})
+    }
+    return hashes | more.get(method, {"samples": 8 if method == "fedpetuning" else 0, "skipped_steps": 0, "rank": 8})
 
 
 def _blob(specs: Mapping[str, TensorSpec]) -> bytes:

@@ -30,6 +30,11 @@ class StoredTensor:
     start: int
     stop: int
 
+    @property
+    def num_bytes(self) -> int:
+        """Size of the data."""
+        return self.stop - self.start
+
 
 class Checkpoint:
     """All tensors of a model directory, single-file or sharded."""

@@ -123,6 +123,12 @@ def check_export(stream: BlockStream, edits: Edits, target: Path, windows: Tenso
     ExportError
         Logits differ by more than the computing dtype explains, or a tensor is not the (edited) dense one.
     """
+    check_logits(stream, edits, target, windows, reload_with)
+    _check_tensors(stream.model, edits, target)
+
+
+def check_logits(stream: BlockStream, edits: Edits, target: Path, windows: Tensor, reload_with: str) -> None:
+    """The first half of ``check_export``, for an export whose tensors are shaped otherwise."""
     expected = logits_of(stream, windows, edits)
     if reload_with == "transformers":
         transformers_logging.disable_progress_bar()
@@ -131,7 +137,6 @@ def check_export(stream: BlockStream, edits: Edits, target: Path, windows: Tenso
     else:
         found = logits_of(BlockStream(OpenedModel(target), stream.computing), windows, dense)
     require_close(found, expected, stream.computing.dtype, target)
-    _check_tensors(stream.model, edits, target)
 
 
 def require_close(found: Iterable[Tensor], expected: Iterable[Tensor], dtype: torch.dtype, target: Path) -> None:

@@ -201,6 +201,7 @@ class OpenedModel:
         from transformers import AutoTokenizer
 
         try:
+            self._transformers_config()  # so that transformers knows the classes of a smaller model
             return AutoTokenizer.from_pretrained(self.directory, local_files_only=True)
         except Exception as error:
             raise Mistake(
@@ -301,8 +302,14 @@ def _explained(where: str) -> Iterator[None]:
         raise Mistake(f"{where}: transformers cannot build this model: {type(error).__name__}: {text[0]}") from error
 
 
+def _of_a_run(directory: Path) -> Path:
+    """The model in a run's directory; other directories as they are."""
+    is_one = (directory / "run.json").exists() and not (directory / "config.json").exists()
+    return directory / "model" if is_one else directory
+
+
 def open_model(name: str) -> OpenedModel:
-    """Open ``demo``, the model that is installed with Espalier, or a directory.
+    """Open ``demo``, the model that is installed with Espalier, a model's directory, or that of a run which wrote a model.
 
     Raises
     ------
@@ -311,7 +318,7 @@ def open_model(name: str) -> OpenedModel:
     """
     if name != "demo":
         require_model(name)
-        return OpenedModel(at_home(name).absolute())
+        return OpenedModel(_of_a_run(at_home(name).absolute()))
     try:
         from espalier_assets import DEMO_MODEL
     except ModuleNotFoundError:

@@ -77,6 +77,17 @@ METHODS: dict[str, Row] = {
         outcome="server_app.outcomes.pruned:PrunedOutcome",
         baseline="strategies.baselines.centralized:reconstructed_by_all",
     ),
+    "flap": Row(
+        title="FLAP (attention groups and channels that fluctuate least are cut, on pooled statistics)",
+        settings="espalier.settings.flap:FlapSettings",
+        strategy="strategies.methods.flap:Flap",
+        job="client_app.flap",
+        delivery="client_app.delivery:take",
+        contracts="espalier.wire.flap",
+        outcome="server_app.outcomes.structured:StructuredOutcome",
+        baseline="strategies.baselines.centralized_structured:flap_of_all",
+        federates=False,
+    ),
     "hetlora": Row(
         title="HetLoRA (federated LoRA adapters, with a rank for each client)",
         settings="espalier.settings.hetlora:HetLoRASettings",

@@ -163,6 +163,6 @@ OBSERVER = (
 EXAMPLES: dict[Kind, dict[str, Any]] = {
     "train": {"blocks": [0, 1], "versions": [0, 0]},
     "fetch": {"blocks": [0, 1], "blob_sha256": ["0" * 64]},
-    "deliver": {"blocks": [0, 1], "versions": [1, 1], "num_kept": [1, 1]},
+    "deliver": {"blocks": [0, 1], "versions": [1, 1], "num_kept": [1] * 14},
 }
-"""Scalars of requests to a model of two blocks, by kind: what the contracts of the kind depend on."""
+"""Scalars of requests to a model of two blocks with seven matrices each, by kind: what the contracts of the kind depend on."""

@@ -15,11 +15,17 @@ from espalier.wire.evaluation import Texts
 from espalier.wire.messages import SCHEMA_VERSION, Header, Kind, Letter, NoScalars
 from espalier.wire.plan import BlockPlan, LinearPlan, ModelPlan
 
-EXAMPLE = ModelPlan(tuple(BlockPlan(i, (LinearPlan("attn.q", f"{i}", (1024, 64), "BF16"),)) for i in range(2)), 0)
-"""A model whose masks need two parts, so that ``fetch`` has a contract too."""
+SHAPES = {
+    "attn.q": (1024, 64), "attn.k": (1024, 64), "attn.v": (1024, 64), "attn.o": (64, 1024),
+    "mlp.gate": (128, 64), "mlp.up": (128, 64), "mlp.down": (64, 128),
+}  # fmt: skip
+EXAMPLE = ModelPlan(
+    tuple(BlockPlan(i, tuple(LinearPlan(name, name, shape, "BF16") for name, shape in SHAPES.items())) for i in range(2)), 0
+)
+"""A model whose replies need two parts, so that ``fetch`` has a contract too."""
 SETTINGS = {"evaluation.own-text": True, "lora.targets": "attn.q"}
 ONE_BLOCK = 8192
-"""Bytes of a part that holds a block's mask of the example model; a second part is asked for by ``fetch``."""
+"""Bytes of a part that holds one block of the example model; a second part is asked for by ``fetch``."""
 CLASSIFIER = replace(EXAMPLE, head_features=2), {"task.name": "sst2", "data.source": "jsonl", "data.path": "example"}
 """The same model as an encoder, whose classification head travels too."""
 BLOCK_AND_HEAD: dict[Payload, int] = {"float32": 40_000, "bfloat16": 20_000, "nf4": 6_000}
@@ -101,7 +107,7 @@ def _fields(sides: list[Side]) -> str:
     """Tensors with their dtypes, those of one dtype together, and the scalars."""
     dtypes: dict[str, set[str]] = {}
     for name, spec in (pair for side in sides for specs in side.specs(NoScalars()).values() for pair in specs.items()):
-        dtypes.setdefault(HEAD if name.startswith("head.") else name.removeprefix("attn.q."), set()).add(spec.dtype)
+        dtypes.setdefault(HEAD if name.startswith("head.") else _of_a_matrix(name), set()).add(spec.dtype)
     together: dict[tuple[bool, str], list[str]] = {}
     for name in sorted(dtypes):
         together.setdefault((name == HEAD, " or ".join(sorted(dtypes[name]))), []).append(name)
@@ -110,6 +116,12 @@ def _fields(sides: list[Side]) -> str:
         for (of_head, dtype), names in sorted(together.items())
     ]
     return "; ".join([*tensors, *(f"`{name}`" for name in sides[0].scalars.model_fields)])
+
+
+def _of_a_matrix(name: str) -> str:
+    """A tensor's name without that of its matrix."""
+    matrix = next((matrix for matrix in SHAPES if name.startswith(f"{matrix}.")), None)
+    return name.removeprefix(f"{matrix}.") if matrix else name
 
 
 if __name__ == "__main__":

@@ -2,11 +2,13 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 from espalier.evaluation.perplexity import mean_losses, perplexity
 from espalier.modeling.block_stream import BlockStream
-from espalier.modeling.edits import Edits
+from espalier.modeling.edits import Edits, dense
+from espalier.modeling.opened import OpenedModel
 from espalier.settings.methods import METHODS, part
 from espalier.settings.mistakes import Mistake
 from server_app.figures import figure
@@ -20,8 +22,10 @@ T = TypeVar("T")
 A_FEW = 2
 """Windows on which what was written is compared with what was meant."""
 
-Model = Edits | Mapping[int, Edits]
-"""One model for all, or one per client (a personal result), each as what it makes of the base model's weights."""
+OneModel = Edits | OpenedModel
+"""What is made of the base model's weights, or a model of its own."""
+Model = OneModel | Mapping[int, OneModel]
+"""One model for all, or one per client: a personal result."""
 
 
 class Outcome(ABC, Generic[R]):
@@ -71,21 +75,30 @@ class Outcome(ABC, Generic[R]):
 
     def measure_texts(self, models: Mapping[str, Model]) -> None:
         """Losses of models on the public texts, by column; of a personal result one per client."""
-        run, stream = self.run, BlockStream(self.run.model, self.run.computing)
+        run = self.run
         run.progress.begin("evaluating", len(models))
         for column, model in models.items():
             if isinstance(model, Mapping):
-                self._measure_personal(stream, column, model)
+                self._measure_personal(column, model)
                 continue
-            losses = mean_losses(stream, self.tests.texts, model)
+            losses = self._losses(model)
             for name, loss in losses.items():
                 self.summary.losses[name][column] = loss
             text = ", ".join(f"{name} {figure(perplexity(loss))}" for name, loss in losses.items())
             run.progress.step("evaluated", f"{column}: {text}", column=column, losses=losses)
 
-    def _measure_personal(self, stream: BlockStream, column: str, models: Mapping[int, Edits]) -> None:
+    def _losses(self, model: OneModel) -> dict[str, float]:
+        if isinstance(model, OpenedModel):
+            return mean_losses(BlockStream(model, self.run.computing), self.tests.texts, dense)
+        return mean_losses(self._dense, self.tests.texts, model)
+
+    @cached_property
+    def _dense(self) -> BlockStream:
+        return BlockStream(self.run.model, self.run.computing)
+
+    def _measure_personal(self, column: str, models: Mapping[int, OneModel]) -> None:
         for client, model in sorted(models.items()):
-            losses = mean_losses(stream, self.tests.texts, model)
+            losses = self._losses(model)
             for name, loss in losses.items():
                 self.summary.personal.setdefault(column, {}).setdefault(name, {})[client] = perplexity(loss)
             text = ", ".join(f"{name} {figure(perplexity(loss))}" for name, loss in losses.items())

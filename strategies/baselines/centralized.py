@@ -21,7 +21,7 @@ from pruning_kernels.local import LocalPruning
 from strategies.engine.run import Run
 
 
-def _pooled_windows(run: Run) -> Tensor:
+def pooled_windows(run: Run) -> Tensor:
     """The calibration windows of all clients, (windows, tokens), int64."""
     nowhere = simulated_node()  # a simulated node has no data of its own beside the run's [data]
     clients = range(run.settings.num_clients)
@@ -38,7 +38,7 @@ def masked_by_all(run: Run, stream: BlockStream, store: BlobStore) -> Edits:
     Edits
         What makes the dense model the pruned one; what is pruned is kept in ``store``, block by block.
     """
-    windows = _pooled_windows(run)
+    windows = pooled_windows(run)
     job = run.settings.of(FedPrLLMSettings)
     pooled = LocalPruning(job.local_metric, job.sparsity, job.local_group)
     hashes = []
@@ -50,7 +50,7 @@ def masked_by_all(run: Run, stream: BlockStream, store: BlobStore) -> Edits:
 
 def reconstructed_by_all(run: Run, stream: BlockStream, store: BlobStore) -> Edits:
     """The same as a client of FedSpaLLM that samples every layer, at the final sparsity at once."""
-    windows = _pooled_windows(run)
+    windows = pooled_windows(run)
     job, plan = run.settings.of(FedSpaLLMSettings), run.model.plan
     pooled = LocalPruning(job.local_method, job.sparsity, job.local_group, job.damping, job.damping_mean)
     hashes = []

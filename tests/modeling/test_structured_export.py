@@ -15,7 +15,7 @@ from torch import Tensor
 from espalier.modeling.edits import WeightEdit, dense
 from espalier.modeling.export import export_edited
 from espalier.modeling.families import FAMILIES
-from espalier.modeling.opened import OpenedModel
+from espalier.modeling.opened import OpenedModel, open_model
 from espalier.modeling.structured import modeling_structured
 from espalier.modeling.structured.export import FORMS, best_form, export_structured, possible_forms
 from espalier.modeling.whole import load_whole
@@ -181,3 +181,23 @@ def test_a_structure_that_does_not_go_with_the_files_is_a_mistake(saved: dict[st
     path.unlink() if spoil == "remove" else path.write_text(texts[spoil])
     with pytest.raises(Mistake, match=r"structure.json: .*; copy the model again"):
         OpenedModel(tmp_path / "small")
+
+
+def test_a_run_s_directory_is_opened_as_the_model_that_it_wrote(saved: dict[str, Path], tmp_path: Path) -> None:
+    base = OpenedModel(saved["llama"])
+    export_structured(OpenedModel(base.directory, uneven(base)), dense, tmp_path / "model", "compact")
+    (tmp_path / "run.json").write_text("{}")
+    assert open_model(str(tmp_path)).directory == tmp_path / "model"
+    (tmp_path / "run.json").unlink()
+    with pytest.raises(Mistake, match=r"has no config\.json"):
+        open_model(str(tmp_path))
+
+
+def test_a_process_that_opens_a_smaller_model_is_asked_nothing(saved: dict[str, Path], tmp_path: Path) -> None:
+    """transformers would ask whether to run the code beside it, before it knows the classes."""
+    base = OpenedModel(saved["llama"])
+    export_structured(OpenedModel(base.directory, uneven(base)), dense, tmp_path / "model", "compact")
+    code = "import sys; from espalier.modeling.opened import open_model; print(len(open_model(sys.argv[1]).tokenizer))"
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "model")], capture_output=True, text=True, input="")
+    assert (done.returncode, done.stdout) == (0, "96\n"), done.stderr
+    assert "custom code" not in done.stderr

@@ -7,24 +7,37 @@
 """
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from espalier.modeling.checkpoint import ShardWriter
-from espalier.modeling.edits import Edits
-from espalier.modeling.export import bits_of, edited_tensors, made_whole, write_card
+from espalier.modeling.block_stream import BlockStream
+from espalier.modeling.checkpoint import Checkpoint, ShardWriter
+from espalier.modeling.dtypes import TORCH_DTYPES
+from espalier.modeling.edits import Edits, dense
+from espalier.modeling.export import (
+    ExportError,
+    bits_of,
+    check_export,
+    check_logits,
+    edited_tensors,
+    made_whole,
+    write_card,
+)
 from espalier.modeling.model_files import INDEX, copy_beside
 from espalier.modeling.opened import OpenedModel
 from espalier.modeling.structured import modeling_structured
 from espalier.modeling.structured.configuration import STRUCTURE_FILE, plain_config
 from espalier.modeling.structured.sliced_checkpoint import SlicedCheckpoint
 from espalier.modeling.structured.slices import block_of
+from espalier.modeling.structured.units import ModelUnits
 from espalier.settings.mistakes import Mistake
+from espalier.settings.structured import StructuredSettings
 from espalier.storage.atomic import replacing, write_json
+from espalier.wire.cuts import KINDS
 from espalier.wire.payload import DTYPE_BYTES
 
 Form = Literal["compact", "plain", "zero-filled"]
@@ -60,6 +73,25 @@ def best_form(model: OpenedModel) -> Form:
     return "compact" if "plain" in possible_forms(model) else "plain"
 
 
+def require_writable(model: OpenedModel, job: StructuredSettings, biases: Sequence[str]) -> None:
+    """Refuse a share that cannot be cut, and a form in which what is left of a model could not be written.
+
+    Raises
+    ------
+    Mistake
+        It begins with the key of the method's table.
+    """
+    units = ModelUnits.of(model.plan)
+    share = units.share_of_units(model.plan, job)
+    any_scores = [dict(zip(KINDS, map(torch.zeros, own), strict=True)) for own in units.numbers]
+    like_it = units.structure(model.plan, units.lowest(any_scores, job, share), biases)
+    refused = possible_forms(OpenedModel(model.directory, like_it))
+    if job.form != "auto" and job.form in refused:
+        others = " or ".join(repr(form) for form in ("auto", *FORMS) if form == "auto" or form not in refused)
+        hint = "; with selection = 'kind' all blocks stay alike" if job.form == "plain" and job.selection != "kind" else ""
+        raise Mistake(f"form = '{job.form}': {refused[job.form]}{hint}; choose {others}")
+
+
 def export_structured(model: OpenedModel, edits: Edits, target: Path, form: Form, card: str = "") -> None:
     """Write a smaller model with edited weights, in the dtypes of the base's files.
 
@@ -83,6 +115,31 @@ def export_structured(model: OpenedModel, edits: Edits, target: Path, form: Form
             write_json(unfinished / STRUCTURE_FILE, model.structure.to_json())
             shutil.copyfile(CODE, unfinished / CODE.name)
         write_card(unfinished, card)
+
+
+@torch.no_grad()
+def check_structured(stream: BlockStream, target: Path, windows: Tensor, form: Form, reload_with: str) -> None:
+    """Reload an exported smaller model and compare its logits and tensors with what was meant.
+
+    Parameters
+    ----------
+    stream : the smaller model
+    windows : (windows, tokens), int64, a few windows of public text
+    reload_with : as ``check_export`` has it
+
+    Raises
+    ------
+    ExportError
+        Logits differ by more than the computing dtype explains, or a tensor is another one.
+    """
+    if form != "zero-filled":
+        check_export(stream, dense, target, windows, reload_with)
+        return
+    check_logits(stream, dense, target, windows, reload_with)
+    written = Checkpoint(target)
+    for name, expected in _filled(stream.model, dense):
+        if name not in written.tensors or not torch.equal(bits_of(written.read(name)), bits_of(expected)):
+            raise ExportError(f"{target}: {name} is not what was to be exported; the export is not usable")
 
 
 Specs = dict[str, tuple[str, tuple[int, ...], str]]
@@ -165,8 +222,6 @@ def _filled(model: OpenedModel, edits: Edits) -> Iterator[tuple[str, Tensor]]:
         elif name in base.tensors and not _is_of_a_linear(model, name):
             yield name, base.read(name)
         else:
-            from espalier.modeling.dtypes import TORCH_DTYPES
-
             yield name, torch.zeros(shape, dtype=TORCH_DTYPES[dtype])
 
 

@@ -1,0 +1,62 @@
+"""FLAP at a client: mean and spread of the inputs of two matrices of each block, of the dense model on its own windows.
+
+Moments travel; windows and activations never do. By the client's own moments alone it knows what it would cut by itself.
+"""
+
+import time
+
+from client_app.answered_once import Work, answer_once, kept_report
+from client_app.delivery import taken
+from client_app.evaluation import answer, require_own_text
+from client_app.site import Site
+from espalier.corpora.client_text import client_windows
+from espalier.modeling.block_stream import BlockStream
+from espalier.modeling.opened import OpenedModel
+from espalier.modeling.structured.flap import flap_cuts, pack_moments, unpack_moments, watched_moments
+from espalier.modeling.structured.opened_cut import open_cut
+from espalier.settings.flap import FlapSettings
+from espalier.storage.private import PrivateState
+from espalier.wire.flap import MomentsReport, biases, moment_specs, result_specs
+from espalier.wire.messages import Header, Letter, validate
+from espalier.wire.parts import parts_of
+from espalier.wire.payload import block_key
+
+
+def train(site: Site, request: Letter) -> Letter:
+    """Watch the inputs and reply with the first part; a round is answered once."""
+    specs = moment_specs(site.model.plan)
+
+    def watch(state: PrivateState) -> MomentsReport:
+        started, header = time.monotonic(), request.header
+        require_own_text(site, header)
+        windows = client_windows(site.settings, site.node, site.model.encode, header.client)
+        store, stream = state.blobs(header.server_round), BlockStream(site.model, site.computing)
+        hashes = [store.put(pack_moments(moments)) for moments in watched_moments(stream, windows)]
+        return MomentsReport(seconds=time.monotonic() - started, blob_sha256=hashes, tokens=windows.numel())
+
+    first_part = parts_of(specs, site.settings.part_bytes)[0]
+    return answer_once(site, request, Work(MomentsReport, list(specs), first_part, watch))
+
+
+def evaluate(site: Site, request: Letter) -> Letter:
+    """Loss of what this client would cut by itself on the public text that was sent along, and of all on its own text."""
+    return answer(site, request, _alone(site, request.header), lambda: _federated(site, request.header))
+
+
+def _alone(site: Site, header: Header) -> OpenedModel:
+    report = validate(MomentsReport, kept_report(site, header, "moments")["report"])
+    store = site.state(header).blobs(header.server_round)
+    kept = dict(enumerate(report.blob_sha256))
+    cuts = list(
+        flap_cuts(
+            site.model, lambda index: unpack_moments(store.get(kept[index]), report.tokens), site.settings.of(FlapSettings)
+        )
+    )
+    return open_cut(site.model, cuts.__getitem__, biases(site.settings))
+
+
+def _federated(site: Site, header: Header) -> OpenedModel:
+    """What the server decided, as it was delivered."""
+    parts = parts_of(result_specs(site.model.plan, site.settings), site.settings.part_bytes)
+    store, hashes, _ = taken(site, header, len(parts))
+    return open_cut(site.model, lambda index: store.get(hashes[block_key(index)]), biases(site.settings))

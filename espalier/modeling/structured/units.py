@@ -1,0 +1,97 @@
+"""The units of a model that can be cut, as the kernels see them: side by side, with their costs and who competes with whom."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from espalier.settings.mistakes import Mistake
+from espalier.settings.structured import StructuredSettings
+from espalier.wire.cuts import KINDS
+from espalier.wire.plan import ModelPlan
+from espalier.wire.structure import Structure, unit_costs, units_of
+from pruning_kernels.units import share_of, within_each
+
+
+@dataclass(frozen=True)
+class ModelUnits:
+    """Groups and channels of some blocks: for each block its groups, then its channels."""
+
+    blocks: tuple[int, ...]
+    numbers: tuple[tuple[int, int], ...]
+    """How many groups and channels each of the blocks has."""
+    costs: Tensor
+    """(units,), int64: parameters of each."""
+    pools: Tensor
+    """(units,), int64: twice the block's place among the blocks, plus 1 for channels."""
+
+    @staticmethod
+    def of(plan: ModelPlan, blocks: Sequence[int] | None = None) -> "ModelUnits":
+        """All units of a model, or those of some of its blocks."""
+        chosen = tuple(range(len(plan.blocks)) if blocks is None else blocks)
+        numbers, costs, pools = [], list[int](), list[int]()
+        for place, index in enumerate(chosen):
+            units = units_of(plan, plan.blocks[index])
+            numbers.append((units.groups, units.channels))
+            for kind, (number, cost) in enumerate(zip(numbers[-1], unit_costs(plan, plan.blocks[index]), strict=True)):
+                costs += [cost] * number
+                pools += [2 * place + kind] * number
+        return ModelUnits(chosen, tuple(numbers), torch.tensor(costs), torch.tensor(pools))
+
+    def competing(self, selection: str) -> Tensor:
+        """(units,), int64: which units compete, by the setting ``selection``."""
+        return {"global": torch.zeros_like(self.pools), "block": self.pools // 2, "kind": self.pools}[selection]
+
+    def lowest(self, scores: Sequence[Mapping[str, Tensor]], job: StructuredSettings, share: float) -> list[dict[str, NDArray]]:
+        """Which units are cut: for each of the blocks, bool arrays by kind.
+
+        Parameters
+        ----------
+        scores : for each of the blocks, (units,) by kind
+        share : of what the units cost together, see ``share_of_units``
+        """
+        flat = torch.cat([own[kind].to(torch.float64).cpu() for own in scores for kind in KINDS])
+        competing = self.competing(job.selection)
+        cut = within_each(flat, self.costs, self.pools, competing, self._totals(competing), share)
+        pieces = iter(cut.split([number for own in self.numbers for number in own]))
+        return [{kind: next(pieces).numpy().astype(np.bool_) for kind in KINDS} for _ in self.blocks]
+
+    def structure(self, plan: ModelPlan, cuts: Sequence[Mapping[str, NDArray]], biases: Sequence[str] = ()) -> Structure:
+        """What stays of the model; ``cuts`` as ``lowest`` gives them."""
+        kept = {
+            index: {kind: np.flatnonzero(~units).tolist() for kind, units in cut.items()}
+            for index, cut in zip(self.blocks, cuts, strict=True)
+        }
+        made = Structure.whole(plan).keeping(kept)
+        return Structure(made.base, made.blocks, tuple(biases))
+
+    def share_of_units(self, plan: ModelPlan, job: StructuredSettings) -> float:
+        """The share that the settings ask for, as a share of what these units cost.
+
+        Raises
+        ------
+        Mistake
+            Units have to stay (one of each kind in each block) that cost more than may stay.
+        """
+        everything = int(self.costs.sum())
+        whole = ModelUnits.of(plan) if len(self.blocks) < len(plan.blocks) else self
+        of = plan.num_parameters if job.share_of == "model" else int(whole.costs.sum())
+        share, competing = job.share * of / everything, self.competing(job.selection)
+        stay = torch.zeros_like(competing[: int(competing.max()) + 1])
+        first = torch.ones_like(self.pools, dtype=torch.bool)
+        first[1:] = self.pools[1:] != self.pools[:-1]
+        stay.scatter_add_(0, competing[first], self.costs[first])
+        for total, staying in zip(self._totals(competing), stay.tolist(), strict=True):
+            if share_of(total, share) > total - staying:
+                raise Mistake(
+                    f"share = {job.share:g} (share-of = '{job.share_of}'): {share:.1%} of what can be cut would have to go, "
+                    f"and of {total} parameters {staying} must stay, one group and one channel of each block; lower it"
+                )
+        return share
+
+    def _totals(self, competing: Tensor) -> list[int]:
+        sums = torch.zeros(int(competing.max()) + 1, dtype=torch.int64)
+        return sums.scatter_add_(0, competing, self.costs).tolist()

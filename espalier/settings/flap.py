@@ -1,0 +1,23 @@
+"""Settings of FLAP: structured pruning by how much channels fluctuate, on pooled statistics."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from espalier.settings.structured import StructuredSettings
+
+
+class FlapSettings(StructuredSettings):
+    """Table ``[flap]`` (An et al. 2024, section 3)."""
+
+    metric: Literal["wifv", "ifv", "wifn"] = Field(
+        "wifv",
+        description="What a channel is worth: the variance of its input times its column's squared norm, the variance alone, "
+        "or its mean magnitude times the input's norm.",
+    )
+    square_attention: bool = Field(
+        True, description="Attention's scores are squared before they are standardised, as in the published code."
+    )
+    bias_compensation: bool = Field(
+        True, description="The mean of what was cut is added as a bias, also where the family has none there (section 3.4)."
+    )

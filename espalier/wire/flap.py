@@ -1,0 +1,116 @@
+"""Contracts of FLAP: mean and spread of the inputs of two matrices of each block."""
+
+from typing import Any
+
+import numpy as np
+from pydantic import Field
+
+from espalier.settings.flap import FlapSettings
+from espalier.settings.mistakes import Mistake
+from espalier.settings.run import RunSettings
+from espalier.wire.contract import BlockSpecs, Contract, Side
+from espalier.wire.cuts import SomeOfEachKindStays, cut_specs
+from espalier.wire.messages import Kind, Letter, NoScalars, Scalars
+from espalier.wire.parts import PartRequest, Reply, Report, parts_of
+from espalier.wire.payload import TensorSpec, block_key, views
+from espalier.wire.plan import ModelPlan
+from espalier.wire.structure import ADDED_BIASES
+
+MOST_INPUT = 1e6
+"""Magnitude of an input that no model has; a mean or a spread beyond it is no honest one."""
+
+
+class MomentsReport(Report):
+    """What a client says beside its moments."""
+
+    tokens: int = Field(ge=1)
+    """Over how many tokens they are."""
+
+
+def mean_name(linear: str) -> str:
+    """Tensor name of the mean input of a matrix."""
+    return f"{linear}.mean"
+
+
+def squares_name(linear: str) -> str:
+    """Tensor name of the sum of squared distances from it."""
+    return f"{linear}.squares"
+
+
+def moment_specs(plan: ModelPlan) -> dict[str, dict[str, TensorSpec]]:
+    """The blobs of a reply: for each block two numbers per input channel of the attention's output and of down."""
+    specs = {}
+    for block in plan.blocks:
+        columns = {linear.name: linear.shape[1] for linear in block.linears if linear.name in ADDED_BIASES}
+        names = ((name(linear), width) for linear, width in columns.items() for name in (mean_name, squares_name))
+        specs[block_key(block.index)] = {name: TensorSpec("F32", (width,)) for name, width in names}
+    return specs
+
+
+def possible(key: str, blob: bytes) -> None:
+    """Raise Mistake if moments are none that inputs can have."""
+    for name, values in views(blob).items():
+        lowest, most = (0.0, np.inf) if name.endswith(".squares") else (-MOST_INPUT, MOST_INPUT)
+        if not (np.isfinite(values).all() and values.min() >= lowest and values.max() <= most):
+            raise Mistake(f"{key} {name}: a number is not finite, or none that inputs of a model have")
+
+
+def most_tokens(run: RunSettings) -> int:
+    """Tokens that a client's windows have, if it has them all."""
+    return run.data.windows * run.data.window_tokens
+
+
+def contract(request: Letter, plan: ModelPlan, run: RunSettings) -> Contract:
+    """The contract of a ``train`` message (part 0) or of a ``fetch`` of a later part."""
+    specs, most = moment_specs(plan), most_tokens(run)
+
+    def no_more_than_asked(report: Scalars) -> None:
+        if isinstance(report, MomentsReport) and report.tokens > most:
+            raise Mistake(f"MomentsReport: {report.tokens} tokens, data.windows of data.window-tokens have {most}")
+
+    reply = Reply(
+        order=NoScalars,
+        part_order=PartRequest,
+        report=MomentsReport,
+        specs=specs,
+        parts=parts_of(specs, run.part_bytes),
+        observer=OBSERVER,
+        more="the moments of further blocks, as in train",
+        check_values=possible,
+        check_report=no_more_than_asked,
+    )
+    return reply.contract(request, run.method)
+
+
+def biases(run: RunSettings) -> tuple[str, ...]:
+    """Matrices that get a bias."""
+    return ADDED_BIASES if run.of(FlapSettings).bias_compensation else ()
+
+
+def result_specs(plan: ModelPlan, run: RunSettings) -> BlockSpecs:
+    """The blobs of the result."""
+    return cut_specs(plan, biases(run))
+
+
+def delivery(request: Letter, plan: ModelPlan, run: RunSettings) -> Contract:
+    """The contract of a ``deliver``: a part of what is cut, on its way to a client that evaluates it."""
+    if not run.evaluation.own_text:
+        raise Mistake("message: a result is delivered, but evaluation.own-text is off")
+    specs = result_specs(plan, run)
+    parts = parts_of(specs, run.part_bytes)
+    if request.header.part >= len(parts):
+        raise Mistake(f"message: part {request.header.part} of a deliver does not exist, the result has {len(parts)}")
+    blobs = {key: specs[key] for key in parts[request.header.part]}
+    observer = "that the federated result arrived, nothing else; it is sent with `evaluation.own-text`"
+    return Contract("deliver", run.method, Side(NoScalars, blobs, SomeOfEachKindStays(plan)), Side(NoScalars), observer)
+
+
+OBSERVER = (
+    "for every input channel of the attention's output and of down, in every block, its mean over this client's windows and "
+    "how much it varies, and over how many tokens (who guesses the text of all windows can confirm the guess; over few tokens "
+    "the means come close to what single tokens made: the site's `least-tokens` says how many they are at least); and how long "
+    "it took"
+)
+
+EXAMPLES: dict[Kind, dict[str, Any]] = {}
+"""Scalars of requests by kind: the contracts depend on none."""

@@ -1,0 +1,51 @@
+"""A smaller model: ``model/`` in a form that others can read, its size, and its losses."""
+
+from typing import Any, Protocol
+
+from espalier.modeling.block_stream import BlockStream
+from espalier.modeling.edits import dense
+from espalier.modeling.opened import OpenedModel
+from espalier.modeling.structured.export import best_form, check_structured, export_structured
+from espalier.settings.structured import StructuredSettings
+from server_app.model_card import smaller_card
+from server_app.outcomes.outcome import A_FEW, Model, Outcome
+from strategies.engine.result import RunResult
+
+
+class SmallerResult(RunResult, Protocol):
+    """A result that is one smaller model."""
+
+    @property
+    def model(self) -> OpenedModel:
+        """The smaller model."""
+
+
+class StructuredOutcome(Outcome[SmallerResult]):
+    """The smaller model beside its base."""
+
+    def write(self, result: SmallerResult) -> None:
+        """Export the model with a card, and see that it reloads to the same logits."""
+        run, target, small = self.run, self.run.folder.path / "model", result.model
+        chosen = run.settings.of(StructuredSettings).form
+        form = best_form(small) if chosen == "auto" else chosen
+        size = {"form": form, "bytes": sum(stored.num_bytes for stored in small.checkpoint.tensors.values())}
+        self.summary.report = result.report() | size
+        self.summary.sparsity = 1 - small.plan.num_weights / run.model.plan.num_weights
+        export_structured(small, dense, target, form, smaller_card(run.settings, run.model, self.summary.report))
+        windows = next(iter(self.tests.texts.values()))[:A_FEW]
+        check_structured(BlockStream(small, run.computing), target, windows, form, run.settings.export_check)
+        run.progress.note("exported", f"exported     model/ ({form}) reloads to the same logits", form=form)
+        self.summary.where = f"the smaller model is in {target}"
+
+    def measure(self, result: SmallerResult) -> None:
+        """Losses on the texts."""
+        models: dict[str, Model] = {"dense": dense, "federated": result.model}
+        made: OpenedModel | None = self.pooled(self._made)
+        if made is not None:
+            models["centralized"] = made
+            self.summary.centralized_sparsity = 1 - made.plan.num_weights / self.run.model.plan.num_weights
+        self.measure_texts(models)
+
+    def _made(self, baseline: Any) -> OpenedModel:
+        made: OpenedModel = baseline(self.run)
+        return made

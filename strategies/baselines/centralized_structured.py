@@ -1,0 +1,21 @@
+"""Pooled-data baselines of methods that cut units; in simulation only, where all data are in one place."""
+
+from espalier.modeling.block_stream import BlockStream
+from espalier.modeling.opened import OpenedModel
+from espalier.modeling.structured.flap import flap_cuts, watched_moments
+from espalier.modeling.structured.opened_cut import open_cut
+from espalier.settings.flap import FlapSettings
+from espalier.wire.flap import biases
+from strategies.baselines.centralized import pooled_windows
+from strategies.engine.run import Run
+
+
+def flap_of_all(run: Run) -> OpenedModel:
+    """FLAP by one party that has the windows of all clients."""
+    stream, moments = BlockStream(run.model, run.computing), []
+    windows = pooled_windows(run)
+    for index, found in enumerate(watched_moments(stream, windows)):
+        moments.append(found)
+        run.progress.step("centralized", f"block {index}, {len(windows)} windows", block=index)
+    cuts = list(flap_cuts(run.model, moments.__getitem__, run.settings.of(FlapSettings)))
+    return open_cut(run.model, cuts.__getitem__, biases(run.settings))

@@ -1,0 +1,55 @@
+"""What was cut out of the model: for each block one bit per unit, and biases, in the checkpoint's blobs."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from espalier.modeling.opened import OpenedModel
+from espalier.modeling.structured.opened_cut import open_cut
+from espalier.storage.blobs import BlobStore
+
+
+class CutResult:
+    """A smaller model, once it is decided.
+
+    Parameters
+    ----------
+    model : the base
+    store : where blobs are kept, for a run the checkpoint's
+    biases : canonical names of the matrices that get a bias
+    """
+
+    def __init__(self, model: OpenedModel, store: BlobStore, biases: Sequence[str]) -> None:
+        self.base = model
+        self.store = store
+        self.biases = tuple(biases)
+        self.blobs: list[str] = []
+        """Hash of each block's blob."""
+
+    def state(self) -> dict[str, Any]:
+        """What was decided, by hash."""
+        return {"blobs": self.blobs}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take over what ``state`` returned."""
+        self.blobs = state["blobs"]
+
+    def stored(self) -> list[str]:
+        """Hashes of all blobs that the state names."""
+        return self.blobs
+
+    def blob(self, index: int) -> bytes:
+        """What is cut of one block, as it travels."""
+        return self.store.get(self.blobs[index])
+
+    @property
+    def model(self) -> OpenedModel:
+        """The smaller model."""
+        return open_cut(self.base, self.blob, self.biases)
+
+    def report(self) -> dict[str, Any]:
+        """How much of the model stays, and which units of each block."""
+        small = self.model
+        assert small.structure is not None
+        blocks = [{"groups": block.units.groups, "channels": block.units.channels} for block in small.structure.blocks]
+        share = small.plan.num_parameters / self.base.plan.num_parameters
+        return {"parameters": small.plan.num_parameters, "share_of_the_base": share, "units_of_blocks": blocks}

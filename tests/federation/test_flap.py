@@ -1,0 +1,235 @@
+"""FLAP in a small federation: the promises of every method, and its own arithmetic against slow procedures."""
+
+import json
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from bench import Bench, private_text, summary
+from promises import Promises, Uninterrupted
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from espalier.corpora.client_text import client_windows
+from espalier.modeling.opened import OpenedModel
+from espalier.settings.mistakes import Mistake
+from espalier.settings.node import simulated_node
+from espalier.settings.run import parse
+from espalier.wire.messages import Letter, read
+from espalier.wire.payload import pack_tensors, unpack_tensors
+from strategies.engine.rounds import RunFailed
+
+SHARE = 0.3
+LINEARS = {"attn.o": "self_attn.o_proj", "mlp.down": "mlp.down_proj"}
+
+
+def inputs_of(bench: Bench, windows: torch.Tensor) -> list[dict[str, torch.Tensor]]:
+    """Inputs of two matrices of each block of the whole dense model, (tokens, channels), float64."""
+    model = AutoModelForCausalLM.from_pretrained(bench.model, dtype=torch.float32).eval()
+    found: list[dict[str, torch.Tensor]] = []
+    for block in model.model.layers:
+        own: dict[str, torch.Tensor] = {}
+        found.append(own)
+        for name, path in LINEARS.items():
+
+            def keep(_: Any, inputs: tuple[torch.Tensor], own: dict[str, torch.Tensor] = own, name: str = name) -> None:
+                own[name] = inputs[0].flatten(0, -2).double()
+
+            block.get_submodule(path).register_forward_pre_hook(keep)
+    with torch.no_grad():
+        model(input_ids=windows, use_cache=False)
+    return found
+
+
+def cut_by_hand(bench: Bench, inputs: list[dict[str, torch.Tensor]]) -> list[dict[str, list[int]]]:
+    """Which units go, by the published steps: groups of two heads of width 4 cost 768, channels 48, a share of all together."""
+    model = AutoModelForCausalLM.from_pretrained(bench.model, dtype=torch.float32)
+    units: list[tuple[float, int, str, int, int]] = []
+    for index, block in enumerate(model.model.layers):
+        for name, path in LINEARS.items():
+            weight = block.get_submodule(path).weight.double()
+            scores = inputs[index][name].var(dim=0) * weight.square().sum(dim=0)
+            scores = scores.square() if name == "attn.o" else scores
+            scores = (scores - scores.mean()) / scores.std()
+            if name == "attn.o":
+                units += [(float(scores[8 * g : 8 * g + 8].mean()), index, "groups", g, 16 * 16 + 16 * 8) for g in range(2)]
+            else:
+                units += [(float(scores[c]), index, "channels", c, 48) for c in range(24)]
+    target, spent = SHARE * sum(cost for *_, cost in units), 0
+    cut: list[dict[str, list[int]]] = [{"groups": [], "channels": []} for _ in range(2)]
+    for _, index, kind, unit, cost in sorted(units):
+        if spent < target and len(cut[index][kind]) + 1 < {"groups": 2, "channels": 24}[kind]:
+            cut[index][kind].append(unit)
+            spent += cost
+    return [{kind: sorted(numbers) for kind, numbers in block.items()} for block in cut]
+
+
+def all_windows(bench: Bench, **changes: Any) -> torch.Tensor:
+    settings, tokenizer = parse(bench.config(**changes)), AutoTokenizer.from_pretrained(bench.model)
+    encode = lambda text: tokenizer(text)["input_ids"]  # noqa: E731
+    return torch.cat([client_windows(settings, simulated_node(), encode, client) for client in range(bench.num_clients)])
+
+
+def kept_units(folder: Path) -> list[dict[str, Any]]:
+    document = json.loads((folder / "model" / "structure.json").read_text())
+    return [{kind: block[kind] for kind in ("groups", "channels")} for block in document["blocks"]]
+
+
+class TestFlap(Promises):
+    """One round, all units compete."""
+
+    method = "flap"
+    settings: ClassVar[dict[str, Any]] = {"flap.share": SHARE}
+    last_round = 1
+    cuts_windows = "calibration_windows"
+
+    @pytest.fixture
+    def pointed(self, bench: Bench) -> Bench:
+        """Also the baseline finds the clients' texts."""
+        bench.settings = bench.settings | {"data.source": "text", "data.path": f"{bench.folder}/text-{{client}}.txt"}
+        return bench
+
+    def other_orders(self, order: Letter) -> list[Letter]:
+        """There is nothing in an order that could be another."""
+        return []
+
+    def test_what_is_cut_is_what_one_party_cuts_that_has_all_windows(self, pointed: Bench) -> None:
+        folder = pointed.run(evaluation__centralized="auto")
+        inputs = inputs_of(pointed, all_windows(pointed))
+        expected = cut_by_hand(pointed, inputs)
+        assert sum(len(block["channels"]) for block in expected) > 4
+        found = OpenedModel(folder / "model")
+        assert found.structure is not None
+        for block, cut in zip(found.structure.blocks, expected, strict=True):
+            assert [unit for unit in range(2) if unit not in block.groups] == cut["groups"]
+            assert [unit for unit in range(24) if unit not in block.channels] == cut["channels"]
+        base = OpenedModel(pointed.model)
+        for index, cut in enumerate(expected):
+            for name, columns in (
+                ("attn.o", [8 * g + at for g in cut["groups"] for at in range(8)]),
+                ("mlp.down", cut["channels"]),
+            ):
+                linear = base.plan.blocks[index].linear(name)
+                weight, mean = base.checkpoint.read(linear.parameter).double(), inputs[index][name].mean(dim=0)
+                bias = found.checkpoint.read(linear.parameter.replace("weight", "bias"))
+                wanted = weight[:, columns] @ mean[columns]
+                torch.testing.assert_close(bias.double(), wanted, rtol=1e-2, atol=1e-3)  # the file's bfloat16
+        (metric,) = summary(folder)["metrics"]
+        assert metric["values"]["centralized"] == pytest.approx(metric["values"]["federated"], rel=1e-3)
+
+    def test_the_report_and_the_files_agree(self, plain: Uninterrupted) -> None:
+        document = summary(plain.folder)
+        small, base = OpenedModel(plain.folder / "model"), OpenedModel(plain.bench.model)
+        built = AutoModelForCausalLM.from_pretrained(plain.folder / "model")
+        counted = sum(parameter.numel() for parameter in built.parameters())
+        report = document["report"]
+        assert report["parameters"] == small.plan.num_parameters == counted
+        assert report["form"] == "compact"
+        cut = 1 - small.plan.num_weights / base.plan.num_weights
+        assert document["sparsity"]["achieved"] == pytest.approx(cut)
+        assert SHARE <= cut < SHARE + 768 / base.plan.num_weights
+        assert report["units_of_blocks"] == [
+            {kind: len(getattr(block, kind)) for kind in ("groups", "channels")}
+            for block in small.structure.blocks  # type: ignore[union-attr]
+        ]
+
+    def test_a_client_s_moments_are_those_of_its_windows(self, plain: Uninterrupted) -> None:
+        changes = {"data__source": "text", "data__path": f"{plain.bench.folder}/text-{{client}}.txt"}
+        windows = all_windows(plain.bench, **changes).chunk(4)
+        for client, reply in plain.received:
+            letter = read(reply.content)
+            if letter.header.kind != "train":
+                continue
+            inputs = inputs_of(plain.bench, windows[client])
+            assert letter.scalars["tokens"] == 32
+            for index, own in enumerate(inputs):
+                sent = unpack_tensors(letter.blobs[f"block-{index:04d}"])
+                for name, values in own.items():
+                    mean = values.mean(dim=0)
+                    np.testing.assert_allclose(sent[f"{name}.mean"], mean, rtol=1e-4, atol=1e-6)
+                    np.testing.assert_allclose(
+                        sent[f"{name}.squares"], (values - mean).square().sum(dim=0), rtol=1e-4, atol=1e-6
+                    )
+
+    @pytest.mark.parametrize(
+        ("changes", "alike"),
+        [
+            ({"flap__selection": "kind"}, True),
+            ({"flap__selection": "block", "flap__metric": "wifn"}, False),
+            ({"flap__metric": "ifv", "flap__share_of": "model", "flap__share": 0.05, "flap__square_attention": False}, False),
+        ],
+    )
+    def test_other_choices(self, bench: Bench, changes: dict[str, Any], alike: bool) -> None:
+        blocks = summary(bench.run(**changes))["report"]["units_of_blocks"]
+        assert (blocks[0] == blocks[1]) == alike
+
+    @pytest.mark.parametrize(
+        ("changes", "form"),
+        [
+            ({"flap__selection": "kind", "flap__bias_compensation": False}, "plain"),
+            ({"flap__form": "zero-filled"}, "zero-filled"),
+            ({"flap__form": "compact", "flap__selection": "kind", "flap__bias_compensation": False}, "compact"),
+        ],
+    )
+    def test_forms(self, bench: Bench, changes: dict[str, Any], form: str) -> None:
+        folder = bench.run(**changes)
+        assert summary(folder)["report"]["form"] == form
+        assert (folder / "model" / "structure.json").exists() == (form == "compact")
+        assert "structured" not in (folder / "model" / "config.json").read_text() or form == "compact"
+
+    @pytest.mark.parametrize(
+        ("changes", "words"),
+        [
+            ({"flap__share": 0.99}, r"flap.share = 0.99 \(share-of = 'blocks'\): 99.0% of what can be cut would have to go"),
+            ({"flap__form": "plain"}, "flap.form = 'plain': its blocks are not alike.*choose 'auto' or 'compact'"),
+            (
+                {"flap__form": "plain", "flap__bias_compensation": False},
+                "flap.form = 'plain': .*with selection = 'kind' all blocks stay alike",
+            ),
+        ],
+    )
+    def test_what_cannot_be_cut_or_written_is_refused_before_anything_starts(
+        self, bench: Bench, changes: dict[str, Any], words: str
+    ) -> None:
+        with pytest.raises(Mistake, match=words):
+            bench.run(**changes)
+        assert not (bench.folder / "runs").exists()
+
+    @pytest.mark.parametrize("spoilt", ["infinite", "negative", "huge"])
+    def test_moments_that_no_inputs_have_cost_their_sender_alone(self, bench: Bench, spoilt: str) -> None:
+        from flwr.app import Array, Message
+
+        from espalier.wire.payload import STYPE
+
+        def spoil(request: Message, reply: Message) -> Message:
+            if read(request.content).header.kind == "train":
+                tensors = unpack_tensors(reply.content["blobs"]["block-0001"].data)
+                name = "mlp.down.squares" if spoilt == "negative" else "mlp.down.mean"
+                tensors[name][3] = {"infinite": np.inf, "negative": -1.0, "huge": 1e30}[spoilt]
+                reply.content["blobs"]["block-0001"] = Array("", (), STYPE, pack_tensors(tensors))
+            return reply
+
+        grid = bench.grid()
+        grid.tamper[1] = spoil
+        clients = summary(bench.run(grid))["clients"]
+        assert [client["status"] for client in clients] == ["completed", "dropped", "completed", "completed"]
+        assert "is not finite, or none that inputs of a model have" in clients[1]["reason"]
+
+    def test_more_tokens_than_were_asked_for_are_refused(self, bench: Bench) -> None:
+        from flwr.app import Message
+
+        def claim(request: Message, reply: Message) -> Message:
+            if read(request.content).header.kind == "train":
+                reply.content["scalars"]["tokens"] = 33
+            return reply
+
+        grid = bench.grid()
+        grid.tamper = dict.fromkeys((0, 1, 2), claim)
+        with pytest.raises(RunFailed, match=r"33 tokens, data\.windows of data\.window-tokens have 32"):
+            bench.run(grid)
+
+
+def test_texts_of_the_bench_differ() -> None:
+    """Otherwise pooled moments would be those of one client."""
+    assert len({private_text(client) for client in range(4)}) == 4
