@@ -6,7 +6,7 @@ Moments travel; windows and activations never do. By the client's own moments al
 import time
 
 from client_app.answered_once import Work, answer_once, kept_report
-from client_app.delivery import taken
+from client_app.delivered_cut import delivered_cut
 from client_app.evaluation import answer, require_own_text
 from client_app.site import Site
 from espalier.corpora.client_text import client_windows
@@ -16,10 +16,9 @@ from espalier.modeling.structured.flap import flap_cuts, pack_moments, unpack_mo
 from espalier.modeling.structured.opened_cut import open_cut
 from espalier.settings.flap import FlapSettings
 from espalier.storage.private import PrivateState
-from espalier.wire.flap import MomentsReport, biases, moment_specs, result_specs
+from espalier.wire.flap import MomentsReport, biases, moment_specs
 from espalier.wire.messages import Header, Letter, validate
 from espalier.wire.parts import parts_of
-from espalier.wire.payload import block_key
 
 
 def train(site: Site, request: Letter) -> Letter:
@@ -40,7 +39,9 @@ def train(site: Site, request: Letter) -> Letter:
 
 def evaluate(site: Site, request: Letter) -> Letter:
     """Loss of what this client would cut by itself on the public text that was sent along, and of all on its own text."""
-    return answer(site, request, _alone(site, request.header), lambda: _federated(site, request.header))
+    return answer(
+        site, request, _alone(site, request.header), lambda: delivered_cut(site, request.header, biases(site.settings))
+    )
 
 
 def _alone(site: Site, header: Header) -> OpenedModel:
@@ -53,10 +54,3 @@ def _alone(site: Site, header: Header) -> OpenedModel:
         )
     )
     return open_cut(site.model, cuts.__getitem__, biases(site.settings))
-
-
-def _federated(site: Site, header: Header) -> OpenedModel:
-    """What the server decided, as it was delivered."""
-    parts = parts_of(result_specs(site.model.plan, site.settings), site.settings.part_bytes)
-    store, hashes, _ = taken(site, header, len(parts))
-    return open_cut(site.model, lambda index: store.get(hashes[block_key(index)]), biases(site.settings))

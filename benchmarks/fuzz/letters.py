@@ -29,7 +29,7 @@ LINEARS = tuple(
 PLAN = ModelPlan(tuple(BlockPlan(index, LINEARS) for index in range(2)), 0)
 SETTINGS = {
     "evaluation.own-text": True, "evaluation.texts": "public=public.txt", "evaluation.window-tokens": 4,
-    "lora.targets": "attn.q", "part-bytes": 1024,
+    "lora.targets": "attn.q", "part-bytes": 1024, "llm-pruner.spare-first": 0, "llm-pruner.spare-last": 0,
 }  # fmt: skip
 KINDS: tuple[Kind, ...] = ("enrol", "train", "fetch", "deliver", "evaluate")
 HALF = struct.pack("<Q", 0x5555555555555555)
@@ -97,7 +97,7 @@ def _asked(method: str, kind: Kind) -> dict[str, Any]:
         return texts.model_dump()
     if kind == "enrol" or (method == "fedprllm" and kind == "train"):
         return {}
-    if method == "flap":
+    if method in ("flap", "llm-pruner"):
         return {"blob_sha256": [HASH]} if kind == "fetch" else {}
     if method == "fedprllm":
         return {"blob_sha256": [HASH]} if kind == "fetch" else {"num_voters": [3], "decided": len(PLAN.blocks)}
@@ -128,6 +128,7 @@ def _told(method: str, kind: Kind, blobs: Mapping[str, bytes]) -> dict[str, Any]
     more: dict[str, dict[str, Any]] = {
         "fedprllm": {},
         "flap": {"tokens": 64},
+        "llm-pruner": {},
         "fedspallm": {"calibration_windows": 0, "damping": 0.01},
     }
     return hashes | more.get(method, {"samples": 8 if method == "fedpetuning" else 0, "skipped_steps": 0, "rank": 8})

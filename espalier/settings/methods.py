@@ -99,6 +99,17 @@ METHODS: dict[str, Row] = {
         baseline="strategies.baselines.centralized_tuning:tuned",
         tunes=True,
     ),
+    "llm-pruner": Row(
+        title="LLM-Pruner (units by what the loss would change without them, scores summed over clients)",
+        settings="espalier.settings.llm_pruner:LlmPrunerSettings",
+        strategy="strategies.methods.llm_pruner:LlmPruner",
+        job="client_app.llm_pruner",
+        delivery="client_app.delivery:take",
+        contracts="espalier.wire.llm_pruner",
+        outcome="server_app.outcomes.structured:StructuredOutcome",
+        baseline="strategies.baselines.centralized_structured:llm_pruner_of_all",
+        federates=False,
+    ),
 }
 
 

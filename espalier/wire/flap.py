@@ -8,8 +8,8 @@ from pydantic import Field
 from espalier.settings.flap import FlapSettings
 from espalier.settings.mistakes import Mistake
 from espalier.settings.run import RunSettings
-from espalier.wire.contract import BlockSpecs, Contract, Side
-from espalier.wire.cuts import SomeOfEachKindStays, cut_specs
+from espalier.wire.contract import Contract
+from espalier.wire.cuts import delivery_of_cuts
 from espalier.wire.messages import Kind, Letter, NoScalars, Scalars
 from espalier.wire.parts import PartRequest, Reply, Report, parts_of
 from espalier.wire.payload import TensorSpec, block_key, views
@@ -87,22 +87,9 @@ def biases(run: RunSettings) -> tuple[str, ...]:
     return ADDED_BIASES if run.of(FlapSettings).bias_compensation else ()
 
 
-def result_specs(plan: ModelPlan, run: RunSettings) -> BlockSpecs:
-    """The blobs of the result."""
-    return cut_specs(plan, biases(run))
-
-
 def delivery(request: Letter, plan: ModelPlan, run: RunSettings) -> Contract:
     """The contract of a ``deliver``: a part of what is cut, on its way to a client that evaluates it."""
-    if not run.evaluation.own_text:
-        raise Mistake("message: a result is delivered, but evaluation.own-text is off")
-    specs = result_specs(plan, run)
-    parts = parts_of(specs, run.part_bytes)
-    if request.header.part >= len(parts):
-        raise Mistake(f"message: part {request.header.part} of a deliver does not exist, the result has {len(parts)}")
-    blobs = {key: specs[key] for key in parts[request.header.part]}
-    observer = "that the federated result arrived, nothing else; it is sent with `evaluation.own-text`"
-    return Contract("deliver", run.method, Side(NoScalars, blobs, SomeOfEachKindStays(plan)), Side(NoScalars), observer)
+    return delivery_of_cuts(request, plan, run, biases(run))
 
 
 OBSERVER = (

@@ -23,7 +23,9 @@ EXAMPLE = ModelPlan(
     tuple(BlockPlan(i, tuple(LinearPlan(name, name, shape, "BF16") for name, shape in SHAPES.items())) for i in range(2)), 0
 )
 """A model whose replies need two parts, so that ``fetch`` has a contract too."""
-SETTINGS = {"evaluation.own-text": True, "lora.targets": "attn.q"}
+SETTINGS = {
+    "evaluation.own-text": True, "lora.targets": "attn.q", "llm-pruner.spare-first": 0, "llm-pruner.spare-last": 0,
+}  # fmt: skip
 ONE_BLOCK = 8192
 """Bytes of a part that holds one block of the example model; a second part is asked for by ``fetch``."""
 CLASSIFIER = replace(EXAMPLE, head_features=2), {"task.name": "sst2", "data.source": "jsonl", "data.path": "example"}

@@ -4,7 +4,9 @@ from espalier.modeling.block_stream import BlockStream
 from espalier.modeling.opened import OpenedModel
 from espalier.modeling.structured.flap import flap_cuts, watched_moments
 from espalier.modeling.structured.opened_cut import open_cut
+from espalier.modeling.structured.taylor import taylor_cuts, taylor_scores
 from espalier.settings.flap import FlapSettings
+from espalier.settings.llm_pruner import LlmPrunerSettings
 from espalier.wire.flap import biases
 from strategies.baselines.centralized import pooled_windows
 from strategies.engine.run import Run
@@ -19,3 +21,11 @@ def flap_of_all(run: Run) -> OpenedModel:
         run.progress.step("centralized", f"block {index}, {len(windows)} windows", block=index)
     cuts = list(flap_cuts(run.model, moments.__getitem__, run.settings.of(FlapSettings)))
     return open_cut(run.model, cuts.__getitem__, biases(run.settings))
+
+
+def llm_pruner_of_all(run: Run) -> OpenedModel:
+    """LLM-Pruner by one party that has the windows of all clients."""
+    job, windows = run.settings.of(LlmPrunerSettings), pooled_windows(run)
+    scores = taylor_scores(run.model, run.computing, windows, job)
+    run.progress.step("centralized", f"{len(scores)} blocks, {len(windows)} windows")
+    return open_cut(run.model, list(taylor_cuts(run.model, scores, job)).__getitem__, ())

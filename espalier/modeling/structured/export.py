@@ -73,15 +73,15 @@ def best_form(model: OpenedModel) -> Form:
     return "compact" if "plain" in possible_forms(model) else "plain"
 
 
-def require_writable(model: OpenedModel, job: StructuredSettings, biases: Sequence[str]) -> None:
-    """Refuse a share that cannot be cut, and a form in which what is left of a model could not be written.
+def require_writable(model: OpenedModel, job: StructuredSettings, biases: Sequence[str], blocks: Sequence[int]) -> None:
+    """Refuse a share that cannot be cut out of some blocks, and a form in which what is left could not be written.
 
     Raises
     ------
     Mistake
         It begins with the key of the method's table.
     """
-    units = ModelUnits.of(model.plan)
+    units = ModelUnits.of(model.plan, blocks)
     share = units.share_of_units(model.plan, job)
     any_scores = [dict(zip(KINDS, map(torch.zeros, own), strict=True)) for own in units.numbers]
     like_it = units.structure(model.plan, units.lowest(any_scores, job, share), biases)

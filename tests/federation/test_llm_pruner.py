@@ -1,0 +1,125 @@
+"""LLM-Pruner in a small federation: the promises of every method, and its scores against autograd on the whole model."""
+
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from bench import Bench, summary
+from flwr.app import Array, Message
+from promises import Promises, Uninterrupted
+from test_flap import all_windows
+from transformers import AutoModelForCausalLM
+
+from espalier.modeling.opened import OpenedModel
+from espalier.settings.mistakes import Mistake
+from espalier.storage.blobs import sha256
+from espalier.wire.messages import Letter, read
+from espalier.wire.payload import STYPE, pack_tensors, unpack_tensors
+
+ROWS = {"groups": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), "channels": ("mlp.gate_proj", "mlp.up_proj")}
+COLUMNS = {"groups": "self_attn.o_proj", "channels": "mlp.down_proj"}
+SIZES = {"self_attn.q_proj": 8, "self_attn.k_proj": 4, "self_attn.v_proj": 4, "self_attn.o_proj": 8}
+
+
+def scores_by_hand(bench: Bench, windows: torch.Tensor, signed: bool) -> list[dict[str, list[float]]]:
+    """Weight times gradient of the mean loss, summed unit by unit."""
+    model = AutoModelForCausalLM.from_pretrained(bench.model, dtype=torch.float32)
+    model(input_ids=windows, labels=windows).loss.backward()
+    found = []
+    for block in model.model.layers:
+        products = {name: (m.weight * m.weight.grad).detach() for name, m in block.named_modules() if hasattr(m, "weight")}
+        products = products if signed else {name: value.abs() for name, value in products.items()}
+        own: dict[str, list[float]] = {}
+        for kind, number in (("groups", 2), ("channels", 24)):
+            own[kind] = [0.0] * number
+            for unit in range(number):
+                for name in ROWS[kind]:
+                    size = SIZES.get(name, 1)
+                    own[kind][unit] += float(products[name][unit * size : (unit + 1) * size].sum())
+                size = SIZES.get(COLUMNS[kind], 1)
+                own[kind][unit] += float(products[COLUMNS[kind]][:, unit * size : (unit + 1) * size].sum())
+        found.append(own)
+    return found
+
+
+class TestLlmPruner(Promises):
+    """One round; both blocks of the tiny model may be cut."""
+
+    method = "llm-pruner"
+    settings: ClassVar[dict[str, Any]] = {"llm-pruner.share": 0.3, "llm-pruner.spare-first": 0, "llm-pruner.spare-last": 0}
+    last_round = 1
+    cuts_windows = "calibration_windows"
+
+    def other_orders(self, order: Letter) -> list[Letter]:
+        """There is nothing in an order that could be another."""
+        return []
+
+    @pytest.mark.parametrize("element", ["absolute", "signed"])
+    def test_scores_are_those_of_autograd_and_are_added_up(self, bench: Bench, element: str) -> None:
+        """Per kind and block the lowest go, until 0.3 of what they cost is reached; signed sums count by magnitude."""
+        changes = {"data__source": "text", "data__path": f"{bench.folder}/text-{{client}}.txt", "llm_pruner__element": element}
+        changes |= {"llm_pruner__max_score_ratio": 1000.0, "llm_pruner__form": "compact"}
+        grid = bench.grid(**changes)
+        folder = bench.run(grid, **changes)
+        windows = all_windows(bench, **changes).chunk(4)
+        expected = [scores_by_hand(bench, own, element == "signed") for own in windows]
+        for client, reply in grid.received:
+            letter = read(reply.content)
+            for key, blob in letter.blobs.items() if letter.header.kind == "train" else ():
+                for kind, values in expected[client][int(key[-4:])].items():
+                    np.testing.assert_allclose(unpack_tensors(blob)[f"{kind}.score"], values, rtol=2e-3, atol=1e-6)
+        structure = OpenedModel(folder / "model").structure
+        assert structure is not None
+        for index, block in enumerate(structure.blocks):
+            for kind, number, go in (("groups", 2, 1), ("channels", 24, 8)):
+                sums = [abs(sum(own[index][kind][unit] for own in expected)) for unit in range(number)]
+                assert list(block.kept(kind)) == sorted(sorted(range(number), key=lambda unit: sums[unit])[go:])
+
+    def test_signed_sums_are_those_of_pooled_data(self, bench: Bench) -> None:
+        changes = {"data__source": "text", "data__path": f"{bench.folder}/text-{{client}}.txt", "llm_pruner__element": "signed"}
+        changes |= {"evaluation__centralized": "auto", "llm_pruner__max_score_ratio": 1000.0}
+        (metric,) = summary(bench.run(**changes))["metrics"]
+        assert metric["values"]["centralized"] == pytest.approx(metric["values"]["federated"], rel=1e-5)
+
+    def test_spared_blocks_stay_whole_and_the_share_is_of_all(self, bench: Bench) -> None:
+        folder = bench.run(**{"llm_pruner__spare_last": 1, "llm_pruner__share": 0.2})
+        small, base = OpenedModel(folder / "model"), OpenedModel(bench.model)
+        assert small.plan.blocks[1] == base.plan.blocks[1]
+        cut = 1 - small.plan.num_weights / base.plan.num_weights
+        assert 0.2 <= cut < 0.2 + 2 * 384 / base.plan.num_weights
+
+    @pytest.mark.parametrize(
+        ("changes", "words"),
+        [
+            (
+                {"llm_pruner__spare_first": 2},
+                r"llm-pruner.spare-first = 2, spare-last = 0: the model has 2 blocks, of which none",
+            ),
+            ({"llm_pruner__spare_first": 1, "llm_pruner__share": 0.6}, r"llm-pruner.share = 0.6 .*120.0% of what can be cut"),
+        ],
+    )
+    def test_what_cannot_be_cut_is_refused_before_anything_starts(
+        self, bench: Bench, changes: dict[str, Any], words: str
+    ) -> None:
+        with pytest.raises(Mistake, match=words):
+            bench.run(**changes)
+        assert not (bench.folder / "runs").exists()
+
+    def test_scores_of_one_client_do_not_drown_the_others(self, bench: Bench, plain: Uninterrupted) -> None:
+        def shout(request: Message, reply: Message) -> Message:
+            if read(request.content).header.kind == "train":
+                blobs = reply.content["blobs"]
+                hashes = list(reply.content["scalars"]["blob_sha256"])
+                for place, key in enumerate(sorted(blobs)):
+                    loud = {name: 1e6 * values for name, values in unpack_tensors(blobs[key].data).items()}
+                    blobs[key] = Array("", (), STYPE, pack_tensors(loud))
+                    hashes[place] = sha256(blobs[key].data)
+                reply.content["scalars"]["blob_sha256"] = hashes
+            return reply
+
+        grid = bench.grid()
+        grid.tamper[1] = shout
+        client = summary(bench.run(grid))["clients"][1]
+        assert client["status"] == "completed"
+        assert client["capped"]["scores"]["claimed"] > 1000 * client["capped"]["scores"]["counted"]
