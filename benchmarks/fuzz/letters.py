@@ -22,10 +22,11 @@ from espalier.wire.messages import SCHEMA_VERSION, Header, Kind, Letter, NoScala
 from espalier.wire.payload import STYPE, TensorSpec
 from espalier.wire.plan import BlockPlan, LinearPlan, ModelPlan
 
-LINEARS = tuple(
-    LinearPlan(name, name, (64, 64), "BF16")
-    for name in ("attn.q", "attn.k", "attn.v", "attn.o", "mlp.gate", "mlp.up", "mlp.down")
-)
+SHAPES = {
+    "attn.q": (64, 64), "attn.k": (64, 64), "attn.v": (64, 64), "attn.o": (64, 64),
+    "mlp.gate": (256, 64), "mlp.up": (256, 64), "mlp.down": (64, 256),
+}  # fmt: skip
+LINEARS = tuple(LinearPlan(name, name, shape, "BF16") for name, shape in SHAPES.items())
 PLAN = ModelPlan(tuple(BlockPlan(index, LINEARS) for index in range(2)), 0)
 SETTINGS = {
     "evaluation.own-text": True, "evaluation.texts": "public=public.txt", "evaluation.window-tokens": 4,
