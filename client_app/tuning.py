@@ -227,4 +227,4 @@ def _padded(whole: AdapterPlan, tensors: Tensors) -> dict[str, dict[str, Tensor]
 
 
 def _edits(adapters: AdapterPlan, tensors: Tensors) -> Edits:
-    return merged(lambda index: factors_of(adapters, index, tensors.get(block_key(index), {})))
+    return merged(lambda index: factors_of(adapters, index, tensors.get(block_key(index), {})), adapters.keep_zeros)

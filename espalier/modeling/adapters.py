@@ -127,20 +127,25 @@ def factors_of(adapters: AdapterPlan, index: int, tensors: Mapping[str, Tensor])
     }
 
 
-def merged(block_factors: Callable[[int], Mapping[str, Factors]]) -> Edits:
-    """Add the adapters' updates to the dense weights: ``W + scaling * B A``, in float32, rounded to the weight's own dtype."""
+def merged(block_factors: Callable[[int], Mapping[str, Factors]], keep_zeros: bool = False) -> Edits:
+    """Add the adapters' updates to the dense weights: ``W + scaling * B A``, in float32, rounded to the weight's own dtype.
+
+    With ``keep_zeros`` weights that are zero stay zero.
+    """
 
     def edits(index: int) -> dict[str, WeightEdit]:
-        return {name: _Merging(factors) for name, factors in block_factors(index).items()}
+        return {name: _Merging(factors, keep_zeros) for name, factors in block_factors(index).items()}
 
     return edits
 
 
 class _Merging:
-    def __init__(self, factors: Factors) -> None:
+    def __init__(self, factors: Factors, keep_zeros: bool) -> None:
         self._factors = factors
+        self._keep_zeros = keep_zeros
 
     @torch.no_grad()
     def __call__(self, weight: Tensor) -> Tensor:
         b, a = (factor.to(weight.device, torch.float32) for factor in (self._factors.b, self._factors.a))
-        return torch.addmm(weight.to(torch.float32), b, a, alpha=self._factors.scaling).to(weight.dtype)
+        updated = torch.addmm(weight.to(torch.float32), b, a, alpha=self._factors.scaling).to(weight.dtype)
+        return updated.masked_fill_(weight == 0, 0) if self._keep_zeros else updated

@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from functools import lru_cache
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from espalier.settings.table import Table
 
@@ -34,6 +34,17 @@ class LoraSettings(Table):
         "", description="Other alphas of some matrices, written likewise; without one `alpha / rank` is the same for all."
     )
     merge: bool = Field(False, description="Write the base model with the adapters merged into it, beside the adapters.")
+    keep_zeros: bool = Field(
+        False,
+        description="Weights of a pruned base that are zero stay zero, in training and in the merged model, which is all that "
+        "is written then (`merge` must be true): adapters alone would fill them.",
+    )
+
+    @model_validator(mode="after")
+    def _zeros_are_kept_in_a_merged_model(self) -> "LoraSettings":
+        if self.keep_zeros and not self.merge:
+            raise ValueError("keep-zeros = true: adapters alone would fill the zeros of the base; set merge = true")
+        return self
 
     @field_validator("targets")
     @classmethod

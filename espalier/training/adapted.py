@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from espalier.modeling.adapters import put_in, set_values, values
 from espalier.modeling.computing import Computing
+from espalier.modeling.kept_zeros import keep_zeros
 from espalier.modeling.opened import OpenedModel
 from espalier.modeling.trained_whole import trained_whole
 from espalier.modeling.whole import load_whole
@@ -58,6 +59,8 @@ class AdaptedModel:
         )
         others = trained_whole(model, whole, adapters.whole)
         parameters = put_in(whole, model.family, adapters, len(model.plan.blocks), settings.lora.dropout)
+        if adapters.keep_zeros:
+            keep_zeros(model, whole, adapters)
         for key, tensors in others.items():
             parameters.setdefault(key, {}).update(tensors)
         return AdaptedModel(whole, parameters)

@@ -67,6 +67,9 @@ class AdapterPlan:
     """Shapes of tensors that are trained whole, by blob key and canonical name. The methods that average adapters take a
     classification head alone; one that trains others averages and writes them itself."""
 
+    keep_zeros: bool = False
+    """Whether weights of the base that are zero stay zero: updates are masked."""
+
     @property
     def head(self) -> Mapping[str, tuple[int, ...]]:
         """Shapes of the classification head's tensors by canonical name; empty without one."""
@@ -133,7 +136,10 @@ def adapter_plan(plan: ModelPlan, lora: LoraSettings, num_classes: int = 0) -> A
                 f"lora.{key}: no adapter is on {', '.join(unused)}; add it to lora.targets and lora.layers, or remove it"
             )
     blocks = {index: tuple(_adapters(plan, lora, index, chosen)) for index in layers}
-    return AdapterPlan(blocks, {HEAD_KEY: _head(plan.head_features, num_classes)} if plan.head_features else {})
+    if lora.keep_zeros and plan.head_features:
+        raise Mistake("lora.keep-zeros = true: an encoder is not pruned here, so it has no zeros to keep; set it to false")
+    head = {HEAD_KEY: _head(plan.head_features, num_classes)} if plan.head_features else {}
+    return AdapterPlan(blocks, head, lora.keep_zeros)
 
 
 def _head(features: int, num_classes: int) -> dict[str, tuple[int, ...]]:

@@ -23,6 +23,9 @@ class AdapterOutcome(Outcome[AdapterResult]):
     def write(self, result: AdapterResult) -> None:
         """Adapters, an encoder's with its head."""
         self.summary.report = result.report()
+        if result.adapters.keep_zeros:
+            self._write_merged(result)
+            return
         card = adapter_card(self.run.settings, self.run.model, result.report())
         export_adapter(self.run.model, result.adapters, result.tensors, self.run.folder.path / "adapter", card)
         if self.tests.num_classes:
@@ -37,11 +40,17 @@ class AdapterOutcome(Outcome[AdapterResult]):
         run.progress.note("exported", "exported     adapter/ loads in plain peft to the same logits")
         self.summary.where = f"the adapter is in {target}"
         if run.settings.lora.merge:
-            merged_model, card = run.folder.path / "model", merged_card(run.settings, run.model, result.report())
-            export_edited(run.model, result.edits, merged_model, card)
-            check_export(stream, result.edits, merged_model, windows, run.settings.export_check)
-            run.progress.note("exported", "exported     model/, with the adapter merged, reloads to the same logits")
-            self.summary.where += f", the merged model in {merged_model}"
+            self._write_merged(result)
+
+    def _write_merged(self, result: AdapterResult) -> None:
+        """The base with the adapters in it; where zeros of the base stay, all that is written."""
+        run, target = self.run, self.run.folder.path / "model"
+        stream, windows = BlockStream(run.model, run.computing), next(iter(self.tests.texts.values()))[:A_FEW]
+        export_edited(run.model, result.edits, target, merged_card(run.settings, run.model, result.report()))
+        check_export(stream, result.edits, target, windows, run.settings.export_check)
+        run.progress.note("exported", "exported     model/, with the adapter merged, reloads to the same logits")
+        before = self.summary.where
+        self.summary.where = f"{before}, the merged model in {target}" if before else f"the merged model is in {target}"
 
     def _check_encoder(self, result: AdapterResult) -> None:
         run, target, tests = self.run, self.run.folder.path / "adapter", self.tests
@@ -75,4 +84,4 @@ def _merging(result: AdapterResult, tensors: Tensors) -> Edits:
         key = block_key(index)  # blocks without an adapter are not among them
         return factors_of(result.adapters, index, tensors[key]) if key in tensors else {}
 
-    return merged(factors)
+    return merged(factors, result.adapters.keep_zeros)

@@ -123,7 +123,9 @@ class AdapterResult:
         """What merges the global adapters into one block's dense weights."""
         blocks = [index] if index in self.adapters.blocks else []
         tensors = {number: self.tensors(block_key(number)) for number in blocks}
-        return merged(lambda number: factors_of(self.adapters, number, tensors.get(number, {})))(index)
+        return merged(lambda number: factors_of(self.adapters, number, tensors.get(number, {})), self.adapters.keep_zeros)(
+            index
+        )
 
     def report(self) -> dict[str, Any]:
         """What the summary says of this method alone."""

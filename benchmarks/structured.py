@@ -1,0 +1,238 @@
+"""What does a smaller model buy? Size, memory and time with 20% and 50% of the blocks' parameters cut, beside the dense model.
+
+    python -m benchmarks.structured [--shape 0.1b] [--prompt 128] [--new 16] [--repeats 3] [--dtype float32] [--device cpu]
+
+A LLaMA of random weights is made first (bf16, a shard per block, in a temporary directory). What is cut is drawn at random, in
+each block by itself (``even``: all stay alike) or over all of them (``uneven``). Beside them stands the dense model with half
+of its weights set to zero one by one (``unstructured``). Each is measured in a fresh process per repeat, in turns: opening it
+out of the dense model's files under its structure, then a prompt (prefill), and greedy decoding with a cache, one sequence and
+eight. Figures are medians over repeats; results go to ``docs/studies/structured-<shape>.json``, ``.md`` and ``.png``.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from benchmarks.larger_than_memory import peak
+from benchmarks.random_llama import SHAPES, save_model
+from espalier.modeling.computing import Computing
+from espalier.modeling.edits import WeightEdit, dense
+from espalier.modeling.export import export_edited
+from espalier.modeling.opened import OpenedModel
+from espalier.modeling.structured.export import export_structured
+from espalier.modeling.structured.units import ModelUnits
+from espalier.modeling.whole import load_whole
+from espalier.settings.structured import StructuredSettings
+from espalier.wire.cuts import KINDS
+from espalier.wire.structure import Structure
+
+VARIANTS: dict[str, tuple[float, str]] = {
+    "dense": (0.0, ""),
+    "unstructured, 50%": (0.5, "zeros"),
+    "even, 20%": (0.2, "kind"),
+    "uneven, 20%": (0.2, "global"),
+    "even, 50%": (0.5, "kind"),
+    "uneven, 50%": (0.5, "global"),
+}
+"""Name -> share, and which units compete."""
+MIB = 1 << 20
+BATCHES = (1, 8)
+
+
+def structure_of(model: OpenedModel, share: float, selection: str) -> Structure:
+    """Cut units of random scores."""
+    units, generator = ModelUnits.of(model.plan), torch.Generator().manual_seed(0)
+    job = StructuredSettings(share=share, selection=selection)  # type: ignore[arg-type]
+    scores = [{kind: torch.rand(n, generator=generator) for kind, n in zip(KINDS, own, strict=True)} for own in units.numbers]
+    return units.structure(model.plan, units.lowest(scores, job, share))
+
+
+class EverySecond:
+    """Half of the weights set to zero, one by one."""
+
+    def __call__(self, weight: torch.Tensor) -> torch.Tensor:
+        """The weight with every second column zero in even rows, and the others in odd ones."""
+        zeros = (torch.arange(weight.shape[0])[:, None] + torch.arange(weight.shape[1])) % 2 == 0
+        return weight.masked_fill(zeros, 0)
+
+
+def disk_bytes(model: OpenedModel, variant: str) -> int:
+    """Bytes of the weights of an export."""
+    share, selection = VARIANTS[variant]
+    with tempfile.TemporaryDirectory() as folder:
+        target = Path(folder) / "model"
+        if selection in ("", "zeros"):
+
+            def edits(index: int) -> dict[str, WeightEdit]:
+                return {linear.name: EverySecond() for linear in model.plan.blocks[index].linears}
+
+            export_edited(model, edits if selection else dense, target)
+        else:
+            export_structured(OpenedModel(model.directory, structure_of(model, share, selection)), dense, target, "compact")
+        return sum(file.stat().st_size for file in target.glob("*.safetensors"))
+
+
+@torch.no_grad()
+def measure(given: argparse.Namespace, variant: str) -> dict[str, float]:
+    """Open a variant and use it, in this process."""
+    torch.set_num_threads(given.threads)
+    device = torch.device(given.device)
+    computing = Computing(device, getattr(torch, given.dtype), given.threads)
+    share, selection = VARIANTS[variant]
+    model = OpenedModel(Path(given.model))
+    if selection not in ("", "zeros"):
+        model = OpenedModel(model.directory, structure_of(model, share, selection))
+    model.new_skeleton()  # whatever is imported later would count as the model's memory
+    before, started = peak(), time.perf_counter()
+    whole = load_whole(model, computing, given.dtype)
+    found = {"load_seconds": time.perf_counter() - started, "load_mib": (peak() - before) / MIB}
+    found["parameters"] = model.plan.num_parameters
+    if selection == "zeros":
+        for block in model.plan.blocks:
+            for linear in block.linears:
+                weight = whole.get_parameter(linear.parameter)
+                weight.copy_(EverySecond()(weight.cpu()))
+    for batch in BATCHES:
+        prompt = torch.arange(batch * given.prompt, device=device).view(batch, -1) % 30000
+        whole(input_ids=prompt[:, :8])
+        found[f"prefill_{batch}"] = _seconds(lambda prompt=prompt: whole(input_ids=prompt, use_cache=True), device)
+        how: dict[str, Any] = {
+            "do_sample": False,
+            "pad_token_id": 0,
+            "eos_token_id": None,
+            "attention_mask": torch.ones_like(prompt),
+        }
+        one = _seconds(lambda prompt=prompt, how=how: whole.generate(prompt, max_new_tokens=1, **how), device)
+        many = _seconds(lambda prompt=prompt, how=how: whole.generate(prompt, max_new_tokens=1 + given.new, **how), device)
+        found[f"decode_{batch}"] = (many - one) / given.new
+    found["peak_mib"] = (peak() - before) / MIB
+    if device.type == "cuda":
+        found["gpu_mib"] = torch.cuda.max_memory_allocated() / MIB
+    return found
+
+
+def _seconds(work: Any, device: torch.device) -> float:
+    """Of the faster of two tries."""
+    tries = []
+    for _ in range(2):
+        started = time.perf_counter()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        tries.append(time.perf_counter() - started)
+    return min(tries)
+
+
+def _in_a_fresh_process(given: argparse.Namespace, variant: str) -> dict[str, float]:
+    words = [f"--{key}={getattr(given, key)}" for key in ("prompt", "new", "dtype", "device", "threads", "model")]
+    command = [sys.executable, "-m", "benchmarks.structured", "--measure", variant, *words]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+COLUMNS = {
+    "parameters, M": ("parameters", 1e-6, 1), "disk, MiB": ("disk_mib", 1, 0), "load, s": ("load_seconds", 1, 2),
+    "load memory, MiB": ("load_mib", 1, 0), "peak memory, MiB": ("peak_mib", 1, 0), "prefill, ms": ("prefill_1", 1e3, 0),
+    "prefill of 8, ms": ("prefill_8", 1e3, 0), "a token, ms": ("decode_1", 1e3, 1), "a token of 8, ms": ("decode_8", 1e3, 1),
+}  # fmt: skip
+"""Heading -> figure, factor, digits."""
+
+
+def report(results: dict[str, Any], path: Path) -> None:
+    """Write ``<path>.md`` and ``<path>.png``."""
+    rows, conditions = results["rows"], results["conditions"]
+    whole = rows["dense"]
+    lines = [
+        f"# What a smaller model buys: {conditions['shape']}",
+        "",
+        f"LLaMA of random weights, {whole['parameters'] / 1e6:,.0f} M parameters, {conditions['dtype']} on "
+        f"{conditions['device']}, threads: {conditions['threads']}; prompt of {conditions['prompt']} tokens, "
+        f"{conditions['new']} new ones; medians of {conditions['repeats']} fresh processes each, in turns; memory beyond the "
+        f"interpreter's; in brackets the share of the dense model's figure. [Figures](./{path.name}.json).",
+        "",
+        f"| model | {' | '.join(COLUMNS)} |",
+        "|---|" + "---:|" * len(COLUMNS),
+    ]
+    for variant, row in rows.items():
+        cells = [
+            f"{row[key] * factor:,.{digits}f}" + ("" if variant == "dense" else f" ({row[key] / whole[key]:.2f})")
+            for key, factor, digits in COLUMNS.values()
+        ]
+        lines.append(f"| {variant} | {' | '.join(cells)} |")
+    path.with_suffix(".md").write_text(
+        "\n".join([*lines, "", f"![Shares of the dense model's figures](./{path.name}.png)", ""])
+    )
+    _plot(rows, path.with_suffix(".png"))
+
+
+def _plot(rows: dict[str, dict[str, float]], path: Path) -> None:
+    """Shares of the dense model's figures, a row of dots per figure."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 3.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    for place, (variant, row) in enumerate(list(rows.items())[1:]):
+        shares = [row[key] / rows["dense"][key] for key, _, _ in COLUMNS.values()]
+        heights = [at + 0.12 * (place - 2) for at in range(len(COLUMNS))]
+        axes.plot(shares, heights, "o", label=variant, color=f"C{place}")
+    axes.axvline(1, color="grey", linewidth=1)
+    axes.set_yticks(range(len(COLUMNS)), list(COLUMNS))
+    axes.invert_yaxis()
+    axes.set_xlim(0)
+    axes.set_xlabel("share of the dense model's figure")
+    axes.grid(alpha=0.3)
+    axes.legend(loc="lower left", fontsize="small")
+    figure.savefig(path, dpi=120, metadata={"Software": None})
+
+
+def main() -> int:
+    """Measure, or be the process that is measured."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.structured", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--shape", default="0.1b", choices=tuple(SHAPES))
+    parser.add_argument("--prompt", type=int, default=128)
+    parser.add_argument("--new", type=int, default=16)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--out", type=Path, default=Path("docs/studies"))
+    parser.add_argument("--model", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--measure", default="", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.measure:
+        print(json.dumps(measure(given, given.measure)))
+        return 0
+    with tempfile.TemporaryDirectory() as folder:
+        save_model(Path(folder), SHAPES[given.shape])
+        given.model = folder
+        model, found = OpenedModel(Path(folder)), dict[str, list[dict[str, float]]]()
+        for repeat in range(given.repeats):
+            for variant in VARIANTS:
+                found.setdefault(variant, []).append(_in_a_fresh_process(given, variant))
+                print(f"{repeat + 1}/{given.repeats} {variant}: {found[variant][-1]}", flush=True)
+        rows = {variant: {key: median(row[key] for row in own) for key in own[0]} for variant, own in found.items()}
+        for variant, row in rows.items():
+            row["disk_mib"] = disk_bytes(model, variant) / MIB
+    conditions = {key: getattr(given, key) for key in ("shape", "prompt", "new", "repeats", "dtype", "device", "threads")}
+    path = given.out / f"structured-{given.shape}"
+    results = {"conditions": conditions, "rows": rows}
+    path.with_suffix(".json").write_text(json.dumps(results, indent=1) + "\n")
+    report(results, path)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
