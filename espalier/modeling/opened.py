@@ -7,9 +7,10 @@ than the plan; so they are imported where a model or a tokenizer is made, or a w
 import hashlib
 import json
 import math
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -197,11 +198,9 @@ class OpenedModel:
 
     @cached_property
     def tokenizer(self) -> "PreTrainedTokenizerBase":
-        """The model's tokenizer."""
-        from transformers import AutoTokenizer
-
+        """The model's tokenizer; in one process all that open the same files have the same."""
         try:
-            return AutoTokenizer.from_pretrained(self.directory, local_files_only=True)
+            return _tokenizer_in(self.directory, _stamps(self.directory))
         except Exception as error:
             raise Mistake(
                 f"{self.directory}: the tokenizer cannot be loaded ({type(error).__name__}); put it beside the model"
@@ -251,6 +250,20 @@ class OpenedModel:
         for chunk in self.checkpoint.chunks(name):
             digest.update(chunk)
         return digest.hexdigest()
+
+
+def _stamps(directory: Path) -> tuple[tuple[str, int, int, int], ...]:
+    """What changes when a file of a directory does."""
+    found = [(entry.name, entry.stat()) for entry in os.scandir(directory)]
+    return tuple(sorted((name, stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in found))
+
+
+@lru_cache(maxsize=4)
+def _tokenizer_in(directory: Path, stamps: object) -> "PreTrainedTokenizerBase":
+    """The tokenizer of a directory whose files have such stamps."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(directory, local_files_only=True)
 
 
 def check_labels(family: Family, num_labels: int | None, where: str) -> None:
