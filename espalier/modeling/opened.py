@@ -20,6 +20,7 @@ from espalier.modeling.structured.configuration import STRUCTURE_FILE, build_con
 from espalier.modeling.structured.sliced_checkpoint import SlicedCheckpoint
 from espalier.modeling.structured.slices import slices
 from espalier.pace.beats import beats
+from espalier.pace.imports import importing
 from espalier.settings.home import at_home
 from espalier.settings.hub_names import require_model
 from espalier.settings.mistakes import Mistake
@@ -261,9 +262,10 @@ def _stamps(directory: Path) -> tuple[tuple[str, int, int, int], ...]:
 @lru_cache(maxsize=4)
 def _tokenizer_in(directory: Path, stamps: object) -> "PreTrainedTokenizerBase":
     """The tokenizer of a directory whose files have such stamps."""
-    from transformers import AutoTokenizer
+    with importing():
+        from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(directory, local_files_only=True)
+        return AutoTokenizer.from_pretrained(directory, local_files_only=True)
 
 
 def check_labels(family: Family, num_labels: int | None, where: str) -> None:
@@ -290,12 +292,13 @@ def check_labels(family: Family, num_labels: int | None, where: str) -> None:
 
 def skeleton_of(config: "PretrainedConfig", family: Family, num_labels: int | None, where: str) -> Any:
     """A model as ``OpenedModel.new_skeleton`` gives it, from a configuration alone; tied parameters are one parameter."""
-    import torch
-    import transformers
-    from accelerate import init_empty_weights
-    from transformers.initialization import no_init_weights
+    with importing():
+        import torch
+        import transformers
+        from accelerate import init_empty_weights
+        from transformers.initialization import no_init_weights
 
-    with _explained(where):
+    with _explained(where), importing():  # of what transformers needs for this kind of model
         if num_labels is not None:
             config.num_labels = num_labels
         with init_empty_weights(include_buffers=False), no_init_weights():

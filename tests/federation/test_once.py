@@ -140,7 +140,7 @@ def test_no_client_makes_the_server_wait_for_ever() -> None:
 
 @pytest.mark.parametrize(("measured", "again"), [(100.0, False), (1.0, True)])
 def test_a_slow_client_is_asked_once_if_its_rounds_were_slow(bench: Bench, measured: float, again: bool) -> None:
-    """The deadline is 5 seconds, twice; training alone takes 30."""
+    """The deadline is 5 seconds, twice; training alone takes 30: 50 questions in 5 seconds, and 50 in 25."""
     grid = bench.grid()
 
     def measure(request: Message, reply: Message) -> Message:
@@ -149,7 +149,7 @@ def test_a_slow_client_is_asked_once_if_its_rounds_were_slow(bench: Bench, measu
         return reply
 
     def hold(message: Message) -> None:
-        grid.held = {1: 300 if read(message.content).header.kind == "alone" else 0}
+        grid.held = {1: 100 if read(message.content).header.kind == "alone" else 0}
 
     grid.tamper, grid.before_push = {1: measure}, hold
     folder = bench.run(grid)
