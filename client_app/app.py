@@ -21,6 +21,7 @@ from client_app.parts import hand_out
 from client_app.simulated import in_simulation
 from client_app.site import Site, reply_to
 from client_app.told_once import told_once
+from espalier.pace.imports import importing
 from espalier.settings.libraries import require_libraries
 from espalier.settings.methods import METHODS, part
 from espalier.settings.mistakes import Mistake, StateLost
@@ -82,7 +83,8 @@ def fetch(message: Message, context: Context) -> Message:
 
 def job_of(method: str) -> ModuleType:
     """The module with a method's local job."""
-    found: ModuleType = part(METHODS[method].job)
+    with importing():
+        found: ModuleType = part(METHODS[method].job)
     return found
 
 

@@ -3,6 +3,7 @@
 import platform
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median_low
@@ -244,5 +245,9 @@ def _finite(value: float | None) -> float | None:
 
 def versions() -> dict[str, str]:
     """Of this program, Python and the libraries on which the bits of a result depend."""
-    libraries = {name: version(name).split("+")[0] for name in LIBRARIES}
-    return {"espalier": espalier.__version__, "python": platform.python_version(), **libraries}
+    return {"espalier": espalier.__version__, "python": platform.python_version(), **_libraries()}
+
+
+@cache
+def _libraries() -> dict[str, str]:
+    return {name: version(name).split("+")[0] for name in LIBRARIES}

@@ -3,17 +3,20 @@
 import json
 import random
 import tomllib
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Context, RecordDict
+from flwr.app import Context, Message, RecordDict
 from in_process import FakeTime, InProcessGrid
 from tiny_model import WORDS, save_tiny_llama
 
 import client_app.app
 import server_app.app
 from espalier.settings.run import default_values, unread
+from espalier.wire.messages import Header, read
 
 ROOT = Path(__file__).parent.parent
 DEFAULTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
@@ -30,6 +33,10 @@ def flatten(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 LOCAL_ONLY = {"evaluation.local-only": True}
 EVALUATED = LOCAL_ONLY | {"evaluation.own-text": True, "evaluation.centralized": "auto"}
 """All comparisons that a run can make; without them a run of a bench takes a third of the time."""
+
+
+class Killed(BaseException):
+    """The ServerApp's process is gone."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +117,26 @@ class Bench:
         grid = grid or self.grid(**changes)
         context = Context(10**self._runs, 0, {}, RecordDict(), self.config(**changes))
         return server_app.app.run_method(grid, context, self.time.clock())
+
+    def killed(self, when: Callable[[Header], bool], grid: InProcessGrid | None = None, **changes: Any) -> Path:
+        """The directory of a run whose process is gone before the first message with such a header leaves."""
+        grid, before = grid or self.grid(**changes), self.runs()
+        look = grid.before_push
+
+        def kill(message: Message) -> None:
+            if when(read(message.content).header):
+                raise Killed
+            look(message)
+
+        grid.before_push = kill
+        with suppress(Killed):
+            raise AssertionError(f"{self.run(grid, **changes)} came to its end")
+        (folder,) = self.runs() - before or {Path(changes["resume_from"])}
+        return folder
+
+    def runs(self) -> set[Path]:
+        """The directories of all runs so far."""
+        return set((self.folder / "runs").glob("*"))
 
 
 def private_text(client: int) -> str:

@@ -1,5 +1,6 @@
 """What tests of several rooms share."""
 
+import gc
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -21,11 +22,30 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: (item.get_closest_marker("processes") is None, -number[item.path]))
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """What is there by now, libraries and thousands of tests, stays: the collector need not go through it again and again."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True, scope="session")
 def state_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Private state lies in a directory of this process, apart from the user's own and from other processes of tests."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_power_cuts() -> Iterator[None]:
+    """No test looks at a disk whose power was cut, so nothing waits for it; when files are synced, some tests note."""
+
+    def sync(handle: int) -> None:
+        os.fstat(handle)  # what is not open is still refused
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(os, "fsync", sync)
         yield
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from espalier.modeling.edits import Edits, WeightEdit
 from espalier.modeling.families import Family
 from espalier.modeling.quantised import hush
+from espalier.pace.imports import importing
 from espalier.wire.adapters import Adapter, AdapterPlan, Tensors
 from espalier.wire.payload import block_key
 from pruning_kernels.factors import Factors
@@ -33,7 +34,8 @@ def lora_config(family: Family, adapters: AdapterPlan, num_blocks: int, dropout:
     another one's path, as BERT's ``output.dense`` is of ``attention.output.dense``, which peft would then adapt too.
     """
     hush()
-    from peft import LoraConfig
+    with importing():
+        from peft import LoraConfig
 
     blocks = {index: [adapter.linear.name for adapter in adapters.blocks[index]] for index in sorted(adapters.blocks)}
     first = next(iter(blocks.values()))
@@ -76,7 +78,8 @@ def put_in(
     classification head that was trainable before still is.
     """
     hush()
-    from peft import inject_adapter_in_model
+    with importing():
+        from peft import inject_adapter_in_model
 
     config = lora_config(family, adapters, num_blocks, dropout)
     config.modules_to_save = None  # the head is trained where it is

@@ -7,9 +7,10 @@ than the plan; so they are imported where a model or a tokenizer is made, or a w
 import hashlib
 import json
 import math
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from espalier.modeling.structured.configuration import STRUCTURE_FILE, build_con
 from espalier.modeling.structured.sliced_checkpoint import SlicedCheckpoint
 from espalier.modeling.structured.slices import slices
 from espalier.pace.beats import beats
+from espalier.pace.imports import importing
 from espalier.settings.home import at_home
 from espalier.settings.hub_names import require_model
 from espalier.settings.mistakes import Mistake
@@ -197,12 +199,11 @@ class OpenedModel:
 
     @cached_property
     def tokenizer(self) -> "PreTrainedTokenizerBase":
-        """The model's tokenizer."""
-        from transformers import AutoTokenizer
-
+        """The model's tokenizer; in one process all that open the same files have the same."""
         try:
-            self._transformers_config()  # so that transformers knows the classes of a smaller model
-            return AutoTokenizer.from_pretrained(self.directory, local_files_only=True)
+            if str(self.config["model_type"]).startswith(STRUCTURED):
+                self._transformers_config()  # so that transformers knows the classes of a smaller model
+            return _tokenizer_in(self.directory, _stamps(self.directory))
         except Exception as error:
             raise Mistake(
                 f"{self.directory}: the tokenizer cannot be loaded ({type(error).__name__}); put it beside the model"
@@ -254,6 +255,21 @@ class OpenedModel:
         return digest.hexdigest()
 
 
+def _stamps(directory: Path) -> tuple[tuple[str, int, int, int], ...]:
+    """What changes when a file of a directory does."""
+    found = [(entry.name, entry.stat()) for entry in os.scandir(directory)]
+    return tuple(sorted((name, stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in found))
+
+
+@lru_cache(maxsize=4)
+def _tokenizer_in(directory: Path, stamps: object) -> "PreTrainedTokenizerBase":
+    """The tokenizer of a directory whose files have such stamps."""
+    with importing():
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(directory, local_files_only=True)
+
+
 def check_labels(family: Family, num_labels: int | None, where: str) -> None:
     """Refuse an encoder without a number of labels, and a decoder with one.
 
@@ -278,12 +294,13 @@ def check_labels(family: Family, num_labels: int | None, where: str) -> None:
 
 def skeleton_of(config: "PretrainedConfig", family: Family, num_labels: int | None, where: str) -> Any:
     """A model as ``OpenedModel.new_skeleton`` gives it, from a configuration alone; tied parameters are one parameter."""
-    import torch
-    import transformers
-    from accelerate import init_empty_weights
-    from transformers.initialization import no_init_weights
+    with importing():
+        import torch
+        import transformers
+        from accelerate import init_empty_weights
+        from transformers.initialization import no_init_weights
 
-    with _explained(where):
+    with _explained(where), importing():  # of what transformers needs for this kind of model
         if num_labels is not None:
             config.num_labels = num_labels
         with init_empty_weights(include_buffers=False), no_init_weights():

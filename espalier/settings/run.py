@@ -347,6 +347,8 @@ def _possible(method: str, table: type[Table], key: str) -> tuple[Any, ...]:
 
 def _unread_by_hand(flat: Mapping[str, Any], method: str, by_hand: Collection[str]) -> list[str]:
     """A line per key that somebody gave by hand and that is not read."""
+    if not by_hand:
+        return []
     found, values, lines = unread(flat), default_values() | dict(flat), []
     for key in sorted(by_hand):
         if not concerns(key, method) and key in default_values():

@@ -28,6 +28,9 @@ from strategies.engine.run_folder import RunFolder
 
 DAY = 86_400.0
 POLL_SECONDS = 0.1
+SELDOM_SECONDS = 0.5
+"""How often to ask for a reply, and how often where none has come for a while; each question costs the SuperLink time."""
+A_WHILE = 5.0
 LOOK_SECONDS = 5.0
 """How often new nodes are looked for while replies are awaited."""
 TTL_MARGIN = 60.0
@@ -150,6 +153,7 @@ class Rounds:
         pending = [self._send(read(message.content), patience) for message in requests]
         last: dict[int, Letter] = {}
         next_look = self.clock.now() + LOOK_SECONDS
+        last_reply = self.clock.now()
         while pending:
             idle = True
             for entry in list(pending):
@@ -161,7 +165,7 @@ class Rounds:
                     if entry.message_id is None or late:
                         self._send_again(entry, pending, "no reply before the deadline", late=late)
                     continue
-                idle = False
+                idle, last_reply = False, self.clock.now()
                 if self.shared_workers:
                     self._restart_deadlines(pending)
                 letter = self._accept(entry, reply, pending)
@@ -177,7 +181,7 @@ class Rounds:
                 if self.clock.now() >= next_look:
                     self.look_for_nodes()
                     next_look = self.clock.now() + LOOK_SECONDS
-                self.clock.sleep(POLL_SECONDS)
+                self.clock.sleep(POLL_SECONDS if self.clock.now() < last_reply + A_WHILE else SELDOM_SECONDS)
 
     def somebody_works(self) -> bool:
         """Whether a client is at work on this machine, for whose worker others may queue; shows what clients say of it."""

@@ -3,14 +3,17 @@
 import hashlib
 import json
 import shutil
+from collections.abc import Callable
+from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from bench import EVALUATED, Bench, Home, events, home, model_files, private_text, results, summary
+from bench import EVALUATED, Bench, Home, Killed, events, home, model_files, private_text, results, summary
 from flwr.app import Array, Message
 from full_disk import FullDisk
 from in_process import InProcessGrid
@@ -22,7 +25,7 @@ from espalier.settings.mistakes import Mistake
 from espalier.settings.run import parse
 from espalier.wire.contract import check, check_reply
 from espalier.wire.contracts import contract_for
-from espalier.wire.messages import Letter, address, read, write
+from espalier.wire.messages import Header, Letter, address, read, write
 from espalier.wire.payload import pack_tensors, unpack_tensors
 from strategies.engine.checkpoint import CheckpointFolder
 from strategies.engine.rounds import RunFailed
@@ -67,8 +70,9 @@ def count_zeros(pruned: torch.nn.Module, dense: torch.nn.Module) -> dict[str, in
     }
 
 
-class Killed(BaseException):
-    """The ServerApp's process is gone."""
+def third_order_of(server_round: int) -> Callable[[Header], bool]:
+    """When two clients of a round were asked to train, and the third is to be: for ``Bench.killed``."""
+    return lambda header: (header.kind, header.server_round, header.client) == ("train", server_round, 2)
 
 
 ALL_FIGURES = EVALUATED | {"evaluation.max-windows": 0}
@@ -88,6 +92,7 @@ class Uninterrupted:
     requests: list[Message]
     received: list[tuple[int, Message]]
     """(partition, reply)"""
+    printed: str
 
 
 def assert_own_figures(folder: Path, bench: Bench) -> None:
@@ -144,6 +149,11 @@ class Promises:
         """Its runs compare all that a run can compare, on all windows of the public text."""
         return replace(bench, settings=bench.settings | ALL_FIGURES)
 
+    @pytest.fixture
+    def on_own_text(self, bench: Bench) -> Bench:
+        """Its clients evaluate on text of their own, and nothing else is compared."""
+        return replace(bench, settings=bench.settings | {"evaluation.own-text": True})
+
     @pytest.fixture(scope="class")
     @classmethod
     def plain(cls, home: Home, tmp_path_factory: pytest.TempPathFactory) -> "Uninterrupted":
@@ -172,7 +182,9 @@ class Promises:
             grid.before_push = requests.append
             if silent is not None:
                 grid.tamper[silent] = silent_after_enrolment
-            return Uninterrupted(bench, bench.run(grid), requests, grid.received)
+            with redirect_stdout(StringIO()) as printed:
+                folder = bench.run(grid)
+            return Uninterrupted(bench, folder, requests, grid.received, printed.getvalue())
 
     # ----- contract ---------------------------------------------------------------------------------------------------
 
@@ -254,48 +266,31 @@ class Promises:
 
     # ----- repeatability ----------------------------------------------------------------------------------------------
 
-    def test_same_seed_same_bytes_whatever_the_order_of_arrival(self, evaluated: Bench, whole: Uninterrupted) -> None:
-        grid = evaluated.grid()
+    def test_same_seed_same_bytes_whatever_the_order_of_arrival_and_wherever_activations_are(
+        self, bench: Bench, plain: Uninterrupted
+    ) -> None:
+        grid = bench.grid(activations="disk")
         grid.held = {0: 9, 1: 3, 2: 6}
-        again = evaluated.run(grid)
-        assert results(again) == results(whole.folder)
-        assert summary(again) == summary(whole.folder)
-
-    def test_activations_on_disk_give_the_same_bytes(self, bench: Bench, plain: Uninterrupted) -> None:
-        assert results(bench.run(activations="disk")) == results(plain.folder)
+        again = bench.run(grid, activations="disk")
+        assert results(again) == results(plain.folder)
+        assert summary(again) == summary(plain.folder)
 
     def test_killed_and_resumed_equals_never_killed(self, evaluated: Bench, whole: Uninterrupted) -> None:
-        grid = evaluated.grid()
-
-        def kill(message: Message) -> None:
-            header = read(message.content).header
-            if header.server_round > self.last_round or (header.server_round == self.last_round and header.kind == "evaluate"):
-                raise Killed
-
-        grid.before_push = kill
-        with pytest.raises(Killed):
-            evaluated.run(grid)
-        (folder,) = (evaluated.folder / "runs").iterdir()
+        """With all figures, whatever the order in which answers arrive."""
+        folder = evaluated.killed(
+            lambda header: header.server_round >= self.last_round + (header.kind != "evaluate"),
+        )
         assert summary(folder)["status"] == "failed"
-        resumed = evaluated.run(evaluated.grid(), resume_from=str(folder), deadline_seconds=7.0)
+        rest = evaluated.grid()
+        rest.held = {0: 9, 1: 3, 2: 6}
+        resumed = evaluated.run(rest, resume_from=str(folder), deadline_seconds=7.0)
         assert resumed == folder
         assert results(resumed) == results(whole.folder)
         assert summary(resumed) == summary(whole.folder)
 
     def test_killed_before_the_first_checkpoint_a_run_keeps_its_settings(self, bench: Bench, plain: Uninterrupted) -> None:
         """Clients have kept results of the old settings by then; a resumption with others must not mix them."""
-        grid, trained = bench.grid(), []
-
-        def kill(message: Message) -> None:
-            if read(message.content).header.kind == "train":
-                trained.append(message)
-                if len(trained) == 3:
-                    raise Killed
-
-        grid.before_push = kill
-        with pytest.raises(Killed):
-            bench.run(grid)
-        (folder,) = (bench.folder / "runs").iterdir()
+        folder = bench.killed(lambda header: (header.kind, header.client) == ("train", 2))
         with pytest.raises(Mistake, match="seed was 0, is 7"):
             bench.run(bench.grid(seed=7), seed=7, resume_from=str(folder))
         assert json.loads((folder / "summary.json").read_text())["seed"] == 0
@@ -488,37 +483,37 @@ class Promises:
         assert all(reply.scalars["own_losses"] == [] for reply in replies if reply.header.kind == "evaluate")
         assert [metric["dataset"] for metric in summary(folder)["metrics"]] == ["public"]
 
-    def test_too_little_own_text_is_told_before_the_work(self, evaluated: Bench) -> None:
+    def test_too_little_own_text_is_told_before_the_work(self, on_own_text: Bench) -> None:
         held_back = [passage for passage in private_text(1).split("\n\n") if not held_out(passage)]
-        (evaluated.folder / "text-1.txt").write_text("\n\n".join(held_back))
-        client = summary(evaluated.run())["clients"][1]
+        (on_own_text.folder / "text-1.txt").write_text("\n\n".join(held_back))
+        client = summary(on_own_text.run())["clients"][1]
         assert client["status"] == "dropped"
         assert client["reason"].startswith("train: evaluation.own-text: the client's held-out text has fewer than")
 
-    def test_a_mean_over_few_words_never_leaves(self, evaluated: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_mean_over_few_words_never_leaves(self, on_own_text: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("espalier.corpora.client_text.LEAST_PREDICTIONS", 1000)
         with pytest.raises(RunFailed, match="gives fewer than 1000 predictions, and a mean over them says too much"):
-            evaluated.run()
+            on_own_text.run()
 
-    def test_a_site_decides_whether_it_is_evaluated_on_its_text(self, evaluated: Bench) -> None:
-        grid = evaluated.grid()
+    def test_a_site_decides_whether_it_is_evaluated_on_its_text(self, on_own_text: Bench) -> None:
+        grid = on_own_text.grid()
         for client, context in enumerate(grid.contexts.values()):
             context.node_config |= {"site": f"site-{client}", "own-text": client != 1, "least-tokens": 30}
-            context.node_config["model-path"] = str(evaluated.model)
+            context.node_config["model-path"] = str(on_own_text.model)
         grid.simulated = False
-        document = summary(evaluated.run(grid))
+        document = summary(on_own_text.run(grid))
         assert "this site does not allow it" in document["refused"]["site-1"]
         clients = {client["site"]: client["status"] for client in document["clients"]}
         assert clients == {f"site-{client}": "completed" for client in (0, 2, 3)}
 
-    def test_a_client_that_does_not_take_the_result_loses_its_figures_alone(self, evaluated: Bench) -> None:
+    def test_a_client_that_does_not_take_the_result_loses_its_figures_alone(self, on_own_text: Bench) -> None:
         def refuse(request: Message, reply: Message) -> Message | None:
             header = read(request.content).header
             return None if header.kind == "deliver" and header.server_round >= self.result_round else reply
 
-        grid = evaluated.grid()
+        grid = on_own_text.grid()
         grid.tamper[2] = refuse
-        document = summary(evaluated.run(grid))
+        document = summary(on_own_text.run(grid))
         assert document["status"] == "completed"
         given = ["perplexity/own-text/federated" in client["metrics"] for client in document["clients"]]
         assert given == [True, True, False, True]

@@ -11,8 +11,7 @@ import pytest
 import torch
 from bench import EVALUATED, Bench, events, model_files, results, summary
 from flwr.app import Message
-from in_process import InProcessGrid
-from promises import Killed, PruningPromises, Uninterrupted, assert_own_figures
+from promises import PruningPromises, Uninterrupted, assert_own_figures, third_order_of
 from safetensors import safe_open
 from safetensors.numpy import load
 from tiny_model import save_tiny_llama
@@ -36,13 +35,10 @@ class TestFedPrLLM(PruningPromises):
         shapes = [linear.shape for block in model.plan.blocks for linear in block.linears]
         return sum(int(rows * columns * 0.5) for rows, columns in shapes) / sum(rows * columns for rows, columns in shapes)
 
-    def test_masks_are_those_of_a_slow_count_of_the_votes(self, bench: Bench) -> None:
+    def test_masks_are_those_of_a_slow_count_of_the_votes(self, plain: Uninterrupted) -> None:
         """Layer comparison: most votes first, then the smaller magnitude, then the lower index, one weight at a time."""
-        grid = bench.grid()
-        folder = bench.run(grid)
-        model = OpenedModel(bench.model)
-        votes = votes_of(grid)
-        with safe_open(folder / "masks.safetensors", "np") as masks:
+        model, votes = OpenedModel(plain.bench.model), votes_of(plain.received)
+        with safe_open(plain.folder / "masks.safetensors", "np") as masks:
             for block in model.plan.blocks:
                 for linear in block.linears:
                     weight = model.checkpoint.read(linear.parameter).float().abs().flatten().tolist()
@@ -256,7 +252,7 @@ class TestIterativeFedPrLLM(PruningPromises):
         grid, requests = evaluated.grid(**changes), list[Any]()
         grid.before_push = requests.append
         uninterrupted = evaluated.run(grid, **changes)
-        votes = votes_of(grid)
+        votes = votes_of(grid.received)
         letters = [read(request.content) for request in requests]
         orders = [letter for letter in letters if letter.header.kind == "train"]
         assert [(set(letter.blobs), letter.scalars) for letter in orders] == [(set(), {})] * 4 + [
@@ -266,17 +262,8 @@ class TestIterativeFedPrLLM(PruningPromises):
             for place, count in enumerate(counts.flatten().tolist()):
                 assert count == votes["block-0000", f"{name}.prune_mask", place]
 
-        def kill(message: Any) -> None:
-            header = read(message.content).header
-            if (header.kind, header.server_round, header.client) == ("train", 2, 2):
-                raise Killed
-
-        killed = evaluated.grid(**changes)
-        killed.before_push = kill
-        with pytest.raises(Killed):
-            evaluated.run(killed, **changes)
-        (folder,) = set((evaluated.folder / "runs").iterdir()) - {uninterrupted}
-        resumed = evaluated.run(evaluated.grid(**changes), resume_from=str(folder), **changes)
+        folder = evaluated.killed(third_order_of(2), **changes)
+        resumed = evaluated.run(resume_from=str(folder), **changes)
         assert results(resumed) == results(uninterrupted)
         masked = evaluated.run(**{**changes, "fedprllm__continue_behind": "masked"})
         assert model_files(masked) != model_files(uninterrupted)
@@ -289,9 +276,8 @@ class TestIterativeFedPrLLM(PruningPromises):
         assert summary(iterative)["rounds"] == 2
         assert summary(one_shot)["rounds"] == 1
 
-    def test_decisions_travel_back_and_hidden_states_do_not_travel(self, bench: Bench) -> None:
-        folder = bench.run()
-        entries = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
+    def test_decisions_travel_back_and_hidden_states_do_not_travel(self, plain: Uninterrupted) -> None:
+        entries = [json.loads(line) for line in (plain.folder / "ledger.jsonl").read_text().splitlines()]
         down = {(e["round"], e["block"]) for e in entries if e["direction"] == "down" and e["kind"] == "train" and e["block"]}
         up = {(e["round"], e["block"]) for e in entries if e["direction"] == "up" and e["kind"] == "train" and e["block"]}
         assert down == {(2, "block-0000")}
@@ -328,8 +314,10 @@ class TestIterativeFedPrLLM(PruningPromises):
         assert noted["client"] == 2
 
     @pytest.mark.parametrize("damaged", ["activations.json", "*.blob"])
-    def test_a_client_whose_state_is_damaged_is_brought_what_was_decided_too(self, bench: Bench, damaged: str) -> None:
-        whole, grid = bench.run(), bench.grid()
+    def test_a_client_whose_state_is_damaged_is_brought_what_was_decided_too(
+        self, bench: Bench, plain: Uninterrupted, damaged: str
+    ) -> None:
+        grid = bench.grid()
 
         def damage(message: Message) -> None:
             header = read(message.content).header
@@ -340,7 +328,7 @@ class TestIterativeFedPrLLM(PruningPromises):
 
         grid.before_push = damage
         folder = bench.run(grid)
-        assert model_files(folder) == model_files(whole)
+        assert model_files(folder) == model_files(plain.folder)
         assert [event["client"] for event in events(folder) if event["event"] == "lost"] == [2]
 
     def test_a_forged_loss_costs_its_sender_alone(self, bench: Bench) -> None:
@@ -374,21 +362,11 @@ class TestIterativeFedPrLLM(PruningPromises):
         assert [client["status"] for client in clients] == ["completed", "dropped", "completed", "completed"]
         assert clients[1]["reason"] == "train: this client no longer has the hidden states of round 1"
 
-    def test_a_resumed_run_heals_a_client_that_lost_its_state_meanwhile(self, bench: Bench) -> None:
-        whole, grid = bench.run(), bench.grid()
-
-        def kill(message: Message) -> None:
-            header = read(message.content).header
-            if (header.kind, header.server_round) == ("train", 2):
-                raise Killed
-
-        grid.before_push = kill
-        with pytest.raises(Killed):
-            bench.run(grid)
-        (killed,) = set((bench.folder / "runs").iterdir()) - {whole}
+    def test_a_resumed_run_heals_a_client_that_lost_its_state_meanwhile(self, bench: Bench, plain: Uninterrupted) -> None:
+        killed = bench.killed(lambda header: (header.kind, header.server_round) == ("train", 2))
         lineage = json.loads((killed / "run.json").read_text())["lineage"]
         shutil.rmtree(bench.folder / "state" / lineage / "node-00000")
-        assert model_files(bench.run(resume_from=str(killed))) == model_files(whole)
+        assert model_files(bench.run(resume_from=str(killed))) == model_files(plain.folder)
 
 
 def input_norms(model: Any, modules: dict[str, Any], windows: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -459,7 +437,7 @@ class TestVariants:
     def test_weight_scaling_multiplies_kept_weights_by_the_share_of_clients_that_keep_them(self, bench: Bench) -> None:
         grid = bench.grid(fedprllm__weight_scaling=True, fedprllm__comparison_group="column")
         folder = bench.run(grid, fedprllm__weight_scaling=True, fedprllm__comparison_group="column")
-        votes = votes_of(grid)
+        votes = votes_of(grid.received)
         opened = OpenedModel(bench.model)
         survivors = 0
         with (
@@ -490,10 +468,10 @@ class TestVariants:
         assert model_files(first) != model_files(other)
 
 
-def votes_of(grid: InProcessGrid) -> Counter[tuple[str, str, int]]:
+def votes_of(received: list[tuple[int, Message]]) -> Counter[tuple[str, str, int]]:
     """Votes per (block, tensor, weight) from the replies, bit by bit."""
     votes: Counter[tuple[str, str, int]] = Counter()
-    for _, reply in grid.received:
+    for _, reply in received:
         for key, blob in read(reply.content).blobs.items():
             for name, words in load(blob).items():
                 for word_index, word in enumerate(words):

@@ -2,16 +2,18 @@
 
 import json
 import shutil
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
-from bench import EVALUATED, Bench, events, model_files, results, summary
+from bench import EVALUATED, Bench, Home, events, model_files, results, summary
 from flwr.app import Array
 from in_process import InProcessGrid
-from promises import PruningPromises
+from promises import PruningPromises, Uninterrupted, silent_after_enrolment
 from safetensors import safe_open
 from safetensors.torch import load, save
 from spoiled_replies import spoiled
@@ -35,7 +37,7 @@ def exact(model: OpenedModel, sparsity: float) -> float:
     return sum(int(rows * columns * sparsity) for rows, columns in shapes) / sum(rows * columns for rows, columns in shapes)
 
 
-def pruned_layers(grid: InProcessGrid, server_round: int) -> dict[int, dict[str, dict[str, torch.Tensor]]]:
+def pruned_layers(grid: InProcessGrid | Uninterrupted, server_round: int) -> dict[int, dict[str, dict[str, torch.Tensor]]]:
     """What each client sent in a round: client -> blob key -> tensors, from the replies themselves."""
     found: dict[int, dict[str, dict[str, torch.Tensor]]] = {}
     for _, reply in grid.received:
@@ -56,37 +58,22 @@ def samples(folder: Path) -> dict[int, list[int]]:
     return {client["client"]: client["metrics"]["layers"] for client in summary(folder)["clients"]}
 
 
-def requests_of(bench: Bench, **changes: Any) -> tuple[Path, list[Any]]:
-    """A run, and all letters that the server sent."""
-    grid, sent = bench.grid(**changes), []
-    grid.before_push = lambda message: sent.append(read(message.content))
-    return bench.run(grid, **changes), sent
-
-
 STATES = ("checkpoint/state.json", "checkpoint/previous.json")
 """They tell which version of each layer a client holds."""
-
-
-class Killed(BaseException):
-    """The ServerApp's process is gone."""
 
 
 def killed_in(bench: Bench, server_round: int, **changes: Any) -> tuple[Path, list[list[int]]]:
     """A run that is killed when its last client is to be asked for layers of a round, and what the others were asked for."""
     grid, asked = bench.grid(**changes), list[list[int]]()
 
-    def kill(message: Any) -> None:
+    def note(message: Any) -> None:
         letter = read(message.content)
         if letter.header.kind == "train" and letter.header.server_round == server_round:
-            if letter.header.client == bench.num_clients - 1:
-                raise Killed
             asked.append(letter.scalars["blocks"])
 
-    grid.before_push = kill
-    with pytest.raises(Killed):
-        bench.run(grid, **changes)
-    (run,) = (bench.folder / "runs").iterdir()
-    return run, asked
+    grid.before_push = note
+    last = ("train", server_round, bench.num_clients - 1)
+    return bench.killed(lambda header: (header.kind, header.server_round, header.client) == last, grid, **changes), asked
 
 
 class SpaLLMPromises(PruningPromises):
@@ -139,8 +126,8 @@ class TestFedSpaLLM(SpaLLMPromises):
                     found = written.get_tensor(linear.parameter).flatten()
                     assert torch.equal(found, torch.tensor(np.array(means)).to(stored))
 
-    def test_equal_windows_are_equal_weights(self, bench: Bench) -> None:
-        assert model_files(bench.run(federation__client_weights="samples")) == model_files(bench.run())
+    def test_equal_windows_are_equal_weights(self, bench: Bench, plain: Uninterrupted) -> None:
+        assert model_files(bench.run(federation__client_weights="samples")) == model_files(plain.folder)
 
     def test_without_expansion_only_unanimous_weights_are_pruned(self, bench: Bench) -> None:
         grid = bench.grid(fedspallm__mask_expansion=False)
@@ -173,8 +160,8 @@ class TestFedSpaLLM(SpaLLMPromises):
                 found, dense = written.get_tensor(linear.parameter), model.checkpoint.read(linear.parameter)
                 assert torch.equal(found[found != 0], dense[found != 0])
 
-    def test_sparsegpt_changes_the_kept_weights(self, bench: Bench) -> None:
-        folder, model = bench.run(), OpenedModel(bench.model)
+    def test_sparsegpt_changes_the_kept_weights(self, plain: Uninterrupted) -> None:
+        folder, model = plain.folder, OpenedModel(plain.bench.model)
         linear = model.plan.blocks[0].linears[0]
         with safe_open(folder / "model" / "model.safetensors", "pt") as written:
             found, dense = written.get_tensor(linear.parameter), model.checkpoint.read(linear.parameter)
@@ -204,18 +191,16 @@ class TestFedSpaLLM(SpaLLMPromises):
         with pytest.raises(Mistake, match="a pattern has one sparsity"):
             bench.run(fedspallm__pattern="2:4", fedspallm__schedule="linear")
 
-    @pytest.mark.parametrize(("name", "value"), [("seconds", 1.7e308), ("calibration_windows", 2**60)])
-    def test_numbers_out_of_all_proportion_cost_their_sender_alone(self, bench: Bench, name: str, value: Any) -> None:
-        def lie(reply: Any) -> Any:
-            reply.content["scalars"][name] = value
-            return reply
+    def test_what_is_out_of_all_proportion_costs_its_sender_alone(self, bench: Bench) -> None:
+        """Seconds, a number of windows, and kept weights, of a client each."""
 
-        grid = bench.grid(federation__client_weights="samples")
-        grid.tamper[1] = spoiled(lie)
-        document = summary(bench.run(grid, federation__client_weights="samples"))
-        assert [client["status"] for client in document["clients"]] == ["completed", "dropped", "completed", "completed"]
+        def saying(name: str, value: Any) -> Callable[[Any], Any]:
+            def lie(reply: Any) -> Any:
+                reply.content["scalars"][name] = value
+                return reply
 
-    def test_weights_out_of_all_proportion_cost_their_sender_alone(self, bench: Bench) -> None:
+            return lie
+
         def inflate(reply: Any) -> Any:
             hashes = list(reply.content["scalars"]["blob_sha256"])
             for place, key in enumerate(sorted(reply.content["blobs"])):
@@ -225,11 +210,15 @@ class TestFedSpaLLM(SpaLLMPromises):
             reply.content["scalars"]["blob_sha256"] = hashes
             return reply
 
-        grid = bench.grid()
-        grid.tamper[1] = spoiled(inflate)
-        document = summary(bench.run(grid))
-        assert [client["status"] for client in document["clients"]] == ["completed", "dropped", "completed", "completed"]
-        assert "a kept weight is over 100 times the largest dense one" in document["clients"][1]["reason"]
+        changes = {"federation__client_weights": "samples", "quorum": 0.25}
+        lies = {0: saying("seconds", 1.7e308), 1: inflate, 3: saying("calibration_windows", 2**60)}
+        grid = bench.grid(**changes)
+        grid.tamper = {client: spoiled(lie) for client, lie in lies.items()}
+        clients = summary(bench.run(grid, **changes))["clients"]
+        assert [client["status"] for client in clients] == ["dropped", "dropped", "completed", "dropped"]
+        assert "seconds" in clients[0]["reason"]
+        assert "a kept weight is over 100 times the largest dense one" in clients[1]["reason"]
+        assert "calibration_windows" in clients[3]["reason"]
 
     def test_a_pattern_holds_in_every_group(self, bench: Bench) -> None:
         folder = bench.run(fedspallm__pattern="2:4")
@@ -244,9 +233,9 @@ class TestFedSpaLLM(SpaLLMPromises):
         with pytest.raises(Mistake, match=r"128 columns at a time, which 3 does not divide"):
             bench.run(fedspallm__pattern="2:3", model=str(_three_wide(bench)))
 
-    def test_bytes_are_masks_and_kept_weights(self, bench: Bench) -> None:
+    def test_bytes_are_masks_and_kept_weights(self, plain: Uninterrupted) -> None:
         """bf16: one bit and, for the half that is kept, two bytes per weight; a dense layer has two bytes per weight."""
-        folder = bench.run()
+        folder, bench = plain.folder, plain.bench
         entries = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
         plan = OpenedModel(bench.model).plan
         linears = [linear for block in plan.blocks for linear in block.linears]
@@ -271,10 +260,12 @@ def _three_wide(bench: Bench) -> Path:
     return folder
 
 
-def _six_layers(bench: Bench) -> dict[str, Any]:
-    """Settings of four rounds on a model of six layers, of which a client samples one or two."""
-    model = save_tiny_llama(bench.folder / "six", blocks=6)
-    return {"model": str(model), "federation__rounds": 4, "fedspallm__sampled_layers": 0.33}
+SIX_LAYERS = {
+    "federation.rounds": 4,
+    "fedspallm.sampled-layers": 0.33,
+    "evaluation.local-only": True,
+}
+"""Settings of four rounds on a model of six layers, of which a client samples one or two; clients get all layers at the end."""
 
 
 class TestRounds(SpaLLMPromises):
@@ -293,18 +284,34 @@ class TestRounds(SpaLLMPromises):
     def expected_sparsity(self, model: OpenedModel) -> float:
         return exact(model, 0.5)
 
-    def test_layers_in_proportion_to_capability(self, bench: Bench) -> None:
-        assert {client: len(layers) for client, layers in samples(bench.run()).items()} == {0: 1, 1: 2, 2: 2, 3: 2}
+    @pytest.fixture(scope="class")
+    @classmethod
+    def model_of_six(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        return save_tiny_llama(tmp_path_factory.mktemp("six"), blocks=6)
 
-    def test_in_round_one_nothing_but_layer_numbers_goes_down(self, bench: Bench) -> None:
-        _, sent = requests_of(bench)
+    @pytest.fixture
+    def six(self, bench: Bench, model_of_six: Path) -> Bench:
+        """Its runs are of six layers."""
+        return replace(bench, home=Home(model_of_six, bench.public), settings=bench.settings | SIX_LAYERS)
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def whole_six(cls, model_of_six: Path, home: Home, tmp_path_factory: pytest.TempPathFactory) -> Uninterrupted:
+        """A run of six layers that nothing happened to."""
+        return cls._uninterrupted(tmp_path_factory.mktemp("whole-six"), Home(model_of_six, home.public), SIX_LAYERS)
+
+    def test_layers_in_proportion_to_capability(self, plain: Uninterrupted) -> None:
+        assert {client: len(layers) for client, layers in samples(plain.folder).items()} == {0: 1, 1: 2, 2: 2, 3: 2}
+
+    def test_in_round_one_nothing_but_layer_numbers_goes_down(self, plain: Uninterrupted) -> None:
+        sent = [read(request.content) for request in plain.requests]
         first = [letter for letter in sent if letter.header.server_round == 1 and letter.header.kind in ("train", "deliver")]
         assert [letter.header.kind for letter in first] == ["train"] * 4
         assert all(not letter.blobs and set(letter.scalars) == {"blocks", "versions"} for letter in first)
 
-    def test_before_a_round_go_the_stale_layers_that_it_reads_and_at_the_end_the_rest(self, bench: Bench) -> None:
+    def test_before_a_round_go_the_stale_layers_that_it_reads_and_at_the_end_the_rest(self, whole_six: Uninterrupted) -> None:
         """Told from the messages alone: six layers, of which clients sample one or two in each of four rounds."""
-        _, sent = requests_of(bench, evaluation__local_only=True, **_six_layers(bench))
+        sent = [read(request.content) for request in whole_six.requests]
         sampled = {
             (letter.header.server_round, letter.header.client): letter.scalars["blocks"]
             for letter in sent
@@ -334,14 +341,13 @@ class TestRounds(SpaLLMPromises):
         assert held == [versions[3]] * 4
 
     def test_results_are_those_of_clients_that_get_all_stale_layers(
-        self, evaluated: Bench, monkeypatch: pytest.MonkeyPatch
+        self, six: Bench, whole_six: Uninterrupted, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        few = evaluated.run(**_six_layers(evaluated))
         updates = HeldLayers.updates
         monkeypatch.setattr(
             HeldLayers, "updates", lambda held, rounds, number, model, ends=None: updates(held, rounds, number, model)
         )
-        many = evaluated.run(**_six_layers(evaluated))
+        few, many = whole_six.folder, six.run()
         files = [{name: data for name, data in results(folder).items() if name not in STATES} for folder in (few, many)]
         assert files[0] == files[1]
         metrics = [[client["metrics"] for client in summary(folder)["clients"]] for folder in (few, many)]
@@ -349,45 +355,33 @@ class TestRounds(SpaLLMPromises):
         down = [summary(folder)["bytes_down"] for folder in (few, many)]
         assert down[0] < down[1]
 
-    @pytest.mark.parametrize("kind", ["deliver", "evaluate"])
-    def test_killed_while_the_rest_is_brought(self, evaluated: Bench, kind: str) -> None:
-        trained = list[int]()
-
-        def kill(message: Any) -> None:
-            header = read(message.content).header
-            if header.kind == "train":
-                trained.append(header.server_round)
-            if header.kind == kind and 4 in trained and header.client == 2:
-                raise Killed
-
-        changes = _six_layers(evaluated)
-        whole = evaluated.run(**changes)
-        grid = evaluated.grid(**changes)
-        grid.before_push = kill
-        with pytest.raises(Killed):
-            evaluated.run(grid, **changes)
-        (cut,) = set((evaluated.folder / "runs").iterdir()) - {whole}
-        resumed = evaluated.run(resume_from=str(cut), **changes)
-        assert results(resumed) == results(whole)
-        assert all(client["status"] == "completed" for client in summary(resumed)["clients"])
-        losses = [[client["metrics"] for client in summary(folder)["clients"]] for folder in (whole, resumed)]
+    def test_killed_while_the_rest_is_brought(self, six: Bench) -> None:
+        """First when the third client is to get it, and when the run was resumed, before that client is to evaluate."""
+        six = replace(six, settings=six.settings | {"evaluation.own-text": True})
+        whole = six.run()
+        cut = six.killed(lambda header: (header.kind, header.server_round, header.client) == ("deliver", 5, 2))
+        assert six.killed(lambda header: (header.kind, header.client) == ("evaluate", 2), resume_from=str(cut)) == cut
+        assert six.run(resume_from=str(cut)) == cut
+        assert results(cut) == results(whole)
+        assert all(client["status"] == "completed" for client in summary(cut)["clients"])
+        losses = [[client["metrics"] for client in summary(folder)["clients"]] for folder in (whole, cut)]
         assert losses[0] == losses[1]
 
-    def test_the_local_share_is_that_of_own_layers_in_the_global_model(self, bench: Bench) -> None:
+    def test_the_local_share_is_that_of_own_layers_in_the_global_model(self, plain: Uninterrupted) -> None:
         """Round 2 goes from 25% to 50%: three clients prune both layers, one prunes one and holds the other at 25%."""
-        folder = bench.run()
+        folder, bench = plain.folder, plain.bench
         blocks = OpenedModel(bench.model).plan.blocks
         counts = [[sum(int(li.num_weights * share) for li in block.linears) for block in blocks] for share in (0.25, 0.5)]
         pruned = [sum(counts[1][i] if i in layers else counts[0][i] for i in (0, 1)) for layers in samples(folder).values()]
         expected = sum(pruned) / 4 / OpenedModel(bench.model).plan.num_weights
         assert summary(folder)["sparsity"]["local"] == pytest.approx(expected, abs=1e-12)
 
-    def test_the_table_tells_the_sparsity_of_each_model(self, evaluated: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_the_table_tells_the_sparsity_of_each_model(self, whole: Uninterrupted) -> None:
         """Weights of the tiny model: the own models at the share of the test above, pooled and federated ones at a half."""
-        local = summary(evaluated.run())["sparsity"]["local"]
-        rows = [line.split("│") for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
+        local = summary(whole.folder)["sparsity"]["local"]
+        rows = [line.split("│") for line in whole.printed.splitlines() if line.startswith("│")]
         found = {cells[1].strip(): next(cell.strip() for cell in cells[2:] if "%" in cell) for cells in rows}
-        half = f"{self.expected_sparsity(OpenedModel(evaluated.model)):.2%}"
+        half = f"{self.expected_sparsity(OpenedModel(whole.bench.model)):.2%}"
         expected = {"dense": "0.00%", "local-only (mean)": f"{local:.2%}", "centralized": half, "federated": half}
         assert found == expected
         assert found["local-only (mean)"] != half
@@ -416,21 +410,20 @@ class TestRounds(SpaLLMPromises):
         assert [event["round"] for event in events(folder) if event["event"] == "not_covered"] == [4]
         assert summary(folder)["sparsity"]["achieved"] == pytest.approx(self.expected_sparsity(OpenedModel(bench.model)))
 
-    def test_a_round_s_sparsity_is_the_schedule_s(self, bench: Bench) -> None:
-        grid = bench.grid()
-        bench.run(grid)
-        plan = OpenedModel(bench.model).plan
+    def test_a_round_s_sparsity_is_the_schedule_s(self, plain: Uninterrupted) -> None:
+        plan = OpenedModel(plain.bench.model).plan
         for server_round, sparsity in ((1, 0.25), (2, 0.5)):
-            for blobs in pruned_layers(grid, server_round).values():
+            for blobs in pruned_layers(plain, server_round).values():
                 for key, tensors in blobs.items():
                     for linear in plan.blocks[int(key[-4:])].linears:
                         assert tensors[f"{linear.name}.kept"].numel() == linear.num_weights - int(linear.num_weights * sparsity)
 
-    def test_clients_that_lost_their_layers_are_brought_them_again_and_go_on(self, bench: Bench) -> None:
+    def test_clients_that_lost_their_layers_are_brought_them_again_and_go_on(
+        self, six: Bench, whole_six: Uninterrupted
+    ) -> None:
         """In the last of four rounds, one its state, two a part; what they hold beyond what they read then comes at the end."""
-        settings = _six_layers(bench) | {"evaluation__local_only": True}
         damaged = {0: "", 1: "held.json", 2: "*.blob"}
-        whole, grid = bench.run(**settings), bench.grid(**settings)
+        grid = six.grid()
         lost, kinds = set[int](), list[tuple[int, str]]()
 
         def lose(message: Any) -> None:
@@ -439,21 +432,21 @@ class TestRounds(SpaLLMPromises):
                 kinds.append((header.client, header.kind))
             if (header.kind, header.server_round) == ("train", 4) and header.client in damaged.keys() - lost:
                 lost.add(header.client)
-                (state,) = (bench.folder / "state").glob(f"{header.lineage}/node-{header.client:05d}")
+                (state,) = (six.folder / "state").glob(f"{header.lineage}/node-{header.client:05d}")
                 for file in state.rglob(damaged[header.client]) if damaged[header.client] else ():
                     file.write_bytes(file.read_bytes()[:-3])
                 if not damaged[header.client]:
                     shutil.rmtree(state)
 
         grid.before_push = lose
-        folder = bench.run(grid, **settings)
+        folder = six.run(grid)
         assert {event["client"] for event in events(folder) if event["event"] == "lost"} == lost == {0, 1, 2}
         for client in range(4):
             own = [kind for one, kind in kinds if one == client]
             assert own.count("train") == (2 if client in lost else 1)
             assert ("deliver" in own[own.index("train") : -own[::-1].index("train")]) == (client in lost)
-        assert model_files(folder) == model_files(whole)
-        documents = [summary(one) for one in (whole, folder)]
+        assert model_files(folder) == model_files(whole_six.folder)
+        documents = [summary(one) for one in (whole_six.folder, folder)]
         assert documents[0]["metrics"] == documents[1]["metrics"]
         assert [client["reason"] for client in documents[1]["clients"]] == [None] * 4
 
@@ -476,7 +469,7 @@ class TestRounds(SpaLLMPromises):
         changes = {"fedspallm__sampled_layers": 0.5, "fedspallm__capabilities": "1"}
         run, asked = killed_in(bench, 2, **changes)
         grid, orders = bench.grid(**changes), list[list[int]]()
-        grid.tamper[3] = lambda request, reply: reply if read(request.content).header.kind == "enrol" else None
+        grid.tamper[3] = silent_after_enrolment
 
         def note(message: Any) -> None:
             letter = read(message.content)
@@ -518,17 +511,17 @@ class TestRounds(SpaLLMPromises):
         assert [client["status"] for client in document["clients"]] == ["completed", "dropped", "completed", "completed"]
         assert document["clients"][1]["reason"] == "deliver: the disk is full"
 
-    def test_state_holds_the_newest_layers_alone(self, evaluated: Bench) -> None:
+    def test_state_holds_the_newest_layers_alone(self, on_own_text: Bench) -> None:
         """Of each client, the layers before and after the last delivery: the other blobs were let go."""
-        counts = []
-        grid = evaluated.grid(federation__rounds=5)
+        changes = {"federation__rounds": 5, "evaluation__local_only": True}
+        counts, grid = [], on_own_text.grid(**changes)
 
         def look(message: Any) -> None:
             if read(message.content).header.kind == "evaluate":
-                counts.extend(len(list(f.glob("*.blob"))) for f in (evaluated.folder / "state").glob("*/*/lasting"))
+                counts.extend(len(list(f.glob("*.blob"))) for f in (on_own_text.folder / "state").glob("*/*/lasting"))
 
         grid.before_push = look
-        evaluated.run(grid, federation__rounds=5)
+        on_own_text.run(grid, **changes)
         assert set(counts) == {4}  # two layers, of rounds 4 and 5
 
 
@@ -556,23 +549,15 @@ class TestSampling:
         """Two clients with one layer each; one of them never answers to train."""
         two = Bench(tmp_path / "two", "fedspallm", {"fedspallm.sampled-layers": 0.5, "quorum": 0.5}, num_clients=2)
         grid = two.grid()
-        grid.tamper[1] = lambda request, reply: reply if read(request.content).header.kind == "enrol" else None
+        grid.tamper[1] = silent_after_enrolment
         document = summary(two.run(grid))
         assert [client["status"] for client in document["clients"]] == ["completed", "dropped"]
         assert sorted(document["report"]["layer_versions"]) == [1, 2]
         assert document["sparsity"]["achieved"] == pytest.approx(exact(OpenedModel(two.model), 0.5))
 
     def test_a_run_that_covers_over_rounds_can_be_resumed_between_them(self, bench: Bench) -> None:
-        def kill(message: Any) -> None:
-            if read(message.content).header.server_round == 2:
-                raise Killed
-
         whole = bench.run(fedspallm__coverage="over-rounds")
-        grid = bench.grid(fedspallm__coverage="over-rounds")
-        grid.before_push = kill
-        with pytest.raises(Killed):
-            bench.run(grid, fedspallm__coverage="over-rounds")
-        (cut,) = set((bench.folder / "runs").iterdir()) - {whole}
+        cut = bench.killed(lambda header: header.server_round == 2, fedspallm__coverage="over-rounds")
         resumed = bench.run(fedspallm__coverage="over-rounds", resume_from=str(cut))
         assert results(resumed) == results(whole)
 

@@ -22,7 +22,7 @@ from adapters_sent import (
 from bench import Bench, events, private_text, results, summary
 from flwr.app import Array, Message
 from in_process import InProcessGrid
-from promises import Killed, Promises
+from promises import Promises, third_order_of
 from safetensors.torch import load, save
 
 import client_app.tuning
@@ -83,11 +83,11 @@ class TestHetLoRA(Promises):
 
     # ----- ranks ------------------------------------------------------------------------------------------------------
 
-    def test_adapters_of_every_rank_travel_with_its_shapes(self, evaluated: Bench) -> None:
+    def test_adapters_of_every_rank_travel_with_its_shapes(self, on_own_text: Bench) -> None:
         changes = {"hetlora__self_pruning": False}
-        grid, requests = evaluated.grid(**changes), list[Message]()
+        grid, requests = on_own_text.grid(**changes), list[Message]()
         grid.before_push = requests.append
-        clients = summary(evaluated.run(grid, **changes))["clients"]
+        clients = summary(on_own_text.run(grid, **changes))["clients"]
         assert limits(requests, 1) == limits(requests, 2) == {0: 2, 1: 4, 2: 8, 3: 8}
         assert limits(requests, 3, "deliver") == dict.fromkeys(range(4), 8)  # the result is whole
         assert [client["metrics"]["lora_rank"] for client in clients] == [2, 4, 8, 8]
@@ -305,6 +305,7 @@ class TestHetLoRA(Promises):
     def test_rounded_differences_end_nearer_to_float32_than_rounded_values(self, bench: Bench) -> None:
         """Share of its norm by which the final update of four rounds over NF4 differs from float32's."""
         common: dict[str, Any] = {
+            "lora__merge": False,
             "federation__rounds": 4,
             "hetlora__self_pruning": False,
             "training__steps": 5,
@@ -316,23 +317,10 @@ class TestHetLoRA(Promises):
             errors[rounding] = float(np.linalg.norm(found - exact) / np.linalg.norm(exact))
         assert errors["differences"] < 0.6 * errors["values"], errors
 
-    def test_killed_after_ranks_fell_and_resumed_equals_never_killed(self, evaluated: Bench) -> None:
+    def test_killed_after_ranks_fell_and_resumed_equals_never_killed(self, bench: Bench) -> None:
         changes = PRUNED | {"federation__payload": "nf4"}
-        uninterrupted = evaluated.run(**changes)
-        grid, trained = evaluated.grid(**changes), []
-
-        def kill(message: Message) -> None:
-            header = read(message.content).header
-            if (header.kind, header.server_round) == ("train", 3):
-                trained.append(header.client)
-                if len(trained) == 3:
-                    raise Killed
-
-        grid.before_push = kill
-        with pytest.raises(Killed):
-            evaluated.run(grid, **changes)
-        (folder,) = set((evaluated.folder / "runs").iterdir()) - {uninterrupted}
-        resumed = evaluated.run(evaluated.grid(**changes), resume_from=str(folder), **changes)
+        uninterrupted, folder = bench.run(**changes), bench.killed(third_order_of(3), **changes)
+        resumed = bench.run(resume_from=str(folder), **changes)
         assert results(resumed) == results(uninterrupted)
         assert summary(resumed) == summary(uninterrupted)
 
@@ -341,15 +329,7 @@ class TestHetLoRA(Promises):
         grid = bench.grid(**changes)
         for context in grid.contexts.values():
             context.node_config["capability"] = 0.0
-
-        def kill(message: Message) -> None:
-            if read(message.content).header.server_round == 2:
-                raise Killed
-
-        grid.before_push = kill
-        with pytest.raises(Killed):
-            bench.run(grid, **changes)
-        (run,) = (bench.folder / "runs").iterdir()
+        run = bench.killed(lambda header: header.server_round == 2, grid, **changes)
         again = bench.grid(**changes)
         for node in [node for node, context in again.contexts.items() if context.node_config["partition-id"] != 0]:
             del again.contexts[node]

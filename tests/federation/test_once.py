@@ -140,7 +140,7 @@ def test_no_client_makes_the_server_wait_for_ever() -> None:
 
 @pytest.mark.parametrize(("measured", "again"), [(100.0, False), (1.0, True)])
 def test_a_slow_client_is_asked_once_if_its_rounds_were_slow(bench: Bench, measured: float, again: bool) -> None:
-    """The deadline is 5 seconds, twice; training alone takes 30."""
+    """The deadline is 5 seconds, twice; training alone takes 30: 50 questions in 5 seconds, and 50 in 25."""
     grid = bench.grid()
 
     def measure(request: Message, reply: Message) -> Message:
@@ -149,7 +149,7 @@ def test_a_slow_client_is_asked_once_if_its_rounds_were_slow(bench: Bench, measu
         return reply
 
     def hold(message: Message) -> None:
-        grid.held = {1: 300 if read(message.content).header.kind == "alone" else 0}
+        grid.held = {1: 100 if read(message.content).header.kind == "alone" else 0}
 
     grid.tamper, grid.before_push = {1: measure}, hold
     folder = bench.run(grid)
@@ -160,10 +160,6 @@ def test_a_slow_client_is_asked_once_if_its_rounds_were_slow(bench: Bench, measu
 
 def test_times_of_rounds_outlast_a_resumption(bench: Bench) -> None:
     """So that the deadline of a resumed run follows them too."""
-
-    class Killed(BaseException):
-        pass
-
     grid = bench.grid()
 
     def measure(request: Message, reply: Message) -> Message:
@@ -171,14 +167,8 @@ def test_times_of_rounds_outlast_a_resumption(bench: Bench) -> None:
             reply.content["scalars"]["seconds"] = 9.0
         return reply
 
-    def kill(message: Message) -> None:
-        if read(message.content).header.kind == "alone":
-            raise Killed
-
-    grid.tamper, grid.before_push = {0: measure, 1: measure}, kill
-    with pytest.raises(Killed):
-        bench.run(grid)
-    (folder,) = (bench.folder / "runs").iterdir()
+    grid.tamper = {0: measure, 1: measure}
+    folder = bench.killed(lambda header: header.kind == "alone", grid)
     again = bench.grid()
     ttls: list[float] = []
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench import LOCAL_ONLY, Bench, model_files, results
+from bench import LOCAL_ONLY, Bench, Killed, model_files, results
 from flwr.app import Message
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
@@ -29,10 +29,6 @@ METHODS: dict[str, dict[str, Any]] = {
     "hetlora": {"federation.rounds": 2, "hetlora.ranks": "1,2", "training.steps": 2, "lora.rank": 2},
 }
 """Two rounds each."""
-
-
-class Killed(BaseException):
-    """The ServerApp's process is gone."""
 
 
 @dataclass(repr=False)
@@ -59,17 +55,7 @@ def interrupted(folder: Path, method: str) -> Interrupted:
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setenv("ESPALIER_STATE_DIR", str(folder / "state"))
         bench = Bench(folder, method, METHODS[method] | LOCAL_ONLY, num_clients=2)
-        whole = bench.run()
-        grid = bench.grid()
-
-        def kill(message: Message) -> None:
-            if read(message.content).header.kind == "evaluate":
-                raise Killed
-
-        grid.before_push = kill
-        with pytest.raises(Killed):
-            bench.run(grid)
-        (run,) = set((folder / "runs").iterdir()) - {whole}
+        whole, run = bench.run(), bench.killed(lambda header: header.kind == "evaluate")
         return Interrupted(bench, run, folder / "state", results(whole))
 
 

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from bench import Bench, summary
-from promises import Killed, Promises, Uninterrupted
+from bench import Bench, Killed, summary
+from promises import Promises, Uninterrupted
 from safetensors.torch import load_file
 from tiny_model import save_tiny_llama
 from toy_method import ROW, contracts
@@ -74,9 +74,11 @@ class TestToyMethod(Promises):
 
     # ----- what a method may do beside ------------------------------------------------------------------------------
 
-    def test_a_result_per_client_is_measured_for_each(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_result_per_client_is_measured_for_each(
+        self, bench: Bench, plain: Uninterrupted, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """The column has the mean of the clients' perplexities, beside it the median, and each client has its own."""
-        common = summary(bench.run())["metrics"][0]["values"]
+        common = summary(plain.folder)["metrics"][0]["values"]
         monkeypatch.setitem(METHODS, "toy", replace(ROW, outcome="test_toy_method:PersonalOutcome"))
         document = summary(bench.run())
         (metric,) = document["metrics"]
@@ -85,7 +87,7 @@ class TestToyMethod(Promises):
         own = [client["metrics"].get("perplexity/public/federated") for client in document["clients"]]
         assert own == [common["dense"], common["federated"], None, None]
 
-    def test_a_delivery_may_be_answered(self, evaluated: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_delivery_may_be_answered(self, on_own_text: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
         """With what the method's contract lets a client say; here, which blobs it lacks."""
         told: list[dict[str, Any]] = []
         honest = contracts.delivery
@@ -100,7 +102,7 @@ class TestToyMethod(Promises):
         monkeypatch.setattr(contracts, "delivery", delivery)
         monkeypatch.setattr("client_app.delivery.take", take_part)
         monkeypatch.setattr(Toy, "note_delivered", lambda _, letter: told.append(letter.scalars))
-        document = summary(evaluated.run())
+        document = summary(on_own_text.run())
         assert document["finished"] == 4
         assert len(told) == 4
         assert {len(scalars["blob_sha256"]) for scalars in told} == {1}

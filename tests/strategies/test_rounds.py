@@ -22,6 +22,7 @@ from espalier.wire.messages import Letter, NoScalars, failure, read, write
 from espalier.wire.parts import PartRequest, Report
 from espalier.wire.payload import block_key, pack_tensors
 from espalier.wire.plan import BlockPlan, LinearPlan, ModelPlan
+from strategies.engine.clock import Clock
 from strategies.engine.inbox import Inbox
 from strategies.engine.progress import Progress
 from strategies.engine.roster import Seat
@@ -156,14 +157,15 @@ def test_when_a_part_is_pulled_nothing_is_held_of_those_before(
 
 
 class Slow(OneNode):
-    """Answers after so many pulls, each a tenth of a second after the other, and calls ``before_pull`` before each."""
+    """Answers after so many tenths of a second, and calls ``before_pull`` with those that have passed before each question."""
 
-    def __init__(self, pulls: int) -> None:
+    def __init__(self, clock: Clock, tenths: int) -> None:
         super().__init__()
-        self.pulls = pulls
-        self.before_pull: Callable[[int], None] = lambda number: None
+        self.tenths = tenths
+        self.clock, self.begun = clock, clock.now()
+        self.num_pulls = 0
+        self.before_pull: Callable[[int], None] = lambda tenth: None
         self.ttls: list[float] = []
-        self._pulled = 0
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         (message,) = messages
@@ -171,9 +173,13 @@ class Slow(OneNode):
         return super().push_messages([message])
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        self._pulled += 1
-        self.before_pull(self._pulled)
-        return super().pull_messages(message_ids) if self._pulled > self.pulls else []
+        self.num_pulls += 1
+        self.before_pull(self.now())
+        return super().pull_messages(message_ids) if self.now() >= self.tenths else []
+
+    def now(self) -> int:
+        """Tenths of a second since the beginning."""
+        return round(10 * (self.clock.now() - self.begun))
 
 
 def ask(rounds: Rounds, **more: Any) -> list[Message]:
@@ -182,9 +188,9 @@ def ask(rounds: Rounds, **more: Any) -> list[Message]:
     return list(rounds.exchange([rounds.request("train", rounds.roster.seats[0], 1, NoScalars())], **more))
 
 
-def slowly(rounds: Rounds, pulls: int) -> Slow:
-    """Give the rounds a slow grid."""
-    rounds.grid = grid = Slow(pulls)  # type: ignore[assignment]
+def slowly(rounds: Rounds, tenths: int) -> Slow:
+    """Give the rounds a slow grid, which answers after so many tenths of a second."""
+    rounds.grid = grid = Slow(rounds.clock, tenths)  # type: ignore[assignment]
     return grid
 
 
@@ -221,11 +227,11 @@ def test_when_nobody_works_any_more_the_deadline_counts(rounds: Rounds, tmp_path
     with ExitStack() as stack:
         stack.enter_context(work.working())
 
-        def note(number: int) -> None:
-            if number == 600:
+        def note(tenth: int) -> None:
+            if tenth >= 600:
                 stack.close()
             if len(grid.asked) > 1:
-                sent_again.append(number)
+                sent_again.append(tenth)
 
         grid.before_pull = note
         assert ask(rounds) == []
@@ -248,7 +254,14 @@ def test_a_message_may_take_longer_than_others(rounds: Rounds) -> None:
     grid = slowly(rounds, 10_000)
     assert ask(rounds, patience=lambda seat: 60.0) == []
     assert len(grid.asked) == 2
-    assert 1200 <= grid._pulled <= 1210  # sent again, it may take as long once more
+    assert 1200 <= grid.now() <= 1210  # sent again, it may take as long once more
+
+
+def test_where_no_reply_comes_for_a_while_the_superlink_is_asked_seldom(rounds: Rounds) -> None:
+    """Ten times a second for five seconds, then twice a second."""
+    grid = slowly(rounds, 350)
+    assert len(ask(rounds, patience=lambda seat: 60.0)) == 1
+    assert 110 <= grid.num_pulls <= 113
 
 
 def test_a_message_never_has_less_than_the_settings_give_it(rounds: Rounds) -> None:
@@ -263,7 +276,7 @@ def test_a_message_never_has_less_than_the_settings_give_it(rounds: Rounds) -> N
 def test_what_clients_on_this_machine_say_is_shown(rounds: Rounds, tmp_path: Path, shown: list[str]) -> None:
     grid, work = slowly(rounds, 50), AtWork(tmp_path, "lineage")
     rounds.shared_workers, rounds.work = True, work
-    grid.before_pull = lambda number: work.say("node-00000 train: pruning block 2 of 5  [31 s]") if number == 30 else None
+    grid.before_pull = lambda tenth: work.say("node-00000 train: pruning block 2 of 5  [31 s]") if tenth == 30 else None
     with work.working():
         ask(rounds)
     assert shown == ["node-00000 train: pruning block 2 of 5  [31 s]"]
