@@ -15,12 +15,15 @@ from espalier.modeling.opened import OpenedModel
 from espalier.modeling.quantised import quantise
 from espalier.modeling.quantised_cache import cache_key, quantised_linears
 from espalier.modeling.structured.sliced_checkpoint import stretches
+from espalier.modeling.structured.units import ModelUnits
 from espalier.modeling.whole import load_whole
 from espalier.settings.lora import LoraSettings
 from espalier.settings.mistakes import Mistake
 from espalier.settings.run import parse
+from espalier.settings.structured import StructuredSettings
 from espalier.training.adapted import AdaptedModel
 from espalier.wire.adapters import adapter_plan
+from espalier.wire.cuts import KINDS
 from espalier.wire.structure import Structure, structured_plan
 
 CASES = [(name, False) for name in DECODERS] + [(name, True) for name in WITH_LANES]
@@ -197,3 +200,12 @@ def test_lanes_of_families_without_a_norm_before_each_part_are_refused(saved: di
     base = OpenedModel(saved[name])
     with pytest.raises(Mistake, match="lanes of the residual stream can be cut in models like LLaMA alone"):
         OpenedModel(base.directory, uneven(base, lanes=True))
+
+
+def test_scores_that_are_no_numbers_are_a_mistake(saved: dict[str, Path]) -> None:
+    """As where a weight of the model is none."""
+    units = ModelUnits.of(OpenedModel(saved["llama"]).plan)
+    scores = [dict(zip(KINDS, map(torch.ones, own), strict=True)) for own in units.numbers]
+    scores[2]["channels"][5] = torch.nan
+    with pytest.raises(Mistake, match="is no number for some of them; look for weights of the model that are none"):
+        units.lowest(scores, StructuredSettings(), 0.2)

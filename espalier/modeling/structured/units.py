@@ -52,8 +52,15 @@ class ModelUnits:
         ----------
         scores : for each of the blocks, (units,) by kind
         share : of what the units cost together, see ``share_of_units``
+
+        Raises
+        ------
+        Mistake
+            A score is no number, as where the model has a weight that is none.
         """
         flat = torch.cat([own[kind].to(torch.float64).cpu() for own in scores for kind in KINDS])
+        if torch.isnan(flat).any():
+            raise Mistake("what units are worth is no number for some of them; look for weights of the model that are none")
         competing = self.competing(job.selection)
         cut = within_each(flat, self.costs, self.pools, competing, self._totals(competing), share)
         pieces = iter(cut.split([number for own in self.numbers for number in own]))
