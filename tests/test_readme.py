@@ -22,7 +22,7 @@ def test_it_is_short() -> None:
 
 def test_it_has_the_two_commands() -> None:
     assert "pip install -e . && flwr run . --stream" in README
-    assert "pip install -e '.[dev]' && pytest -n 2" in README
+    assert "pip install -e '.[dev]' && pytest -n 3" in README
 
 
 @pytest.mark.parametrize("method", METHODS)
