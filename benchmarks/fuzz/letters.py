@@ -2,7 +2,7 @@
 
 import json
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -57,42 +57,52 @@ def plan() -> ModelPlan:
 def exchanges() -> list[Exchange]:
     """One per method and kind."""
     alone = {method: parse({"method": method, **SETTINGS}).job.makes_alone for method in METHODS}
-    return [_exchange(method, kind) for method in METHODS for kind in KINDS if kind != "alone" or alone[method]]
+    return [
+        _exchange(method, kind, server_round)
+        for method in METHODS
+        for kind in KINDS
+        if kind != "alone" or alone[method]
+        for server_round in _rounds(method, kind)
+    ]
 
 
-def _exchange(method: str, kind: Kind) -> Exchange:
+def _exchange(method: str, kind: Kind, server_round: int) -> Exchange:
     settings = parse({"method": method, **SETTINGS})
     header = Header(
         schema_version=SCHEMA_VERSION,
         kind=kind,
         method=method,
         lineage="run-1",
-        server_round=_round(method, kind, settings),
+        server_round=server_round,
         client=0,
         attempt=1,
         part=1 if kind == "fetch" else 0,
         num_parts=1,
     )
-    request = Letter(header, _asked(method, kind))
+    request = Letter(header, _asked(method, kind, server_round))
     up = contract_for(request, plan, settings).up
     blobs = {key: _blob(specs) for key, specs in up.specs(NoScalars()).items()}
     if kind == "fetch":
         request.scalars["blob_sha256"] = [sha256(blob) for blob in blobs.values()]
     contract = contract_for(request, plan, settings)
     request.blobs = {key: _blob(specs) for key, specs in contract.down.specs(NoScalars()).items()}
-    reply = Letter(header.model_copy(update={"num_parts": contract.num_parts}), _told(method, kind, blobs), blobs)
+    reply = Letter(header.model_copy(update={"num_parts": contract.num_parts}), _told(method, kind, server_round, blobs), blobs)
     check(request, contract.down)
     check_reply(reply, request, contract)
     return Exchange(settings, request, reply)
 
 
-def _round(method: str, kind: Kind, settings: RunSettings) -> int:
-    """A round in which there is such a message."""
+def _rounds(method: str, kind: Kind) -> Sequence[int]:
+    """Rounds in which there is such a message, one of each form."""
+    settings = parse({"method": method, **SETTINGS})
+    rounds = settings.job.ROUNDS_THAT_DIFFER
     last = settings.job.last_rounds(settings.federation, len(PLAN.blocks), settings.num_clients)[0]
-    return {"enrol": 0, "alone": last, "evaluate": last, "deliver": settings.job.FIRST_DELIVERY}.get(kind, 1)
+    delivery = settings.job.FIRST_DELIVERY if len(rounds) == 1 else last + 1
+    single = {"enrol": 0, "alone": last, "evaluate": last, "deliver": delivery, "fetch": rounds[-1]}
+    return [single[kind]] if kind in single else rounds
 
 
-def _asked(method: str, kind: Kind) -> dict[str, Any]:
+def _asked(method: str, kind: Kind, server_round: int) -> dict[str, Any]:
     if kind == "evaluate":
         texts = Texts(names=["public"], num_windows=[2], window_tokens=4, own_text=True)
         return texts.model_dump()
@@ -100,6 +110,9 @@ def _asked(method: str, kind: Kind) -> dict[str, Any]:
         return {}
     if method in ("flap", "llm-pruner"):
         return {"blob_sha256": [HASH]} if kind == "fetch" else {}
+    if method == "llm-streamline":
+        start = {} if (kind, server_round) == ("train", 1) else {"start": 0}
+        return start | ({"blob_sha256": [HASH]} if kind == "fetch" else {})
     if method == "fedprllm":
         return {"blob_sha256": [HASH]} if kind == "fetch" else {"num_voters": [3], "decided": len(PLAN.blocks)}
     if method == "fedspallm":
@@ -114,7 +127,7 @@ def _asked(method: str, kind: Kind) -> dict[str, Any]:
     return {"rank_limit": 4 if kind == "alone" else 8} | ({"rank": 8, "blob_sha256": [HASH]} if kind == "fetch" else {})
 
 
-def _told(method: str, kind: Kind, blobs: Mapping[str, bytes]) -> dict[str, Any]:
+def _told(method: str, kind: Kind, server_round: int, blobs: Mapping[str, bytes]) -> dict[str, Any]:
     if kind == "enrol":
         who = {"site": "a", "code_sha256": HASH, "model_sha256": HASH, "device": "cpu", "threads": 1, "capability": 1.0}
         return Enrolment(**who, measured=False, python="3.11.7", torch="2.7.0").model_dump()  # type: ignore[arg-type]
@@ -126,6 +139,10 @@ def _told(method: str, kind: Kind, blobs: Mapping[str, bytes]) -> dict[str, Any]
     if kind != "train":
         return {}
     hashes = {"seconds": 0.5, "blob_sha256": [sha256(blob) for blob in blobs.values()] * 2}
+    if method == "llm-streamline":
+        of_all = len(LINEARS) if server_round > 1 else 1
+        hashes["blob_sha256"] = [sha256(blob) for blob in blobs.values()] * of_all
+        return hashes | ({"samples": 8, "skipped_steps": 0} if server_round > 1 else {"tokens": 64})
     more: dict[str, dict[str, Any]] = {
         "fedprllm": {},
         "flap": {"tokens": 64},

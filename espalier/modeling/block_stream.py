@@ -77,10 +77,26 @@ class Activations:
                 self.hidden[batch] = output[0] if isinstance(output, tuple) else output
             del output  # not held while the next batch is computed
 
+    def copied(self) -> "Activations":
+        """The same hidden states, to be kept while these go on."""
+        kept = self.hidden.emptied()
+        for batch in self.batches():
+            kept.append(batch.clone())
+        return Activations(self.input_ids, kept, self._calls)
+
+    def batches(self) -> Iterator[Tensor]:
+        """The hidden states, batch after batch."""
+        for batch in range(len(self.hidden)):
+            yield self.hidden[batch]
+
+    def call(self, index: int) -> Call:
+        """What the model passes to a block with the first batch, beside the hidden states."""
+        return self._calls[0][index]
+
     def pieces(self) -> Iterator[memoryview]:
         """The bytes of all hidden states, batch after batch."""
-        for batch in range(len(self.hidden)):
-            yield memory_of(self.hidden[batch].cpu())
+        for batch in self.batches():
+            yield memory_of(batch.cpu())
 
 
 class BlockStream:

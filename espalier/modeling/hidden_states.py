@@ -21,6 +21,9 @@ from espalier.settings.mistakes import Mistake
 class HiddenStates(Protocol):
     """Batches of shape (windows, tokens, hidden size), all but the last with equally many windows."""
 
+    def emptied(self) -> "HiddenStates":
+        """Another of the kind, without any batch."""
+
     def append(self, batch: Tensor) -> None:
         """Add a batch after the others."""
 
@@ -41,6 +44,10 @@ class InMemory:
 
     def __init__(self) -> None:
         self._batches: list[Tensor] = []
+
+    def emptied(self) -> "InMemory":
+        """Another of the kind, without any batch."""
+        return InMemory()
 
     def append(self, batch: Tensor) -> None:
         """Add a batch after the others."""
@@ -70,6 +77,10 @@ class OnDisk:
             self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115, it lives as long as this object
         self._shapes: list[torch.Size] = []
         self._like = torch.empty(0)
+
+    def emptied(self) -> "OnDisk":
+        """Another of the kind, without any batch."""
+        return OnDisk(self.folder)
 
     def append(self, batch: Tensor) -> None:
         """Add a batch after the others."""

@@ -118,9 +118,16 @@ class OpenedModel:
 
     def _block(self, index: int) -> BlockPlan:
         linears = tuple(self._linears(index))
-        names = tuple(self.family.file_names(f"{self.family.blocks}.{index}."))
-        counted = sum(math.prod(stored.shape) for name, stored in self.checkpoint.tensors.items() if name.startswith(names))
-        return BlockPlan(index, linears, counted - sum(linear.num_parameters for linear in linears))
+        return BlockPlan(index, linears, tuple(sorted(self._beside_linears(index))))
+
+    def _beside_linears(self, index: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """A block's other tensors: canonical name, or the path within the block of one that has none, and shape."""
+        linears, norms = set(self.family.linears.values()), {path: name for name, path in self.family.norms.items()}
+        for prefix in self.family.file_names(f"{self.family.blocks}.{index}."):
+            for name, stored in self.checkpoint.tensors.items():
+                of, _, kind = name.removeprefix(prefix).rpartition(".")
+                if name.startswith(prefix) and of not in linears:
+                    yield f"{norms.get(of, of)}.{kind}", stored.shape
 
     def _parts(self) -> tuple[str, ...]:
         """How names of the model's tensors begin; files of an encoder may hold heads for other tasks beside it."""

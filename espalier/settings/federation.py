@@ -15,14 +15,17 @@ class FederationSettings(Table):
     """Table ``[federation]``: rounds, what a client weighs, and how adapters travel. Each method reads what concerns it."""
 
     rounds: int = Field(
-        0, ge=0, description="Rounds of the run; 0: as many as the method usually has (3 of tuning methods, 1 of fedspallm)."
+        0,
+        ge=0,
+        description="Rounds of the run; 0: as many as the method usually has (3 of tuning methods and "
+        "llm-streamline, 1 of fedspallm).",
     )
     sampled_clients: float = Field(1.0, gt=0, le=1, description="Share of the clients that a round asks, at least one client.")
     client_weights: Literal["paper", "equal", "samples", "norms"] = Field(
         "paper",
-        description="Weight of a client in the average. `samples`: the training sequences, or with fedspallm the calibration "
-        "windows, that it reports; `norms` (hetlora): the Frobenius norm of the update that it sent; `paper`: as the method's "
-        "paper has it (fedpetuning samples, hetlora norms, fedspallm equal).",
+        description="Weight of a client in the average. `samples`: the training sequences, or with fedspallm and "
+        "llm-streamline the calibration windows, that it reports; `norms` (hetlora): the Frobenius norm of the update that it "
+        "sent; `paper`: as the method's paper has it (fedpetuning and llm-streamline samples, hetlora norms, fedspallm equal).",
     )
     max_weight_ratio: float = Field(
         10.0,
@@ -34,7 +37,9 @@ class FederationSettings(Table):
         4.0, ge=1, description="A capability that a node states counts at most so many times as much as the median's."
     )
     payload: Payload = Field(
-        "float32", description="Number format of adapters on the wire: 4 bytes a number, 2, or with `nf4` 0.5625."
+        "float32",
+        description="Number format of adapters, and of llm-streamline's layer, on the wire: 4 bytes a number, 2, or with `nf4` "
+        "0.5625.",
     )
     rounding: Literal["differences", "values"] = Field(
         "differences",

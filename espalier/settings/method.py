@@ -21,6 +21,8 @@ class MethodSettings(Table):
     """What ``federation.client-weights`` may be; ``paper`` stands for the first."""
     FIRST_DELIVERY: ClassVar[int] = 1
     """The first round in which something may be delivered to a client."""
+    ROUNDS_THAT_DIFFER: ClassVar[tuple[int, ...]] = (1,)
+    """The first round of each form that orders and replies have."""
     MAKES_ALONE_WITH: ClassVar[Mapping[str, str]] = {}
     """Values of keys of this table with which ``makes_alone`` holds, where it does not by default."""
     NEEDS_BASE_MODEL: ClassVar[bool] = True

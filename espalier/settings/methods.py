@@ -110,6 +110,16 @@ METHODS: dict[str, Row] = {
         baseline="strategies.baselines.centralized_structured:llm_pruner_of_all",
         federates=False,
     ),
+    "llm-streamline": Row(
+        title="LLM-Streamline (neighbouring blocks that change least give way to one layer, whose weights are averaged)",
+        settings="espalier.settings.llm_streamline:LlmStreamlineSettings",
+        strategy="strategies.methods.llm_streamline:LlmStreamline",
+        job="client_app.llm_streamline",
+        delivery="client_app.delivery:take",
+        contracts="espalier.wire.llm_streamline",
+        outcome="server_app.outcomes.structured:StructuredOutcome",
+        baseline="strategies.baselines.centralized_structured:llm_streamline_of_all",
+    ),
 }
 
 

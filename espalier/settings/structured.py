@@ -1,4 +1,4 @@
-"""What every method says that cuts whole units out of a model: attention groups, feed-forward channels."""
+"""What every method says that makes a smaller model: in which form it is written, and how much of it goes."""
 
 from typing import Literal
 
@@ -7,8 +7,19 @@ from pydantic import Field
 from espalier.settings.method import MethodSettings
 
 
-class StructuredSettings(MethodSettings):
-    """How much is cut, which units compete, and in which form the smaller model is written."""
+class SmallerSettings(MethodSettings):
+    """In which form a smaller model is written."""
+
+    form: Literal["auto", "compact", "plain", "zero-filled"] = Field(
+        "auto",
+        description="How the smaller model is written: `compact` with `structure.json` and code for `trust_remote_code=True`; "
+        "`plain` for transformers alone, if all blocks are alike; `zero-filled` for transformers alone, as large as before; "
+        "`auto`: plain if possible, else compact.",
+    )
+
+
+class StructuredSettings(SmallerSettings):
+    """How much is cut of attention groups and feed-forward channels, and which of them compete."""
 
     share: float = Field(
         0.2,
@@ -25,10 +36,4 @@ class StructuredSettings(MethodSettings):
         "global",
         description="Units that compete: all of the model, those of a block, or groups and channels of each block by "
         "themselves, so that all blocks stay alike.",
-    )
-    form: Literal["auto", "compact", "plain", "zero-filled"] = Field(
-        "auto",
-        description="How the smaller model is written: `compact` with `structure.json` and code for `trust_remote_code=True`; "
-        "`plain` for transformers alone, if all blocks are alike; `zero-filled` for transformers alone, as large as before; "
-        "`auto`: plain if possible, else compact.",
     )

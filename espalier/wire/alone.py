@@ -11,6 +11,8 @@ from espalier.settings.run import RunSettings
 from espalier.wire.contract import Contract, Side
 from espalier.wire.messages import MOST_SECONDS, Letter, Scalars, validate
 
+OBSERVER = "that the client has made what it makes by itself, which stays there, and how long it took"
+
 
 class Alone(Scalars):
     """What a client makes alone."""
@@ -43,6 +45,11 @@ def contract(request: Letter, settings: RunSettings) -> Contract:
         method=settings.method,
         down=Side(Alone),
         up=Side(AloneReport),
-        observer="that the client has made what it makes by itself, which stays there, and how long it took"
-        + ("" if settings.tunes else "; it is sent in iterative pruning only"),
+        observer=f"{OBSERVER}{_sent_with(settings)}",
     )
+
+
+def _sent_with(settings: RunSettings) -> str:
+    """With which settings there is such a message, where it is not usual."""
+    chosen = ", ".join(f"`{key}` = `{value}`" for key, value in settings.job.MAKES_ALONE_WITH.items())
+    return f"; it is sent with {chosen} alone" if chosen else ""

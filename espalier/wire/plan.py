@@ -1,5 +1,6 @@
 """The plan of a model: which matrices of which decoder blocks can be pruned. Every contract is a function of it."""
 
+import math
 from dataclasses import dataclass
 
 
@@ -35,8 +36,8 @@ class BlockPlan:
 
     index: int
     linears: tuple[LinearPlan, ...]
-    others: int = 0
-    """Parameters beside the matrices and their biases: those of norms."""
+    others: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    """Parameters beside the matrices and their biases, those of norms: canonical name, as ``norm.mlp.weight``, and shape."""
 
     @property
     def num_weights(self) -> int:
@@ -46,7 +47,7 @@ class BlockPlan:
     @property
     def num_parameters(self) -> int:
         """All parameters of the block."""
-        return sum(linear.num_parameters for linear in self.linears) + self.others
+        return sum(linear.num_parameters for linear in self.linears) + sum(math.prod(shape) for _, shape in self.others)
 
     def linear(self, name: str) -> LinearPlan:
         """The matrix of a canonical name; ``KeyError`` where the family has none."""

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from espalier.settings.federation import Payload
 from espalier.settings.methods import METHODS, settings_of
-from espalier.settings.run import RunSettings, parse
+from espalier.settings.run import parse
 from espalier.wire.contract import FAILED, Contract, Side
 from espalier.wire.contracts import contract_for, of_method
 from espalier.wire.evaluation import Texts
@@ -42,15 +42,16 @@ FAILURE = (
 
 def privacy_table() -> str:
     """What each kind of reply holds, and what somebody who reads it learns; methods of which that is the same share a row."""
-    methods_by_row: dict[tuple[Kind, str, str], list[str]] = {}
+    methods_by_row: dict[tuple[str, str, str], list[str]] = {}
     for kind in KINDS:
         for method in (method for method in METHODS if _sends(method, kind)):
-            contracts = [_contract(method, kind, *variant) for variant in _variants(method)]
-            row = (kind, _fields([contract.up for contract in contracts]), contracts[0].observer)
-            methods_by_row.setdefault(row, []).append(method)
+            for server_round, shown in _rounds(method, kind):
+                contracts = [_contract(method, kind, server_round, *variant) for variant in _variants(method)]
+                row = (shown, _fields([contract.up for contract in contracts]), contracts[0].observer)
+                methods_by_row.setdefault(row, []).append(method)
     lines = ["| message | methods | leaves the client | what an observer learns |", "|---|---|---|---|"]
-    for (kind, fields, observer), methods in methods_by_row.items():
-        lines.append(f"| {kind} | {_named(methods)} | {fields or 'nothing'} | {observer} |")
+    for (shown, fields, observer), methods in methods_by_row.items():
+        lines.append(f"| {shown} | {_named(methods)} | {fields or 'nothing'} | {observer} |")
     lines.append(f"| any, failed | all | {_fields([FAILED])} | {FAILURE} |")
     return "\n".join(lines)
 
@@ -73,11 +74,28 @@ def _variants(method: str) -> list[tuple[ModelPlan, dict[str, Any]]]:
     """Models and settings on which the tensors of a method's messages depend."""
     if "payload" not in settings_of(method).FEDERATION:
         return [(EXAMPLE, {})]
-    (encoder, classes), payloads = CLASSIFIER, [{"federation.payload": payload} for payload in get_args(Payload)]
+    payloads = [{"federation.payload": payload} for payload in get_args(Payload)]
+    if not METHODS[method].tunes:
+        return [(EXAMPLE, payload) for payload in payloads]
+    encoder, classes = CLASSIFIER
     return [*((EXAMPLE, payload) for payload in payloads), *((encoder, {**classes, **payload}) for payload in payloads)]
 
 
-def _contract(method: str, kind: Kind, plan: ModelPlan, settings: dict[str, Any]) -> Contract:
+def _rounds(method: str, kind: Kind) -> list[tuple[int, str]]:
+    """Rounds whose messages of a kind are of different forms, and how they are called."""
+    job = settings_of(method)
+    rounds = job.ROUNDS_THAT_DIFFER
+    if kind == "train" and len(rounds) > 1:
+        names = [f"train of round {first}" for first in rounds]
+        return list(zip(rounds, [*names[:-1], f"{names[-1]} and later"], strict=True))
+    run = parse({"method": method, **SETTINGS, **(_with_alone(method) if kind == "alone" else {})})
+    last = run.job.last_rounds(run.federation, len(EXAMPLE.blocks), run.num_clients)[0]
+    result = max(last + 1, job.FIRST_DELIVERY) if len(rounds) > 1 else job.FIRST_DELIVERY
+    place = {"enrol": 0, "alone": last, "evaluate": last, "deliver": result}.get(kind, rounds[-1])
+    return [(place, kind)]
+
+
+def _contract(method: str, kind: Kind, server_round: int, plan: ModelPlan, settings: dict[str, Any]) -> Contract:
     size = BLOCK_AND_HEAD[settings["federation.payload"]] if plan.head_features else ONE_BLOCK
     cut = {"part-bytes": size} if kind == "fetch" else {}
     more = _with_alone(method) if kind == "alone" else {}
@@ -87,7 +105,7 @@ def _contract(method: str, kind: Kind, plan: ModelPlan, settings: dict[str, Any]
         kind=kind,
         method=method,
         lineage="example",
-        server_round=_round(run, kind),
+        server_round=server_round,
         client=0,
         attempt=1,
         part=1 if kind == "fetch" else 0,
@@ -95,14 +113,9 @@ def _contract(method: str, kind: Kind, plan: ModelPlan, settings: dict[str, Any]
     )
     public = [] if "task.name" in settings else ["documentation"]
     texts = Texts(names=public, num_windows=[1] * len(public), window_tokens=256, own_text=True)
-    scalars = texts.model_dump() if kind == "evaluate" else of_method(method).EXAMPLES.get(kind, {})
+    examples = of_method(method).EXAMPLES
+    scalars = texts.model_dump() if kind == "evaluate" else examples.get((kind, server_round), examples.get(kind, {}))
     return contract_for(Letter(header, scalars), lambda: plan, run)
-
-
-def _round(run: RunSettings, kind: Kind) -> int:
-    """A round in which there is such a message."""
-    last = run.job.last_rounds(run.federation, len(EXAMPLE.blocks), run.num_clients)[0]
-    return {"enrol": 0, "alone": last, "evaluate": last, "deliver": run.job.FIRST_DELIVERY}.get(kind, 1)
 
 
 def _fields(sides: list[Side]) -> str:

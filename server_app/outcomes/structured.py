@@ -6,7 +6,7 @@ from espalier.modeling.block_stream import BlockStream
 from espalier.modeling.edits import dense
 from espalier.modeling.opened import OpenedModel
 from espalier.modeling.structured.export import best_form, check_structured, export_structured
-from espalier.settings.structured import StructuredSettings
+from espalier.settings.structured import SmallerSettings
 from server_app.model_card import smaller_card
 from server_app.outcomes.outcome import A_FEW, Model, Outcome
 from strategies.engine.result import RunResult
@@ -26,7 +26,7 @@ class StructuredOutcome(Outcome[SmallerResult]):
     def write(self, result: SmallerResult) -> None:
         """Export the model with a card, and see that it reloads to the same logits."""
         run, target, small = self.run, self.run.folder.path / "model", result.model
-        chosen = run.settings.of(StructuredSettings).form
+        chosen = run.settings.of(SmallerSettings).form
         form = best_form(small) if chosen == "auto" else chosen
         size = {"form": form, "bytes": sum(stored.num_bytes for stored in small.checkpoint.tensors.values())}
         self.summary.report = result.report() | size

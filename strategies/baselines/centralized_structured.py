@@ -1,12 +1,16 @@
-"""Pooled-data baselines of methods that cut units; in simulation only, where all data are in one place."""
+"""Pooled-data baselines of methods that make smaller models; in simulation only, where all data are in one place."""
 
 from espalier.modeling.block_stream import BlockStream
 from espalier.modeling.opened import OpenedModel
 from espalier.modeling.structured.flap import flap_cuts, watched_moments
 from espalier.modeling.structured.opened_cut import open_cut
+from espalier.modeling.structured.streamline import first_layer, likest, open_streamlined, stretch_cosines
 from espalier.modeling.structured.taylor import taylor_cuts, taylor_scores
 from espalier.settings.flap import FlapSettings
 from espalier.settings.llm_pruner import LlmPrunerSettings
+from espalier.settings.llm_streamline import LlmStreamlineSettings
+from espalier.settings.seeds import derive_seed
+from espalier.training.replacement import Replacement, Stretch
 from espalier.wire.flap import biases
 from strategies.baselines.centralized import pooled_windows
 from strategies.engine.run import Run
@@ -29,3 +33,18 @@ def llm_pruner_of_all(run: Run) -> OpenedModel:
     scores = taylor_scores(run.model, run.computing, windows, job)
     run.progress.step("centralized", f"{len(scores)} blocks, {len(windows)} windows")
     return open_cut(run.model, list(taylor_cuts(run.model, scores, job)).__getitem__, ())
+
+
+def llm_streamline_of_all(run: Run) -> OpenedModel:
+    """LLM-Streamline by one party that has the windows of all clients, in as many steps as theirs together."""
+    job, windows, stream = run.settings.of(LlmStreamlineSettings), pooled_windows(run), BlockStream(run.model, run.computing)
+    span = job.span(len(run.model.plan.blocks))
+    start = likest(stretch_cosines(stream, windows, span))
+    run.progress.step("centralized", f"{len(windows)} windows compared", block=start)
+    if job.replacement == "none":
+        return open_streamlined(run.model, start, span, None)
+    steps = run.settings.num_clients * run.settings.federation.rounds * job.steps
+    seed = derive_seed(run.settings.seed, "training/centralized")
+    training = Replacement(Stretch.walked(stream, windows, start, span), job.training, seed, steps)
+    layer, _ = training.run(first_layer(run.model, start), 0, steps)
+    return open_streamlined(run.model, start, span, layer)

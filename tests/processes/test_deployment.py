@@ -48,6 +48,17 @@ METHODS = {
         ("data.windows=20", "evaluation.local-only=false", "llm-pruner.spare-first=0", "llm-pruner.spare-last=0"),
         ["enrol", "train"],
     ),
+    "llm-streamline": (
+        (
+            "data.windows=20",
+            "evaluation.local-only=false",
+            "llm-streamline.share=0.5",
+            "llm-streamline.steps=2",
+            "federation.rounds=1",
+            "part-bytes=1000000",
+        ),
+        ["enrol", "train", "train"],
+    ),
     "hetlora": (
         (
             "federation.rounds=1",
@@ -61,6 +72,8 @@ METHODS = {
     ),
 }
 """Settings, and which messages leave the first site in what order."""
+SMALLER = ("flap", "llm-pruner", "llm-streamline")
+"""They write a smaller model alone."""
 
 
 REFUSED = ("run", "evaluation.centralized=on", "--app", str(ROOT), "--superlink")
@@ -138,7 +151,9 @@ def test_real_processes_give_the_bytes_of_the_simulation(tmp_path: Path, sites: 
     for name in ("masks.safetensors", "adapter/adapter_model.safetensors"):
         assert [file.read_bytes() for file in deployed.glob(name)] == [file.read_bytes() for file in simulated.glob(name)]
     beside = [*deployed.glob("masks.safetensors"), *deployed.glob("adapter/adapter_model.safetensors")]
-    assert len(beside) == (0 if method in ("flap", "llm-pruner") else 1)  # those write the smaller model alone
+    assert len(beside) == (
+        0 if method in ("flap", "llm-pruner", "llm-streamline") else 1
+    )  # those write the smaller model alone
     summary = json.loads((deployed / "summary.json").read_text())
     assert summary["status"] == "completed"
     assert [client["site"] for client in summary["clients"]] == ["hospital-a", "hospital-b"]

@@ -23,7 +23,7 @@ def plan(blocks: int = 3, bias: bool = True) -> ModelPlan:
             linear("attn.q", 24, 8, True), linear("attn.k", 12, 8, True), linear("attn.v", 12, 8, True),
             linear("attn.o", 8, 24), linear("mlp.gate", 10, 8), linear("mlp.up", 10, 8), linear("mlp.down", 8, 10),
         )  # fmt: skip
-        return BlockPlan(index, linears, 16)
+        return BlockPlan(index, linears, (("norm.attn.weight", (16,)),))
 
     made = tuple(block(index) for index in range(blocks))
     return ModelPlan(made, sum(block.num_parameters for block in made) + 500, 0, 4, 2)

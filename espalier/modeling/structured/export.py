@@ -85,11 +85,23 @@ def require_writable(model: OpenedModel, job: StructuredSettings, biases: Sequen
     share = units.share_of_units(model.plan, job)
     any_scores = [dict(zip(KINDS, map(torch.zeros, own), strict=True)) for own in units.numbers]
     like_it = units.structure(model.plan, units.lowest(any_scores, job, share), biases)
-    refused = possible_forms(OpenedModel(model.directory, like_it))
-    if job.form != "auto" and job.form in refused:
-        others = " or ".join(repr(form) for form in ("auto", *FORMS) if form == "auto" or form not in refused)
-        hint = "; with selection = 'kind' all blocks stay alike" if job.form == "plain" and job.selection != "kind" else ""
-        raise Mistake(f"form = '{job.form}': {refused[job.form]}{hint}; choose {others}")
+    hint = "; with selection = 'kind' all blocks stay alike" if job.form == "plain" and job.selection != "kind" else ""
+    require_form(OpenedModel(model.directory, like_it), job.form, hint)
+
+
+def require_form(model: OpenedModel, form: str, hint: str = "") -> None:
+    """Refuse a form in which a smaller model cannot be written; ``hint`` is what else helps.
+
+    Raises
+    ------
+    Mistake
+        It begins with the key ``form``.
+    """
+    refused = possible_forms(model)
+    why = {str(other): reason for other, reason in refused.items()}.get(form)
+    if why is not None:
+        others = " or ".join(repr(other) for other in ("auto", *FORMS) if other == "auto" or other not in refused)
+        raise Mistake(f"form = '{form}': {why}{hint}; choose {others}")
 
 
 def export_structured(model: OpenedModel, edits: Edits, target: Path, form: Form, card: str = "") -> None:

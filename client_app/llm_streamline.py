@@ -1,0 +1,182 @@
+"""LLM-Streamline at a client: how little stretches of blocks change its windows, and then a layer that learns what one does.
+
+Cosines and the layer travel; windows and hidden states never do. The hidden states around the stretch stay in the private
+state, so that later rounds do not walk through the model again.
+"""
+
+import time
+from contextlib import suppress
+from typing import Any
+
+from safetensors.torch import load, save
+from torch import Tensor
+
+from client_app.answered_once import Work, answer_once, kept_report
+from client_app.delivery import taken
+from client_app.evaluation import answer, require_own_text
+from client_app.once import kept_alone, make_alone
+from client_app.site import Site
+from espalier.corpora.client_text import client_windows
+from espalier.corpora.own_data import require_tokens
+from espalier.modeling.block_stream import BlockStream
+from espalier.modeling.opened import OpenedModel
+from espalier.modeling.structured.streamline import (
+    first_layer,
+    likest,
+    open_streamlined,
+    pack_cosines,
+    stretch_cosines,
+    unpack_cosines,
+)
+from espalier.settings.llm_streamline import LlmStreamlineSettings
+from espalier.settings.mistakes import Mistake
+from espalier.settings.seeds import derive_seed
+from espalier.storage.blobs import sha256
+from espalier.storage.private import PrivateState
+from espalier.training.loop import Trained
+from espalier.training.replacement import Replacement, Stretch
+from espalier.wire.adapter_payload import differences, pack_adapters
+from espalier.wire.llm_streamline import SIMILARITY_KEY, LayerReport, Replace, SimilarityReport, layer_parts, layer_specs
+from espalier.wire.messages import Header, Letter, validate
+from espalier.wire.replacement_payload import read_layer
+
+STRETCH = "stretch"
+"""Document that names the hidden states around a stretch, for later rounds."""
+
+
+def train(site: Site, request: Letter) -> Letter:
+    """Compare blocks, or train the layer, and reply with the first part; a round is answered once."""
+    if request.header.server_round == 1:
+        return answer_once(
+            site, request, Work(SimilarityReport, [SIMILARITY_KEY], [SIMILARITY_KEY], lambda s: _compare(site, s, request))
+        )
+    order, plan = validate(Replace, request.scalars), site.model.plan
+    specs, parts = layer_specs(plan, site.settings, order.start), layer_parts(plan, site.settings, order.start)
+
+    def begins_with(_: PrivateState) -> dict[str, str]:
+        return {key: sha256(blob) for key, blob in _brought(site, request, len(parts)).items()}
+
+    def work(state: PrivateState) -> LayerReport:
+        return _train(site, state, request, order.start, _brought(site, request, len(parts)))
+
+    return answer_once(site, request, Work(LayerReport, list(specs), parts[0], work, begins_with))
+
+
+def _windows(site: Site, client: int) -> Tensor:
+    return client_windows(site.settings, site.node, site.model.encode, client)
+
+
+def _compare(site: Site, state: PrivateState, request: Letter) -> SimilarityReport:
+    started, header = time.monotonic(), request.header
+    require_own_text(site, header)
+    windows = _windows(site, header.client)
+    cosines = stretch_cosines(BlockStream(site.model, site.computing), windows, _span(site))
+    hashes = [state.blobs(header.server_round).put(pack_cosines(cosines))]
+    return SimilarityReport(seconds=time.monotonic() - started, blob_sha256=hashes, tokens=windows.numel())
+
+
+def _span(site: Site) -> int:
+    return site.settings.of(LlmStreamlineSettings).span(len(site.model.plan.blocks))
+
+
+# ----- training the layer -----------------------------------------------------------------------------------------------
+
+
+def _brought(site: Site, request: Letter, num_parts: int) -> dict[str, bytes]:
+    """The layer's blobs of a round after the first that trains it: delivered parts, and the last part beside the order."""
+    if request.header.server_round == 2:
+        return {}
+    store, hashes, _ = taken(site, request.header, num_parts - 1)
+    return {key: store.get(blob) for key, blob in hashes.items()} | request.blobs
+
+
+def _train(site: Site, state: PrivateState, request: Letter, start: int, brought: dict[str, bytes]) -> LayerReport:
+    """Train, keep every tensor's blob, and report."""
+    started, header, federation = time.monotonic(), request.header, site.settings.federation
+    steps = site.settings.of(LlmStreamlineSettings).steps
+    first = first_layer(site.model, start)
+    begun = read_layer(brought, first, federation) if brought else first
+    windows = _windows(site, header.client)
+    stretch, first_step = _stretch(site, state, windows, start), (header.server_round - 2) * steps
+    tensors, outcome = _trained(site, stretch, begun, first_step, steps, header)
+    sent = differences(tensors, begun) if federation.sends_differences else tensors
+    store = state.blobs(header.server_round)
+    return LayerReport(
+        seconds=time.monotonic() - started,
+        blob_sha256=[store.put(pack_adapters({name: value}, federation.payload)[0]) for name, value in sent.items()],
+        samples=len(windows) if federation.client_weights == "samples" else 0,
+        skipped_steps=outcome.skipped_steps,
+    )
+
+
+def _trained(
+    site: Site, stretch: Stretch, begun: dict[str, Tensor], first_step: int, steps: int, header: Header
+) -> tuple[dict[str, Tensor], Trained]:
+    job, rounds = site.settings.of(LlmStreamlineSettings), site.settings.federation.rounds
+    seed = derive_seed(site.settings.seed, "training", client=header.client)
+    training = Replacement(stretch, job.training, seed, rounds * job.steps)
+    remedy = "give the site more data, raise data.windows, llm-streamline.steps or llm-streamline.batch-windows"
+    require_tokens(site.node, training.rests_on(range(first_step, first_step + steps)), remedy)
+    tensors, outcome = training.run(begun, first_step, steps)
+    require_tokens(site.node, training.rests_on(outcome.weighed), remedy)
+    return tensors, outcome
+
+
+def _stretch(site: Site, state: PrivateState, windows: Tensor, start: int) -> Stretch:
+    """The hidden states around a stretch: as they were kept, or by walking through the model."""
+    stream, store = BlockStream(site.model, site.computing), state.lasting()
+    walked = {"start": start, "windows": sha256(windows.numpy().tobytes()), "settings": site.settings.digest()}
+    with suppress(Mistake):  # what is damaged or missing is made again
+        kept = state.load_lasting(STRETCH) or {}
+        if kept.get("walked") == walked:
+            with store.opened(kept["before"]) as before, store.opened(kept["behind"]) as behind:
+                return Stretch(stream, windows, start, stream.resume(windows, before), stream.resume(windows, behind))
+    found = Stretch.walked(stream, windows, start, _span(site))
+    hashes = {"before": store.put_pieces(found.before.pieces()), "behind": store.put_pieces(found.behind.pieces())}
+    state.save_lasting(STRETCH, {"walked": walked, **hashes})
+    store.keep_only(hashes.values())
+    return found
+
+
+# ----- what a client makes by itself, and evaluation ---------------------------------------------------------------------
+
+
+def alone(site: Site, request: Letter) -> Letter:
+    """Choose blocks by one's own cosines, and train a layer in their place in as many steps as all rounds have."""
+
+    def make(state: PrivateState) -> dict[str, Any]:
+        header, job = request.header, site.settings.of(LlmStreamlineSettings)
+        windows, stream = _windows(site, header.client), BlockStream(site.model, site.computing)
+        start = likest(stretch_cosines(stream, windows, _span(site)))
+        stretch, steps = Stretch.walked(stream, windows, start, _span(site)), site.settings.federation.rounds * job.steps
+        tensors, _ = _trained(site, stretch, first_layer(site.model, start), 0, steps, header)
+        return {"start": start, "layer": state.blobs(header.server_round).put(save(tensors))}
+
+    return make_alone(site, request, make)
+
+
+def evaluate(site: Site, request: Letter) -> Letter:
+    """Loss of what this client would make of the model by itself on public text, and of all models on its own text."""
+    return answer(site, request, _alone(site, request.header), lambda: _federated(site, request.header))
+
+
+def _alone(site: Site, header: Header) -> OpenedModel:
+    store = site.state(header).blobs(header.server_round)
+    if site.settings.job.makes_alone:
+        made = kept_alone(site, header)
+        return open_streamlined(site.model, made["start"], _span(site), load(store.get(made["layer"])))
+    (kept,) = validate(SimilarityReport, kept_report(site, header, "cosines")["report"]).blob_sha256
+    return open_streamlined(site.model, likest(unpack_cosines(store.get(kept))), _span(site), None)
+
+
+def _federated(site: Site, header: Header) -> OpenedModel:
+    """What was delivered after the last round."""
+    after = header.model_copy(update={"server_round": header.server_round + 1})
+    _, _, (order, *_) = taken(site, after, 1)
+    start = validate(Replace, order).start
+    if site.settings.of(LlmStreamlineSettings).replacement == "none":
+        return open_streamlined(site.model, start, _span(site), None)
+    store, hashes, _ = taken(site, after, len(layer_parts(site.model.plan, site.settings, start)))
+    blobs = {key: store.get(blob) for key, blob in hashes.items()}
+    layer = read_layer(blobs, first_layer(site.model, start), site.settings.federation)
+    return open_streamlined(site.model, start, _span(site), layer)

@@ -1,0 +1,115 @@
+"""LLM-Streamline (Chen et al. 2025): which neighbouring blocks hardly change their input, and the model without them.
+
+Blocks are compared by the cosine between the hidden states before the first and behind the last of a stretch, token by token
+(section 2.2). What takes their place is trained in ``espalier/training/replacement.py``.
+"""
+
+from collections import deque
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from espalier.modeling.block_stream import Activations, BlockStream
+from espalier.modeling.dtypes import TORCH_DTYPES
+from espalier.modeling.opened import OpenedModel
+from espalier.modeling.trained_whole import stored_values
+from espalier.pace.beats import beats
+from espalier.settings.mistakes import Mistake
+from espalier.wire.llm_streamline import COSINES, layer_shapes
+from espalier.wire.payload import block_key, pack_tensors, unpack_tensors
+from espalier.wire.structure import Structure
+
+
+@torch.no_grad()
+def stretch_cosines(stream: BlockStream, windows: Tensor, span: int) -> Tensor:
+    """How little each stretch of ``span`` blocks changes its input.
+
+    Hidden states of ``span`` places are held, in memory or on disk as the computing says.
+
+    Parameters
+    ----------
+    windows : (windows, tokens), int64
+
+    Returns
+    -------
+    (stretches,), float64: the mean cosine over all tokens, by the stretch's first block
+    """
+    activations, found = stream.start(windows), list[float]()
+    before = deque([activations.copied()], maxlen=span)
+    for block_plan in beats(stream.model.plan.blocks, "comparing block"):
+        index = block_plan.index
+        with stream.block(index, following=index + 1) as block:
+            activations.through(index, block)
+        if index + 1 >= span:
+            found.append(_mean_cosine(before[0], activations) / windows.numel())
+        before.append(activations.copied())
+    return torch.tensor(found, dtype=torch.float64)
+
+
+def _mean_cosine(before: Activations, behind: Activations) -> float:
+    """Sum of the cosines of all tokens, float64."""
+    total = 0.0
+    for one, other in zip(before.batches(), behind.batches(), strict=True):
+        total += float(torch.cosine_similarity(one.float(), other.float(), dim=-1).double().sum())
+    return total
+
+
+def likest(cosines: Tensor) -> int:
+    """The first block of the stretch that changes its input least; of several the first."""
+    return int(cosines.argmax())
+
+
+def pack_cosines(cosines: Tensor) -> bytes:
+    """Serialise them, float32."""
+    return pack_tensors({COSINES: cosines.to(torch.float32).numpy()})
+
+
+def unpack_cosines(blob: bytes) -> Tensor:
+    """Read them, float64."""
+    return torch.from_numpy(unpack_tensors(blob)[COSINES].copy()).double()
+
+
+def first_layer(model: OpenedModel, start: int) -> dict[str, Tensor]:
+    """The layer that training begins with, the first of the blocks that go: float32, by canonical name."""
+    key = block_key(start)
+    return stored_values(model, {key: list(layer_shapes(model.plan.blocks[start]))})[key]
+
+
+def stays(num_blocks: int, start: int, span: int, replaced: bool) -> list[int]:
+    """Blocks of the base that are left; where a layer comes in their place, it is the stretch's first block by its place."""
+    return [*range(start + replaced), *range(start + span, num_blocks)]
+
+
+def open_streamlined(model: OpenedModel, start: int, span: int, layer: Mapping[str, Tensor] | None) -> OpenedModel:
+    """Open what is left of a base.
+
+    Parameters
+    ----------
+    start, span : the first of the blocks that go, and how many they are
+    layer : what comes in their place, float32, by canonical name; it is rounded to the dtypes of the files. None: nothing does
+    """
+    structure = Structure.whole(model.plan).with_blocks(stays(len(model.plan.blocks), start, span, layer is not None))
+    given: dict[str, Tensor] = {}
+    for name, value in (layer or {}).items():
+        path = model.family.parameter_path(name, start)
+        assert path is not None
+        given[path] = value.to(TORCH_DTYPES[model.checkpoint.tensors[path].dtype])
+    return OpenedModel(model.directory, structure, given)
+
+
+def require_streamlined(model: OpenedModel, span: int, replaced: bool) -> OpenedModel:
+    """A smaller model of the shape that the run will lead to, to see whether it can be made and written.
+
+    Raises
+    ------
+    Mistake
+        There are not so many blocks, beginning with a key of the method's table.
+    """
+    if span > len(model.plan.blocks):
+        raise Mistake(
+            f"share: {span} of {len(model.plan.blocks)} blocks would have to go, one of them for the layer that is trained; "
+            "lower it, or set replacement to 'none'"
+        )
+    structure = Structure.whole(model.plan).with_blocks(stays(len(model.plan.blocks), 0, span, replaced))
+    return OpenedModel(model.directory, structure)

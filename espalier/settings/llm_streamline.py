@@ -1,0 +1,103 @@
+"""Settings of LLM-Streamline: neighbouring blocks that hardly change their input give way to one that is trained."""
+
+import math
+from typing import ClassVar, Literal
+
+from pydantic import Field, ValidationError, model_validator
+
+from espalier.settings.federation import FederationSettings
+from espalier.settings.mistakes import Mistake
+from espalier.settings.structured import SmallerSettings
+from espalier.settings.table import ReadWith
+from espalier.settings.training import MOST_LEARNING_RATE, TrainingSettings
+
+WITH_A_LAYER = {"replacement": ("layer",)}
+
+
+class LlmStreamlineSettings(SmallerSettings):
+    """Table ``[llm-streamline]`` (Chen et al. 2025, section 2)."""
+
+    FEDERATION: ClassVar[tuple[str, ...]] = ("rounds", "client-weights", "max-weight-ratio", "payload", "rounding")
+    ROUNDS: ClassVar[int] = 3
+    WEIGHTS: ClassVar[tuple[str, ...]] = ("samples", "equal")
+    FIRST_DELIVERY: ClassVar[int] = 2
+    ROUNDS_THAT_DIFFER: ClassVar[tuple[int, ...]] = (1, 2)
+    READ_WITH: ClassVar[ReadWith] = dict.fromkeys(
+        ("steps", "batch-windows", "learning-rate", "schedule", "warmup-steps", "weight-decay"), WITH_A_LAYER
+    )
+
+    share: float = Field(
+        0.2, gt=0, lt=1, description="Share of the blocks that the model has fewer afterwards, rounded up to whole blocks."
+    )
+    replacement: Literal["layer", "none"] = Field(
+        "layer",
+        description="What takes the place of the blocks that go: one trained layer, for which one block more goes, or nothing.",
+    )
+    steps: int = Field(50, ge=1, description="Optimiser steps of a client in each round that trains the layer.")
+    batch_windows: int = Field(8, ge=1, description="Windows of an optimiser step.")
+    learning_rate: float = Field(2e-4, gt=0, le=MOST_LEARNING_RATE, description="Learning rate of AdamW, at its highest.")
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        "cosine", description="How the learning rate falls over all rounds together."
+    )
+    warmup_steps: int = Field(0, ge=0, description="Steps over which the learning rate rises at the start of the training.")
+    weight_decay: float = Field(1e-3, ge=0, description="Weight decay of AdamW.")
+
+    @model_validator(mode="after")
+    def _trains_as_others_do(self) -> "LlmStreamlineSettings":
+        try:
+            _ = self.training
+        except ValidationError as error:
+            raise ValueError(error.errors()[0]["msg"].removeprefix("Value error, ")) from None
+        return self
+
+    @property
+    def training(self) -> TrainingSettings:
+        """How the layer is trained, in the words of ``[training]``."""
+        return TrainingSettings(
+            steps=self.steps,
+            batch_size=self.batch_windows,
+            learning_rate=self.learning_rate,
+            schedule=self.schedule,
+            warmup_steps=self.warmup_steps,
+            weight_decay=self.weight_decay,
+        )
+
+    @property
+    def makes_alone(self) -> bool:
+        """The rounds train the layer of all; a client's own choice of blocks needs no message."""
+        return self.replacement == "layer"
+
+    def fewer_blocks(self, num_blocks: int) -> int:
+        """How many blocks the model has fewer afterwards.
+
+        Raises
+        ------
+        Mistake
+            None would stay.
+        """
+        fewer = math.ceil(self.share * num_blocks - 1e-9)
+        if fewer >= num_blocks:
+            raise Mistake(f"share = {self.share}: of {num_blocks} blocks none would stay; lower it")
+        return fewer
+
+    def span(self, num_blocks: int) -> int:
+        """How many neighbouring blocks go: one more, where a trained layer comes in their place."""
+        return self.fewer_blocks(num_blocks) + (self.replacement == "layer")
+
+    def num_rounds(self, federation: FederationSettings) -> int:
+        """One round that compares blocks, and those that train the layer."""
+        return 1 + federation.rounds * (self.replacement == "layer")
+
+    def last_rounds(self, federation: FederationSettings, num_blocks: int, num_clients: int) -> range:
+        """The run ends after all of them."""
+        last = self.num_rounds(federation)
+        return range(last, last + 1)
+
+    def contradictions(self, method: str, federation: FederationSettings, lora: object, num_clients: int) -> list[str]:
+        """Rounds that would train nothing."""
+        if self.replacement == "none" and federation.rounds != self.ROUNDS:
+            return [
+                f"federation.rounds = {federation.rounds}: with {method}.replacement = 'none' nothing is trained, and blocks "
+                "are compared in one round; leave federation.rounds out"
+            ]
+        return []

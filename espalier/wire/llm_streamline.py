@@ -1,0 +1,194 @@
+"""Contracts of LLM-Streamline: how little blocks change their input, and then the tensors of one trained layer.
+
+The first round compares blocks. In later ones the layer goes down, all parts but the last by ``deliver`` and the last with the
+order, and comes back trained. The first of them begins with a block of the base model, which every client has.
+"""
+
+from typing import Any
+
+import numpy as np
+from pydantic import Field
+
+from espalier.settings.llm_streamline import LlmStreamlineSettings
+from espalier.settings.mistakes import Mistake
+from espalier.settings.run import RunSettings
+from espalier.wire.adapter_payload import payload_specs, unpack_adapters
+from espalier.wire.contract import BlockSpecs, Contract, Side
+from espalier.wire.messages import Kind, Letter, NoScalars, Scalars, validate
+from espalier.wire.parts import PartRequest, Reply, Report, parts_of
+from espalier.wire.payload import TensorSpec, views
+from espalier.wire.plan import BlockPlan, ModelPlan
+
+SIMILARITY_KEY, COSINES = "similarity", "cosines"
+"""Key of the first round's blob, and the name of its tensor."""
+ROUNDING = 1e-3
+"""By how much a cosine that was computed may be beyond 1."""
+
+
+class SimilarityReport(Report):
+    """What a client says beside its cosines."""
+
+    tokens: int = Field(ge=1)
+    """Over how many tokens they are means."""
+
+
+class Replace(Scalars):
+    """Which blocks a layer replaces."""
+
+    start: int = Field(ge=0)
+    """The first of them."""
+
+
+class ReplacePart(PartRequest):
+    """Which blobs of an earlier reply the server asks for."""
+
+    start: int = Field(ge=0)
+
+
+class LayerReport(Report):
+    """What a client says beside the layer that it trained."""
+
+    samples: int = Field(ge=0)
+    """Its windows, where they are its weight; else 0, which tells nothing."""
+    skipped_steps: int = Field(ge=0)
+    """Steps that were left out, because their loss or gradient was not finite."""
+
+
+def num_starts(plan: ModelPlan, run: RunSettings) -> int:
+    """How many stretches of blocks there are to choose from."""
+    return len(plan.blocks) - run.of(LlmStreamlineSettings).span(len(plan.blocks)) + 1
+
+
+def layer_shapes(block: BlockPlan) -> dict[str, tuple[int, ...]]:
+    """Tensors of a block that are trained, by canonical name: matrices, biases and norms."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for linear in block.linears:
+        shapes[f"{linear.name}.weight"] = linear.shape
+        if linear.bias:
+            shapes[f"{linear.name}.bias"] = linear.shape[:1]
+    return shapes | {name: shape for name, shape in block.others if name.startswith("norm.")}
+
+
+def layer_specs(plan: ModelPlan, run: RunSettings, start: int) -> dict[str, dict[str, TensorSpec]]:
+    """The blobs of a layer, one for each tensor, since a block's may be too large for a message."""
+    shapes = layer_shapes(plan.blocks[start])
+    return {name: payload_specs({name: shape}, run.federation.payload) for name, shape in shapes.items()}
+
+
+def layer_parts(plan: ModelPlan, run: RunSettings, start: int) -> list[list[str]]:
+    """Which blobs of a layer travel in which part, the same in both directions."""
+    return parts_of(layer_specs(plan, run, start), run.part_bytes)
+
+
+def contract(request: Letter, plan: ModelPlan, run: RunSettings) -> Contract:
+    """The contract of a ``train`` message (part 0) or of a ``fetch`` of a later part."""
+    if request.header.server_round == 1:
+        return _similarities(plan, run).contract(request, run.method)
+    order: Replace | ReplacePart = validate(ReplacePart if request.header.kind == "fetch" else Replace, request.scalars)  # type: ignore[assignment]
+    _require_start(order.start, plan, run)
+    specs, parts, values = layer_specs(plan, run, order.start), layer_parts(plan, run, order.start), _Values(plan, run, order)
+    return Reply(
+        order=Replace,
+        part_order=ReplacePart,
+        report=LayerReport,
+        specs=specs,
+        parts=parts,
+        observer=OBSERVER_OF_LAYER,
+        more="further tensors of the layer, as in train",
+        brought={key: specs[key] for key in parts[-1]} if request.header.server_round > 2 else {},
+        check_brought=values.check,
+        check_values=values.check,
+        check_report=lambda report: _require_report(report, run),
+    ).contract(request, run.method)
+
+
+def _similarities(plan: ModelPlan, run: RunSettings) -> Reply:
+    specs = {SIMILARITY_KEY: {COSINES: TensorSpec("F32", (num_starts(plan, run),))}}
+    most = run.data.windows * run.data.window_tokens
+
+    def no_more_than_asked(report: Scalars) -> None:
+        if isinstance(report, SimilarityReport) and report.tokens > most:
+            raise Mistake(f"SimilarityReport: {report.tokens} tokens, data.windows of data.window-tokens have {most}")
+
+    return Reply(
+        order=NoScalars,
+        part_order=PartRequest,
+        report=SimilarityReport,
+        specs=specs,
+        parts=[[SIMILARITY_KEY]],
+        observer=OBSERVER,
+        more="",
+        check_values=_are_cosines,
+        check_report=no_more_than_asked,
+    )
+
+
+def _are_cosines(key: str, blob: bytes) -> None:
+    found = views(blob)[COSINES]
+    if not (np.isfinite(found).all() and np.abs(found).max() <= 1 + ROUNDING):
+        raise Mistake(f"{key}: a number is no mean of cosines")
+
+
+class _Values:
+    """Holds the tensors of a layer against their payload."""
+
+    def __init__(self, plan: ModelPlan, run: RunSettings, order: Replace | ReplacePart) -> None:
+        self._shapes, self._payload = layer_shapes(plan.blocks[order.start]), run.federation.payload
+
+    def check(self, key: str, blob: bytes) -> None:
+        """The numbers of a blob can be read, and are finite."""
+        unpack_adapters({key: self._shapes[key]}, blob, self._payload)
+
+
+def _require_start(start: int, plan: ModelPlan, run: RunSettings) -> None:
+    if start >= (starts := num_starts(plan, run)):
+        raise Mistake(f"message: start is above {starts - 1}, where the last stretch of blocks begins")
+
+
+def _require_report(report: Scalars, run: RunSettings) -> None:
+    if not isinstance(report, LayerReport):
+        return
+    if (report.samples > 0) != (run.federation.client_weights == "samples"):
+        raise Mistake("LayerReport: samples are told with federation.client-weights = 'samples' alone")
+    if report.samples > run.data.windows:
+        raise Mistake(f"LayerReport: {report.samples} samples, data.windows is {run.data.windows}")
+    if report.skipped_steps >= (steps := run.of(LlmStreamlineSettings).steps):
+        raise Mistake(f"LayerReport: skipped_steps must be below the {steps} steps of a round")
+
+
+def delivery(request: Letter, plan: ModelPlan, run: RunSettings) -> Contract:
+    """The contract of a ``deliver``: a part of the layer, or where nothing is trained which blocks go."""
+    order = validate(Replace, request.scalars)
+    _require_start(order.start, plan, run)
+    job, last = run.of(LlmStreamlineSettings), run.of(LlmStreamlineSettings).num_rounds(run.federation)
+    trained = job.replacement == "layer"
+    if request.header.server_round == 2 < last:
+        raise Mistake("message: a deliver of round 2 does not exist, it begins with a block of the base model")
+    if request.header.server_round > last and not run.evaluation.own_text:
+        raise Mistake("message: a result is delivered, but evaluation.own-text is off")
+    parts = layer_parts(plan, run, order.start) if trained else [[]]
+    if request.header.part >= len(parts):
+        raise Mistake(f"message: part {request.header.part} of a deliver does not exist, there are {len(parts)}")
+    specs: BlockSpecs = layer_specs(plan, run, order.start) if trained else {}
+    down = Side(Replace, {key: specs[key] for key in parts[request.header.part]}, _Values(plan, run, order).check)
+    return Contract("deliver", run.method, down, Side(NoScalars), "that a part of the layer arrived, nothing else")
+
+
+OBSERVER = (
+    "for every stretch of blocks that may go one number: the cosine between what goes into it and what comes out, as a mean "
+    "over this client's windows; over how many tokens; and how long it took"
+)
+OBSERVER_OF_LAYER = (
+    "one layer, trained on hidden states of this client's windows, whose difference from the layer that it was sent is the sum "
+    "of its optimiser's steps: with one step little less than a gradient, from which text may be recovered in part; more "
+    "tokens (the site's `least-tokens`) and steps make it harder, not impossible; the server chooses the layer to begin with, "
+    "so it chooses at what it looks; with `client-weights` = `samples`, how many windows it has; how many steps failed; and "
+    "how long it took"
+)
+
+EXAMPLES: dict[Kind | tuple[Kind, int], dict[str, Any]] = {
+    ("train", 2): {"start": 0},
+    "fetch": {"start": 0, "blob_sha256": ["0" * 64]},
+    "deliver": {"start": 0},
+}
+"""Scalars of requests to a model of two blocks, by kind, or by kind and round: what the contracts of the kind depend on."""

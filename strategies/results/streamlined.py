@@ -1,0 +1,104 @@
+"""Which blocks gave way, and the layer in their place, tensor by tensor, in the checkpoint's blobs."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
+
+from espalier.modeling.opened import OpenedModel
+from espalier.modeling.structured.streamline import first_layer, open_streamlined
+from espalier.settings.llm_streamline import LlmStreamlineSettings
+from espalier.settings.run import RunSettings
+from espalier.storage.blobs import BlobStore
+from espalier.wire.adapter_payload import differences, pack_adapters
+from espalier.wire.replacement_payload import read_layer
+
+STATE = ("start", "cosines", "layer", "sent")
+"""Attributes that a checkpoint keeps."""
+
+
+class StreamlinedResult:
+    """A smaller model, once its blocks are chosen.
+
+    Parameters
+    ----------
+    settings : of the run
+    model : the base
+    store : where tensors are kept, for a run the checkpoint's
+    """
+
+    def __init__(self, settings: RunSettings, model: OpenedModel, store: BlobStore) -> None:
+        self.settings = settings
+        self.base = model
+        self.store = store
+        self.job = settings.of(LlmStreamlineSettings)
+        self.span = self.job.span(len(model.plan.blocks))
+        self.start = -1
+        """The first of the blocks that go; -1 before they are chosen."""
+        self.cosines: list[float] = []
+        """How little each stretch of blocks changes its input, by its first block."""
+        self.layer: dict[str, str] = {}
+        """Hash of each tensor of the layer, float32, by canonical name; none before it is trained."""
+        self.sent: dict[str, str] = {}
+        """Hash of each of its blobs as it is sent."""
+
+    def state(self) -> dict[str, Any]:
+        """Numbers and hashes."""
+        return {name: getattr(self, name) for name in STATE}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take over what ``state`` returned."""
+        for name in STATE:
+            setattr(self, name, state[name])
+
+    def stored(self) -> list[str]:
+        """Hashes of all blobs that the state names."""
+        return [*self.layer.values(), *self.sent.values()]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The layer: float32, by canonical name; before the first round that trains it, the base's block."""
+        if not self.layer:
+            return first_layer(self.base, self.start)
+        return {name: load(self.store.get(blob))[name] for name, blob in self.layer.items()}
+
+    def replace(self, folded: Iterable[tuple[str, Tensor]]) -> None:
+        """Take a new layer, tensor by tensor, and make what is sent of it."""
+        federation, first = self.settings.federation, first_layer(self.base, self.start)
+        layer: dict[str, str] = {}
+        for name, value in folded:
+            layer[name] = self.store.put(save({name: value}))
+            sent = differences({name: value}, first) if federation.sends_differences else {name: value}
+            self.sent[name] = self.store.put(pack_adapters(sent, federation.payload)[0])
+        self.layer = layer
+
+    def blob(self, name: str) -> bytes:
+        """One tensor as it is sent."""
+        return self.store.get(self.sent[name])
+
+    def received(self) -> Mapping[str, Tensor]:
+        """The layer with which clients begin a round: float32, by canonical name."""
+        first = first_layer(self.base, self.start)
+        return (
+            read_layer({name: self.blob(name) for name in self.sent}, first, self.settings.federation) if self.sent else first
+        )
+
+    @property
+    def model(self) -> OpenedModel:
+        """The smaller model."""
+        layer = self.tensors() if self.job.replacement == "layer" else None
+        return open_streamlined(self.base, self.start, self.span, layer)
+
+    def report(self) -> dict[str, Any]:
+        """Which blocks went, and how like their input their output was."""
+        small = self.model
+        share = small.plan.num_parameters / self.base.plan.num_parameters
+        trained = sum(torch.Size(value.shape).numel() for value in self.tensors().values()) if self.layer else 0
+        return {
+            "parameters": small.plan.num_parameters,
+            "share_of_the_base": share,
+            "blocks_that_went": list(range(self.start, self.start + self.span)),
+            "cosines": self.cosines,
+            "trained_parameters": trained,
+        }
