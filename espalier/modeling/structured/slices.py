@@ -57,11 +57,11 @@ def _slice(family: Family, plan: ModelPlan, structure: Structure, block: BlockSt
     linear = {f"{own}.{kind}": known for known, own in family.linears.items() for kind in ("weight", "bias")}.get(path)
     if linear is None:
         return Slice(name)
-    rows = _indices(plan, structure, block, linear, ROWS)
-    return Slice(name, rows, _indices(plan, structure, block, linear, COLUMNS) if path.endswith(".weight") else None)
+    rows = kept_indices(plan, structure, block, linear, ROWS)
+    return Slice(name, rows, kept_indices(plan, structure, block, linear, COLUMNS) if path.endswith(".weight") else None)
 
 
-def _indices(
+def kept_indices(
     plan: ModelPlan, structure: Structure, block: BlockStructure, linear: str, kinds: Mapping[str, str]
 ) -> Sequence[int] | None:
     """Rows or columns that the kept units stand for; None where all units are kept."""

@@ -1,0 +1,209 @@
+"""Every method that makes a model smaller or sparser, with and without tuning afterwards, at one client per domain.
+
+Every cell is a run of the whole app, then one of ``fedpetuning`` on what it wrote. Models stay in the working directory, so
+that a study that was stopped goes on there, and ``latency`` finds them.
+"""
+
+import contextlib
+import io
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from flwr.app import Context, RecordDict
+
+from benchmarks.fedspallm.rows import Rows
+from benchmarks.fedspallm.studies import Study
+from benchmarks.paired import Pair
+from client_app.app import app
+from espalier.modeling.computing import Computing
+from espalier.modeling.opened import open_model
+from espalier.modeling.whole import load_whole
+from server_app.app import run_method
+from tests.in_process import InProcessGrid
+
+SHARES = (0.2, 0.5)
+METHODS: dict[str, dict[str, Any]] = {
+    "FLAP": {"method": "flap", "flap.share": None},
+    "LLM-Pruner": {"method": "llm-pruner", "llm-pruner.share": None, "llm-pruner.selection": "block"},
+    "LLM-Streamline": {
+        "method": "llm-streamline", "llm-streamline.share": None, "llm-streamline.learning-rate": 1e-3,
+        "llm-streamline.steps": 20, "llm-streamline.batch-windows": 4,
+    },
+    "LLM-Streamline, no layer": {
+        "method": "llm-streamline", "llm-streamline.share": None, "llm-streamline.replacement": "none",
+    },
+    "FedPrLLM": {"method": "fedprllm", "fedprllm.sparsity": None},
+    "FedSpaLLM": {"method": "fedspallm", "fedspallm.sparsity": None},
+}  # fmt: skip
+"""Settings by name; None stands for the share."""
+SPARSE = ("FedPrLLM", "FedSpaLLM")
+TUNING = {
+    "method": "fedpetuning", "federation.rounds": 2, "training.steps": 15, "training.batch-size": 4,
+    "training.learning-rate": 2e-3, "lora.targets": "all", "lora.merge": True,
+}  # fmt: skip
+WINDOWS = 32
+"""Calibration windows of a client."""
+DENSE, TUNED = "dense", ", tuned"
+FIGURES = ("perplexity", "megabytes_up", "megabytes_down", "megabytes_on_disk", "million_parameters")
+MEGA = 1e6
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What all cells share."""
+
+    common: Mapping[str, Any]
+    """Settings of every run, flat."""
+    model: str
+    private: Sequence[Path]
+    seeds: Sequence[int]
+    work: Path
+    """Where runs are kept."""
+
+    def run(self, name: str, varied: Mapping[str, Any]) -> Path:
+        """The directory of a completed run with these settings; one that is there is not done again."""
+        folder = self.work / name
+        for found in folder.glob("runs/*/summary.json"):
+            if json.loads(found.read_text())["status"] == "completed":
+                return found.parent
+        os.environ["ESPALIER_STATE_DIR"] = str(folder / "state")
+        settings = {**self.common, **varied, "out-dir": str(folder / "runs"), "enrol-seconds": 1.0}
+        number = len(self.private)
+        nodes = [{"partition-id": client, "num-partitions": number} for client in range(number)]
+        with contextlib.redirect_stdout(io.StringIO()):
+            return run_method(InProcessGrid(app, nodes, settings), Context(1, 0, {}, RecordDict(), settings))
+
+
+def recovery(bench: Bench, rows: Rows) -> None:
+    """Perplexity per domain, bytes and size, of all methods and shares."""
+    for seed, share, name in product(bench.seeds, SHARES, METHODS):
+        cells = [{"seed": seed, "sparsity": share, "model": f"{name}{tuned}"} for tuned in ("", TUNED)]
+        if not any(_missing(bench, rows, cell) for cell in cells):
+            continue
+        made = bench.run(_name(seed, share, name), {**_settings(name, share), **_text(bench, seed), "data.windows": WINDOWS})
+        keep = {"lora.keep-zeros": True} if name in SPARSE else {}
+        varied = {**TUNING, **keep, **_text(bench, seed), "model": str(made)}
+        tuned = bench.run(_name(seed, share, f"{name}{TUNED}"), varied)
+        _add(bench, rows, {"seed": seed, "sparsity": 0.0, "model": DENSE}, [made], "dense")
+        _add(bench, rows, cells[0], [made])
+        _add(bench, rows, cells[1], [made, tuned])
+
+
+def _settings(name: str, share: float) -> dict[str, Any]:
+    return {key: share if value is None else value for key, value in METHODS[name].items()}
+
+
+def _text(bench: Bench, seed: int) -> dict[str, Any]:
+    return {"seed": seed, "num-clients": len(bench.private), "data.source": "text", "data.path": str(_dealt(bench))}
+
+
+def _dealt(bench: Bench) -> Path:
+    """The clients' texts under names that hold their numbers."""
+    folder = bench.work / "private"
+    folder.mkdir(parents=True, exist_ok=True)
+    for client, file in enumerate(bench.private):
+        link = folder / f"{client}.txt"
+        if not link.exists():
+            link.symlink_to(file.absolute())
+    return folder / "{client}.txt"
+
+
+def _name(seed: int, share: float, name: str) -> str:
+    return f"{seed}-{share:g}-{name}"
+
+
+def _missing(bench: Bench, rows: Rows, cell: Mapping[str, Any]) -> bool:
+    texts = [entry.partition("=")[0] for entry in bench.common["evaluation.texts"].split(",")]
+    return bool(rows.missing({**cell, "text": text} for text in texts))
+
+
+def _add(bench: Bench, rows: Rows, cell: Mapping[str, Any], runs: Sequence[Path], model: str = "federated") -> None:
+    """Write down what the last of some runs came to, and what all of them sent."""
+    documents = [json.loads((run / "summary.json").read_text()) for run in runs]
+    clients = len(bench.private)
+    up, down = (sum(document[way] for document in documents) / clients / MEGA for way in ("bytes_up", "bytes_down"))
+    directory = open_model(bench.model).directory if model == DENSE else runs[-1] / "model"
+    size = sum(file.stat().st_size for file in directory.glob("*.safetensors")) / MEGA
+    parameters = open_model(str(directory)).plan.num_parameters / MEGA
+    for metric in documents[-1]["metrics"]:
+        found = {**cell, "text": metric["dataset"]}
+        if rows.missing(iter([found])):
+            rows.add(
+                found,
+                perplexity=metric["values"][model],
+                megabytes_up=0.0 if model == DENSE else up,
+                megabytes_down=0.0 if model == DENSE else down,
+                megabytes_on_disk=size,
+                million_parameters=parameters,
+            )
+
+
+# ----- latency ------------------------------------------------------------------------------------------------------------
+
+BATCH, PROMPT, NEW, REPEATS = 8, 256, 16, 7
+
+
+def latency(bench: Bench, rows: Rows) -> None:
+    """Milliseconds of a prompt of eight sequences, and of a token of one, of the first seed's models, in turns."""
+    seed, shares = bench.seeds[0], dict[tuple[float, str], Path]()
+    shares[0.0, DENSE] = open_model(bench.model).directory
+    for share, name in product(SHARES, METHODS):
+        shares[share, name] = bench.run(_name(seed, share, name), {}) / "model"
+    times: dict[tuple[float, str], list[tuple[float, float]]] = {key: [] for key in shares}
+    wholes = {key: load_whole(open_model(str(path)), _computing(bench), "float32") for key, path in shares.items()}
+    for _ in range(REPEATS):
+        for key, whole in wholes.items():
+            times[key].append(_times(whole))
+    for (share, name), found in times.items():
+        prefill, token = (1000 * median(one[place] for one in found) for place in range(2))
+        cell = {"seed": seed, "sparsity": share, "model": name, "text": "any"}
+        if rows.missing(iter([cell])):
+            rows.add(cell, prefill_ms=prefill, token_ms=token)
+
+
+def _computing(bench: Bench) -> Computing:
+    return Computing(torch.device("cpu"), torch.float32, int(bench.common["threads"]))
+
+
+@torch.no_grad()
+def _times(whole: Any) -> tuple[float, float]:
+    prompt = torch.arange(BATCH * PROMPT).view(BATCH, PROMPT) % 4000
+    started = time.perf_counter()
+    whole(input_ids=prompt, use_cache=False)
+    prefill = time.perf_counter() - started
+    how: dict[str, Any] = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    one = prompt[:1, :32]
+    seconds = []
+    for new in (1, 1 + NEW):
+        started = time.perf_counter()
+        whole.generate(one, max_new_tokens=new, attention_mask=torch.ones_like(one), **how)
+        seconds.append(time.perf_counter() - started)
+    return prefill, (seconds[1] - seconds[0]) / NEW
+
+
+def _pairs() -> Iterator[Pair]:
+    for name in METHODS:
+        yield Pair(f"{name}{TUNED}", name)
+    for name in METHODS:
+        if name != "FLAP":
+            yield Pair(name, "FLAP")
+            yield Pair(f"{name}{TUNED}", f"FLAP{TUNED}")
+
+
+KEYS = ("seed", "sparsity", "model", "text")
+STUDIES = {
+    "recovery": Study(
+        "Smaller and sparser models, before and after tuning", KEYS, FIGURES,
+        recovery,  # type: ignore[arg-type]
+        tuple(_pairs()),
+    ),
+    "latency": Study("Time of smaller and sparser models", KEYS, ("prefill_ms", "token_ms"), latency),  # type: ignore[arg-type]
+}  # fmt: skip

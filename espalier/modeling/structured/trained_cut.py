@@ -1,0 +1,99 @@
+"""What is trained follows a cut: adapters, tensors that are trained whole, and AdamW's moments, when units go in mid-run.
+
+A LoRA update is ``scaling * B A``. Without some columns of the matrix A loses the same columns, without some rows B loses the
+same rows, so that the smaller adapter is the slice of the larger one's update, and no number of it changes. AdamW's moments are
+shaped like what they belong to; the number of its steps stays.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from espalier.modeling.structured.slices import kept_indices
+from espalier.wire.adapters import AdapterPlan, Tensors
+from espalier.wire.payload import block_key, block_of_key
+from espalier.wire.plan import ModelPlan
+from espalier.wire.structure import COLUMNS, ROWS, BlockStructure, Structure, structured_plan
+
+SIDES = {
+    "lora_a": (None, COLUMNS), "lora_b": (ROWS, None), "weight": (ROWS, COLUMNS), "bias": (ROWS,),
+}  # fmt: skip
+"""Kind of unit that each side of a tensor of a matrix belongs to, by the end of its name."""
+
+
+def cut_adapter_plan(adapters: AdapterPlan, plan: ModelPlan, structure: Structure) -> AdapterPlan:
+    """The adapters of a smaller model: blocks are numbered anew, ranks and scalings stay."""
+    smaller = structured_plan(plan, structure)
+    blocks = {
+        index: tuple(
+            replace(adapter, linear=smaller.blocks[index].linear(adapter.linear.name))
+            for adapter in adapters.blocks[block.source]
+        )
+        for index, block in enumerate(structure.blocks)
+        if block.source in adapters.blocks
+    }
+    whole = {
+        key: {
+            name: tuple(_cut(torch.empty(shape, device="meta"), name, old, plan, structure).shape)
+            for name, shape in own.items()
+        }
+        for old, key in _keys(structure, adapters.whole)
+        for own in (adapters.whole[old],)
+    }
+    return replace(adapters, blocks=blocks, whole=whole)
+
+
+def cut_trained(tensors: Tensors, plan: ModelPlan, structure: Structure) -> dict[str, dict[str, Tensor]]:
+    """What is trained of a smaller model.
+
+    Parameters
+    ----------
+    tensors : by blob key and canonical name
+    plan : of the model that they were trained with
+    structure : what is kept of it
+    """
+    return {
+        key: {name: _cut(value, name, old, plan, structure) for name, value in tensors[old].items()}
+        for old, key in _keys(structure, tensors)
+    }
+
+
+def cut_moments(
+    moments: Mapping[str, Mapping[str, Tensor]], plan: ModelPlan, structure: Structure
+) -> dict[str, dict[str, Tensor]]:
+    """AdamW's moments of what is left, by ``<blob key>/<canonical name>``, as ``Loop`` takes them."""
+    places = {name: name.partition("/") for name in moments}
+    renamed = dict(_keys(structure, {old: None for old, _, _ in places.values()}))
+    return {
+        f"{renamed[old]}/{name}": {
+            of: _cut(value, name, old, plan, structure) if value.ndim else value for of, value in moments[flat].items()
+        }
+        for flat, (old, _, name) in places.items()
+        if old in renamed
+    }
+
+
+def _keys(structure: Structure, keys: Mapping[str, object]) -> list[tuple[str, str]]:
+    """Keys of the blobs that are left, and the keys that they have then."""
+    places = {block_key(block.source): block_key(index) for index, block in enumerate(structure.blocks)}
+    return [(old, places.get(old, old)) for old in keys if old in places or block_of_key(old) is None]
+
+
+def _cut(value: Tensor, name: str, key: str, plan: ModelPlan, structure: Structure) -> Tensor:
+    """What is kept of one tensor of the blob ``key``."""
+    linear, _, kind = name.rpartition(".")
+    block = _block(structure, key)
+    if block is None or linear not in ROWS or kind not in SIDES:
+        return value
+    for side, kinds in enumerate(SIDES[kind]):
+        kept = kept_indices(plan, structure, block, linear, kinds) if kinds is not None else None
+        if kept is not None:
+            value = value.index_select(side, torch.tensor(kept, device=value.device))
+    return value
+
+
+def _block(structure: Structure, key: str) -> BlockStructure | None:
+    source = block_of_key(key)
+    return next((block for block in structure.blocks if block.source == source), None)

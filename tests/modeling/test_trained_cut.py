@@ -1,0 +1,108 @@
+"""What is trained follows a cut: the smaller adapter is the slice of the larger one's update."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from structured_models import save, uneven
+
+from espalier.modeling.opened import OpenedModel
+from espalier.modeling.structured.trained_cut import cut_adapter_plan, cut_moments, cut_trained
+from espalier.settings.lora import LoraSettings
+from espalier.training.adapter_training import flat_name
+from espalier.wire.adapters import AdapterPlan, adapter_plan
+from espalier.wire.plan import ModelPlan
+from espalier.wire.structure import Structure, structured_plan
+
+WHOLE = {
+    "block-0002": {"norm.mlp.weight": (32,), "attn.q.weight": (64, 32)},
+    "block-0001": {"norm.mlp.weight": (32,)},
+    "final": {"norm.final.weight": (32,)},
+}
+
+
+def made(folder: Path) -> tuple[ModelPlan, Structure, AdapterPlan]:
+    model = OpenedModel(save(folder, "llama"))
+    adapters = adapter_plan(model.plan, LoraSettings(rank=3, targets="all", alpha=6.0))
+    return model.plan, uneven(model), AdapterPlan(adapters.blocks, WHOLE)
+
+
+def drawn(adapters: AdapterPlan) -> dict[str, dict[str, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(0)
+    return {
+        key: {name: torch.randn(shape, generator=generator) for name, shape in own.items()}
+        for key, own in adapters.shapes().items()
+    }
+
+
+def test_the_plan_is_that_of_the_smaller_model(tmp_path: Path) -> None:
+    plan, structure, adapters = made(tmp_path)
+    found = cut_adapter_plan(adapters, plan, structure)
+    expected = adapter_plan(structured_plan(plan, structure), LoraSettings(rank=3, targets="all", alpha=6.0))
+    assert found.blocks == expected.blocks
+    assert found.whole == {  # of 4 groups of one head of width 8 and two queries, block 2 keeps one
+        "block-0001": {"norm.mlp.weight": (32,), "attn.q.weight": (16, 32)},
+        "final": {"norm.final.weight": (32,)},
+    }
+
+
+@pytest.mark.parametrize("lanes", [False, True])
+def test_the_smaller_update_is_the_slice_of_the_larger_one(tmp_path: Path, lanes: bool) -> None:
+    model = OpenedModel(save(tmp_path, "llama"))
+    structure = uneven(model, lanes=lanes)
+    adapters = adapter_plan(model.plan, LoraSettings(rank=3, targets="all", alpha=6.0))
+    tensors = drawn(adapters)
+    cut = cut_trained(tensors, model.plan, structure)
+    assert {key: {name: tuple(value.shape) for name, value in own.items()} for key, own in cut.items()} == cut_adapter_plan(
+        adapters, model.plan, structure
+    ).shapes()
+    for index, block in enumerate(structure.blocks):
+        for linear in model.plan.blocks[block.source].linears:
+            before, after = tensors[f"block-{block.source:04d}"], cut[f"block-{index:04d}"]
+            whole, small = (own[f"{linear.name}.lora_b"] @ own[f"{linear.name}.lora_a"] for own in (before, after))
+            assert small.shape == structured_plan(model.plan, structure).blocks[index].linear(linear.name).shape
+            rows, columns = kept_by_hand(block, linear.name, whole.shape)
+            torch.testing.assert_close(small, whole[rows][:, columns])
+
+
+def kept_by_hand(block: object, name: str, shape: torch.Size) -> tuple[list[int], list[int]]:
+    """Rows and columns number by number: heads of width 8, two query heads in a group."""
+    kinds = {
+        "attn.q": ("q", "attn_reads"), "attn.k": ("k", "attn_reads"), "attn.v": ("k", "attn_reads"),
+        "attn.o": ("attn_writes", "q"),
+        "mlp.gate": ("channels", "mlp_reads"), "mlp.up": ("channels", "mlp_reads"), "mlp.down": ("mlp_writes", "channels"),
+    }  # fmt: skip
+    found = []
+    for side, kind in enumerate(kinds[name]):
+        if kind in ("q", "k"):
+            size = 16 if kind == "q" else 8
+            found.append([at for at in range(shape[side]) if at // size in block.groups])  # type: ignore[attr-defined]
+        else:
+            found.append([at for at in range(shape[side]) if at in getattr(block, kind)])
+    return found[0], found[1]
+
+
+def test_moments_are_cut_like_what_they_belong_to(tmp_path: Path) -> None:
+    plan, structure, adapters = made(tmp_path)
+    tensors = drawn(adapters)
+    moments = {
+        flat_name(key, name): {"exp_avg": value, "exp_avg_sq": value.square(), "step": torch.tensor(7.0)}
+        for key, own in tensors.items()
+        for name, value in own.items()
+    }
+    found, cut = cut_moments(moments, plan, structure), cut_trained(tensors, plan, structure)
+    assert found.keys() == {flat_name(key, name) for key, own in cut.items() for name in own}
+    for key, own in cut.items():
+        for name, value in own.items():
+            entry = found[flat_name(key, name)]
+            assert float(entry["step"]) == 7.0
+            torch.testing.assert_close(entry["exp_avg"], value, rtol=0, atol=0)
+            torch.testing.assert_close(entry["exp_avg_sq"], value.square(), rtol=0, atol=0)
+
+
+def test_a_structure_that_keeps_all_changes_nothing(tmp_path: Path) -> None:
+    plan, _, adapters = made(tmp_path)
+    whole, tensors = Structure.whole(plan), drawn(adapters)
+    assert cut_adapter_plan(adapters, plan, whole) == adapters
+    same = cut_trained(tensors, plan, whole)
+    assert all(torch.equal(same[key][name], value) for key, own in tensors.items() for name, value in own.items())
