@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from espalier.modeling.structured.slices import kept_indices
-from espalier.wire.adapters import AdapterPlan, Tensors
+from espalier.wire.adapters import Adapter, AdapterPlan, Tensors
 from espalier.wire.payload import block_key, block_of_key
 from espalier.wire.plan import ModelPlan
 from espalier.wire.structure import COLUMNS, ROWS, BlockStructure, Structure, structured_plan
@@ -25,23 +25,15 @@ SIDES = {
 
 def cut_adapter_plan(adapters: AdapterPlan, plan: ModelPlan, structure: Structure) -> AdapterPlan:
     """The adapters of a smaller model: blocks are numbered anew, ranks and scalings stay."""
-    smaller = structured_plan(plan, structure)
-    blocks = {
-        index: tuple(
-            replace(adapter, linear=smaller.blocks[index].linear(adapter.linear.name))
-            for adapter in adapters.blocks[block.source]
-        )
-        for index, block in enumerate(structure.blocks)
-        if block.source in adapters.blocks
+    smaller, blocks = structured_plan(plan, structure), dict[int, tuple[Adapter, ...]]()
+    for index, block in enumerate(structure.blocks):
+        if own := adapters.blocks.get(block.source):
+            blocks[index] = tuple(replace(one, linear=smaller.blocks[index].linear(one.linear.name)) for one in own)
+    empty = {
+        key: {name: torch.empty(shape, device="meta") for name, shape in own.items()} for key, own in adapters.whole.items()
     }
-    whole = {
-        key: {
-            name: tuple(_cut(torch.empty(shape, device="meta"), name, old, plan, structure).shape)
-            for name, shape in own.items()
-        }
-        for old, key in _keys(structure, adapters.whole)
-        for own in (adapters.whole[old],)
-    }
+    cut = cut_trained(empty, plan, structure)
+    whole = {key: {name: tuple(value.shape) for name, value in own.items()} for key, own in cut.items()}
     return replace(adapters, blocks=blocks, whole=whole)
 
 
