@@ -168,10 +168,10 @@ def report(results: dict[str, Any], path: Path) -> None:
             for key, factor, digits in COLUMNS.values()
         ]
         lines.append(f"| {variant} | {' | '.join(cells)} |")
-    path.with_suffix(".md").write_text(
+    path.with_name(f"{path.name}.md").write_text(
         "\n".join([*lines, "", f"![Shares of the dense model's figures](./{path.name}.png)", ""])
     )
-    _plot(rows, path.with_suffix(".png"))
+    _plot(rows, path.with_name(f"{path.name}.png"))
 
 
 def _plot(rows: dict[str, dict[str, float]], path: Path) -> None:
@@ -229,7 +229,7 @@ def main() -> int:
     conditions = {key: getattr(given, key) for key in ("shape", "prompt", "new", "repeats", "dtype", "device", "threads")}
     path = given.out / f"structured-{given.shape}"
     results = {"conditions": conditions, "rows": rows}
-    path.with_suffix(".json").write_text(json.dumps(results, indent=1) + "\n")
+    path.with_name(f"{path.name}.json").write_text(json.dumps(results, indent=1) + "\n")
     report(results, path)
     return 0
 
