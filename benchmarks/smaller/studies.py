@@ -47,7 +47,7 @@ METHODS: dict[str, dict[str, Any]] = {
 SPARSE = ("FedPrLLM", "FedSpaLLM")
 TUNING = {
     "method": "fedpetuning", "federation.rounds": 2, "training.steps": 15, "training.batch-size": 4,
-    "training.learning-rate": 2e-3, "lora.targets": "all", "lora.merge": True,
+    "training.learning-rate": 2e-3, "lora.targets": "all", "lora.merge": True, "data.window-tokens": 128,
 }  # fmt: skip
 WINDOWS = 32
 """Calibration windows of a client."""
