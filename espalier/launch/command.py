@@ -7,6 +7,8 @@
     espalier app                                  where the Flower app and its presets lie
     espalier check-node 'site="a" data-path="notes.txt"' two-sites
                                                   what a SuperNode with this --node-config would say to that run
+    espalier node --superlink HOST:9092 --node-config 'site="a"'
+                                                  a SuperNode that stays warm, and runs the installed program alone
 
 ``espalier run`` runs what ``flwr run .`` runs, and adds what that cannot: as many nodes as there are clients, an exit code that
 says whether the run completed, another try when Ray fails to start, paths that mean what they mean where the command was
@@ -31,6 +33,7 @@ from espalier.launch.check_node import check_node
 from espalier.launch.configuration import configuration
 from espalier.launch.in_app import run_in_app
 from espalier.launch.kept import INTERRUPTS, interrupted_later, uninterrupted
+from espalier.launch.node import run_node
 from espalier.launch.superlink import RAY_DID_NOT_START, SuperLink, SuperLinkLost, own_superlink, running_superlink
 from espalier.launch.watched_run import COMPLETED, WatchedRun
 from espalier.settings.mistakes import FLOWER_REPORTS_IT_TOO, Mistake
@@ -45,6 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns 0 if the run completed or the node is fine, 1 if it failed, 2 if it was asked for wrongly."""
     parser = _parser()
     given, further = parser.parse_known_args(arguments)  # words may also follow options, which argparse alone refuses
+    if given.command == "node":
+        return _node(given, further)
     if unknown := [word for word in further if word.startswith("-") or given.command not in ("run", "check-node")]:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     if given.command is None:
@@ -94,6 +99,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
+def _node(given: argparse.Namespace, words: Sequence[str]) -> int:
+    """Run a SuperNode; what the command does not know is for ``flower-supernode``."""
+    for number in INTERRUPTS:
+        signal.signal(number, _interrupt)
+    try:
+        return run_node(find_app(None), words, given.clientappio_api_address, given.warm_seconds)
+    except Mistake as mistake:
+        print(f"espalier: {mistake}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
 def _show_app() -> int:
     """Print the app's folder: ``flwr run "$(espalier app)"``, and presets to begin with."""
     try:
@@ -113,6 +131,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"espalier {espalier.__version__}")
     commands = parser.add_subparsers(dest="command")
     commands.add_parser("app", help="print the folder of the Flower app: the rooms, the presets in conf/, pyproject.toml")
+    node = commands.add_parser(
+        "node", help="a SuperNode that stays warm, and runs the installed program alone; takes the options of flower-supernode"
+    )
+    node.add_argument(
+        "--warm-seconds", type=float, default=900.0, help="a worker without a task ends after so long; default 900"
+    )
+    node.add_argument("--clientappio-api-address", default="", metavar="HOST:PORT", help="loopback; default: a free port")
     run = commands.add_parser("run", help="simulate a federation on this machine, or start a run on a SuperLink")
     run.add_argument(
         "words", nargs="*", metavar="preset | key=value", help="a preset of conf/ and settings that differ from it"

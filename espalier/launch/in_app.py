@@ -8,6 +8,8 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from threading import Thread
@@ -19,6 +21,13 @@ def run_in_app(app: Path, module: str, document: Any) -> int:
 
     It works in the directory where the command was given, writes where the command writes, and ends when the command ends.
     """
+    with started_in_app(app, module, document) as process:
+        return process.wait()
+
+
+@contextmanager
+def started_in_app(app: Path, module: str, document: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """The same, which goes on beside this block, and ends with it."""
     paths = os.pathsep.join(filter(None, [str(app), os.environ.get("PYTHONPATH", "")]))
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", __name__, module], stdin=subprocess.PIPE, env={**os.environ, "PYTHONPATH": paths},
@@ -28,7 +37,7 @@ def run_in_app(app: Path, module: str, document: Any) -> int:
     try:
         process.stdin.write(json.dumps(document).encode() + b"\n")
         process.stdin.flush()
-        return process.wait()
+        yield process
     finally:
         process.kill()
         process.wait()

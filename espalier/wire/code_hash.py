@@ -2,6 +2,9 @@
 
 import hashlib
 import importlib.util
+import io
+import zipfile
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
@@ -12,13 +15,32 @@ PACKAGES = ("client_app", "espalier", "pruning_kernels")
 @cache
 def code_sha256() -> str:
     """SHA-256 over names and bytes of all Python files of the packages that run on a node."""
-    digest = hashlib.sha256()
+    files: dict[str, bytes] = {}
     for package in PACKAGES:
         spec = importlib.util.find_spec(package)
         if spec is None or not spec.submodule_search_locations:
             raise ModuleNotFoundError(f"package {package} is not installed")
         root = Path(next(iter(spec.submodule_search_locations)))
-        for file in sorted(root.rglob("*.py")):
-            name = f"{package}/{file.relative_to(root).as_posix()}".encode()
-            digest.update(len(name).to_bytes(8, "big") + name + hashlib.sha256(file.read_bytes()).digest())
+        files |= {f"{package}/{file.relative_to(root).as_posix()}": file.read_bytes() for file in root.rglob("*.py")}
+    return _sha256(files.items())
+
+
+def bundle_sha256(bundle: bytes) -> str:
+    """The same of the program in a bundle of Flower's, a ZIP file; nothing of it is written, imported or run.
+
+    Raises
+    ------
+    zipfile.BadZipFile
+        It is no ZIP file.
+    """
+    with zipfile.ZipFile(io.BytesIO(bundle)) as archive:
+        names = [name for name in archive.namelist() if name.endswith(".py") and name.partition("/")[0] in PACKAGES]
+        return _sha256((name, archive.read(name)) for name in names)
+
+
+def _sha256(files: Iterable[tuple[str, bytes]]) -> str:
+    digest = hashlib.sha256()
+    for path, content in sorted(files, key=lambda entry: entry[0].split("/")):
+        name = path.encode()
+        digest.update(len(name).to_bytes(8, "big") + name + hashlib.sha256(content).digest())
     return digest.hexdigest()

@@ -97,10 +97,13 @@ def _ancestors(pid: int) -> Iterator[int]:
 
 
 @contextmanager
-def federation(folder: Path, sites: Sequence[str], more: Mapping[str, str] | None = None) -> Iterator[Federation]:
+def federation(
+    folder: Path, sites: Sequence[str], more: Mapping[str, str] | None = None, warm: Sequence[str] = ()
+) -> Iterator[Federation]:
     """A SuperLink with one SuperNode per site, each with a state directory ``<folder>/<site>`` and ``more`` of node-config.
 
-    The sites answer however little text a run takes, which a test or a measurement keeps small.
+    Those among ``warm`` are nodes of ``espalier node``. The sites answer however little text a run takes, which a test or a
+    measurement keeps small.
     """
     env = environment(folder / "flower")
     serverappio, fleet, control, *nodes = free_ports(3 + len(sites))
@@ -120,8 +123,9 @@ def federation(folder: Path, sites: Sequence[str], more: Mapping[str, str] | Non
         link = start_superlink()
 
         def start_node(site: str) -> subprocess.Popen[bytes]:
+            program = [str(BIN / "espalier"), "node"] if site in warm else [str(BIN / "flower-supernode")]
             supernode = [
-                str(BIN / "flower-supernode"), "--insecure", "--superlink", f"127.0.0.1:{fleet}",
+                *program, "--insecure", "--superlink", f"127.0.0.1:{fleet}",
                 "--clientappio-api-address", f"127.0.0.1:{ports[site]}",
                 "--node-config", f'site="{site}" state-dir="{folder / site}" least-tokens=1 {(more or {}).get(site, "")}',
             ]  # fmt: skip

@@ -94,7 +94,10 @@ class Sites:
 
 @pytest.fixture(scope="module")
 def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sites]:
-    """One SuperLink and two SuperNodes for all runs, as they are outside tests, with a model and texts of their own."""
+    """One SuperLink and two SuperNodes for all runs, as they are outside tests, with a model and texts of their own.
+
+    One of the nodes is Flower's, which starts a process for every message, the other one is warm.
+    """
     folder = tmp_path_factory.mktemp("sites")
     shared = home(folder)
     shared.public.write_text("\n\n".join(private_text(client) for client in range(2, 5)))  # a mean over few words never leaves
@@ -104,7 +107,7 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sites]:
     data = (f"model={shared.model}", "data.source=text", f"data.path={folder}/text-{{client}}.txt", "data.window-tokens=32")
     words = (*data, f"evaluation.texts=public={shared.public}", "evaluation.window-tokens=32", "part-bytes=1024")
     own = {site: f'model-path="{shared.model}" data-path="{text}"' for site, text in texts.items()}
-    with federation(folder, SITES, own) as started, ThreadPoolExecutor() as pool:
+    with federation(folder, SITES, own, warm=SITES[1:]) as started, ThreadPoolExecutor() as pool:
         runs = {}
         for method, (more, _) in METHODS.items():
             command = (

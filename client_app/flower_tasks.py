@@ -1,0 +1,86 @@
+"""What a node that stays warm takes of Flower beside its public interface: how tasks are claimed, pulled and answered.
+
+Nothing else of Espalier touches these parts, which may change with any version of Flower; ``tests/processes/test_warm_node.py``
+names the one that they were tried with. Flower's own node starts a process for every task and installs in it what the
+submitter of the run sent. Here a task's token goes to whoever is there, and the submitter's bundle is only looked at.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import grpc  # type: ignore[import-untyped]
+from flwr.app import Context, Error, Message
+from flwr.common.constant import ErrorCode, SubStatus
+from flwr.common.grpc import create_channel
+from flwr.common.retry_invoker import make_simple_grpc_retry_invoker, wrap_stub
+from flwr.proto.clientappio_pb2_grpc import ClientAppIoStub
+from flwr.proto.task_pb2 import Task
+from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_grpc
+from flwr.supercore.interceptors import AppIoTokenClientInterceptor, RuntimeVersionClientInterceptor
+from flwr.supercore.superexec.executor import LaunchResult
+from flwr.supercore.superexec.plugin import ClientAppExecPlugin
+from flwr.supercore.superexec.run_superexec import run_superexec
+from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
+
+FLOWER = "1.31"
+"""The version that all this was tried with."""
+
+Work = Callable[[bytes, Message, Context], Message]
+"""Of the submitter's bundle, a message and its context: the reply."""
+
+
+@dataclass(frozen=True)
+class Desk:
+    """Where a SuperNode hands its tasks out, on this machine."""
+
+    address: str
+    """host:port of its ClientAppIo API, without TLS: it is a loopback address."""
+
+
+def claim_tasks(desk: Desk, is_free: Callable[[], bool], hand_on: Callable[[str], None], secret: bytes) -> None:
+    """Claim tasks one by one, whenever somebody is free, and hand their tokens on; it does not return.
+
+    Parameters
+    ----------
+    secret : what the SuperNode knows too, so that nobody else on the machine can claim its tasks
+    """
+
+    class Reception(ClientAppExecPlugin):
+        def select_task(self, candidate_tasks: Sequence[Task]) -> Task | None:
+            return super().select_task(candidate_tasks) if is_free() else None
+
+        def launch_task(self, token: str, task: Task) -> LaunchResult:
+            hand_on(token)
+            return LaunchResult.accepted()
+
+    run_superexec(Reception, ClientAppIoStub, desk.address, insecure=True, superexec_auth_secret=secret)
+
+
+def answer_task(desk: Desk, token: str, work: Work) -> None:
+    """Pull a task, answer it and push the reply, as Flower's ``run_clientapp`` does, but for what is installed and run."""
+    interceptors = [RuntimeVersionClientInterceptor(component_name="flwr-clientapp"), AppIoTokenClientInterceptor(token)]
+    channel = create_channel(server_address=desk.address, insecure=True, interceptors=interceptors)
+    stub = ClientAppIoStub(channel)
+    invoker = make_simple_grpc_retry_invoker()
+    wrap_stub(stub, invoker)
+    heartbeat = HeartbeatSender(make_task_heartbeat_fn_grpc(stub))
+    context: Context | None = None
+    status, details = SubStatus.FAILED, "the task could not be pulled"
+    try:
+        heartbeat.start()
+        message, context, _, bundle = pull_task_input(stub)
+        try:
+            reply = work(bundle.content, message, context)
+            status, details = SubStatus.COMPLETED, ""
+        except Exception as error:
+            details = f"{type(error)}:<'{error}'>"
+            reply = Message(Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason=details), reply_to=message)
+        push_message(stub, reply, context)
+    except grpc.RpcError as error:
+        details = f"the SuperNode does not answer: {error}"
+    finally:
+        invoker.max_tries = 1
+        push_task_output(stub=stub, context=context, sub_status=status, details=details)
+        if heartbeat.is_running:
+            heartbeat.stop()
+        channel.close()

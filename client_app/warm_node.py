@@ -1,0 +1,93 @@
+"""A node's tasks and the one worker that answers them: started with the first task, and again after it ended.
+
+A process that ends in mid-task costs that message's answer, which the server asks for again. Tasks that come while the worker
+works wait at the SuperNode, unclaimed.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from threading import Lock, Thread
+from typing import Any
+
+from client_app.flower_tasks import Desk, claim_tasks
+
+LEAVING = b"leaving\n"
+"""What a worker writes that had no task for long."""
+TRIES = 3
+"""How often a task is handed to a process that ended meanwhile."""
+
+
+class Worker:
+    """The worker's process, if there is one.
+
+    Parameters
+    ----------
+    command : starts it; it reads tokens, a line each, and writes a line when it has answered one, or ``leaving`` when it would
+        like to end, which it does when its standard input ends
+    """
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self._command = command
+        self._lock = Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._busy: subprocess.Popen[bytes] | None = None
+        """The process that has a task in hand."""
+
+    def is_free(self) -> bool:
+        """Whether it has nothing in hand."""
+        return self._busy is None
+
+    def hand_on(self, token: str) -> None:
+        """Let it answer a task; where its process has ended, another one is started."""
+        with self._lock:
+            for _ in range(TRIES):
+                process = self._busy = self._running()
+                assert process.stdin is not None
+                with suppress(OSError):
+                    process.stdin.write(f"{token}\n".encode())
+                    process.stdin.flush()
+                    return
+                self._process = self._busy = None
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._process is None or self._process.poll() is not None:
+            self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            Thread(target=self._listen, args=(self._process,), daemon=True).start()
+        return self._process
+
+    def _listen(self, process: subprocess.Popen[bytes]) -> None:
+        """Note answers, and let a process go that has nothing in hand; one that ended has no answer left to give."""
+        assert process.stdout is not None
+        for line in process.stdout:
+            with self._lock:
+                if line != LEAVING:
+                    self._note_free(process)
+                elif self._busy is not process:
+                    self._let_go(process)
+        process.wait()
+        with self._lock:
+            self._note_free(process)
+
+    def _note_free(self, process: subprocess.Popen[bytes]) -> None:
+        if self._busy is process:
+            self._busy = None
+
+    def _let_go(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdin is not None
+        with suppress(OSError):
+            process.stdin.close()
+        if self._process is process:
+            self._process = None
+
+
+def main(order: dict[str, Any]) -> int:
+    """Serve a SuperNode; ``order`` has its ``address``, ``warm-seconds`` and ``secret``, hexadecimal."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # a worker that waits for a task does not spin
+    told = json.dumps({key: order[key] for key in ("address", "warm-seconds")})
+    worker = Worker([sys.executable, "-P", "-m", "client_app.warm_worker", told])
+    claim_tasks(Desk(order["address"]), worker.is_free, worker.hand_on, bytes.fromhex(order["secret"]))
+    return 0

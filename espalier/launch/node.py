@@ -1,0 +1,103 @@
+"""``espalier node``: a SuperNode whose messages one warm process answers, with the program that is installed here.
+
+Two processes are started and end with the command: Flower's ``flower-supernode`` in its process isolation, and beside it
+``client_app.warm_node``, which claims the SuperNode's tasks. They share a secret that is made for the occasion.
+"""
+
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from espalier.launch.in_app import started_in_app
+from espalier.settings.mistakes import Mistake
+
+WARM_NODE = "client_app.warm_node"
+LOOPBACK = "127.0.0.1"
+OWN = ("--isolation", "--superexec-auth-secret-file", "--allow-runtime-dependency-installation")
+"""Options of ``flower-supernode`` that the command sets, or that would let a run's submitter install something."""
+POLL_SECONDS = 0.2
+STOP_SECONDS = 20
+MOST_WARM_SECONDS = 7 * 86_400
+
+
+def run_node(app: Path, words: Sequence[str], address: str, warm_seconds: float) -> int:
+    """Run a node until it ends or is ended; returns the SuperNode's exit code.
+
+    Parameters
+    ----------
+    app : the app that is installed
+    words : further options, which ``flower-supernode`` takes
+    address : of its ClientAppIo API; empty: a free port of this machine
+    warm_seconds : how long a worker waits for the next task before it ends
+
+    Raises
+    ------
+    Mistake
+        An option is one that the command sets itself, or a number is out of range.
+    """
+    _check(words, address, warm_seconds)
+    address = address or f"{LOOPBACK}:{_free_port()}"
+    secret = secrets.token_bytes(32)
+    with tempfile.TemporaryDirectory(prefix="espalier-node-") as folder:
+        file = Path(folder) / "secret"
+        file.touch(mode=0o600)
+        file.write_bytes(secret)
+        command = [_supernode(), *words, "--isolation", "process", "--clientappio-api-address", address]
+        with _ended(subprocess.Popen([*command, "--superexec-auth-secret-file", str(file)])) as supernode:
+            order = {"address": address, "warm-seconds": warm_seconds, "secret": secret.hex()}
+            with started_in_app(app, WARM_NODE, order) as desk:
+                while supernode.poll() is None:
+                    if desk.poll() is not None:
+                        print("espalier: the process that takes the node's tasks ended; the node ends too", file=sys.stderr)
+                        return 1
+                    time.sleep(POLL_SECONDS)
+            return supernode.returncode
+
+
+def _check(words: Sequence[str], address: str, warm_seconds: float) -> None:
+    if own := sorted({word.partition("=")[0] for word in words} & set(OWN)):
+        raise Mistake(f"{', '.join(own)}: espalier node sets this itself, or does not allow it; leave it out")
+    if not 0 < warm_seconds <= MOST_WARM_SECONDS:
+        raise Mistake(f"--warm-seconds {warm_seconds:g}: must be above 0 and at most {MOST_WARM_SECONDS}")
+    if address and address.rpartition(":")[0] not in (LOOPBACK, "localhost", "[::1]"):
+        raise Mistake(
+            f"--clientappio-api-address {address}: must be a loopback address, as tasks are handed out there unencrypted"
+        )
+
+
+def _supernode() -> str:
+    beside = Path(sys.executable).parent / "flower-supernode"
+    found = str(beside) if beside.exists() else shutil.which("flower-supernode")
+    if found is None:
+        raise Mistake("flower-supernode: is not installed beside Python; install Espalier here")
+    return found
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextmanager
+def _ended(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+    """End a process at the end of the block."""
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()

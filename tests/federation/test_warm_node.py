@@ -1,0 +1,110 @@
+"""A node that stays warm: which program it runs, and how tasks go to its one worker. Real ones: ``tests/processes``."""
+
+import io
+import sys
+import time
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import flwr
+import pytest
+from flwr.cli.build import build_fab_from_disk
+
+from client_app import flower_tasks
+from client_app.warm_node import Worker
+from client_app.warm_worker import AnotherProgramError, work
+from espalier.launch.node import run_node
+from espalier.settings.mistakes import Mistake
+from espalier.wire.code_hash import bundle_sha256, code_sha256
+
+ROOT = Path(__file__).parent.parent.parent
+ECHO = "import sys, time\nfor line in sys.stdin:\n    open(sys.argv[1], 'a').write(line)\n    print('answered', flush=True)\n"
+LEAVES = ECHO + "    print('leaving', flush=True)\n"
+DIES = "import sys\nopen(sys.argv[1], 'a').write(sys.stdin.readline())\n"
+
+
+def test_flower_s_inner_parts_are_those_that_this_was_tried_with() -> None:
+    """If not: try ``pytest -m processes`` and a warm node with the new version, then name it in ``flower_tasks``."""
+    assert flwr.__version__.startswith(flower_tasks.FLOWER + ".")
+
+
+@pytest.fixture(scope="module")
+def bundle() -> bytes:
+    """What ``flwr run`` would send of this checkout."""
+    return build_fab_from_disk(ROOT)
+
+
+def changed(bundle: bytes, name: str, content: bytes | None) -> bytes:
+    """A bundle with another file in it, or without one."""
+    found = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(bundle)) as before, zipfile.ZipFile(found, "w") as after:
+        for entry in before.namelist():
+            if entry != name:
+                after.writestr(entry, before.read(entry))
+        if content is not None:
+            after.writestr(name, content)
+    return found.getvalue()
+
+
+def test_the_program_of_a_bundle_has_the_hash_of_the_installed_one(bundle: bytes) -> None:
+    assert bundle_sha256(bundle) == code_sha256()
+    assert bundle_sha256(changed(bundle, "conf/mine.toml", b"seed = 1")) == code_sha256()  # settings are no program
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("client_app/egress.py", b"raise SystemExit"),
+        ("client_app/app.py", None),
+        ("espalier/further.py", b"pass"),
+        ("pruning_kernels/votes/__init__.py", b""),
+    ],
+)
+def test_another_program_is_refused_and_nothing_of_it_is_run(bundle: bytes, name: str, content: bytes | None) -> None:
+    before = set(sys.modules)
+    with pytest.raises(AnotherProgramError, match=r"runs its own program .* and no other"):
+        work(changed(bundle, name, content), None, None)  # type: ignore[arg-type]
+    assert not {module for module in set(sys.modules) - before if module.startswith(("client_app", "espalier.further"))}
+
+
+def test_what_is_no_bundle_is_refused() -> None:
+    with pytest.raises(zipfile.BadZipFile):
+        work(b"no archive", None, None)  # type: ignore[arg-type]
+
+
+def until(what: Callable[[], bool]) -> None:
+    """Return when something has become true."""
+    for _ in range(3000):
+        if what():
+            return
+        time.sleep(0.02)
+    raise AssertionError("waited in vain")
+
+
+@pytest.mark.parametrize("script", [ECHO, LEAVES, DIES])
+def test_tasks_go_one_by_one_to_a_worker_that_is_started_again_when_it_ended(tmp_path: Path, script: str) -> None:
+    """One that stays, one that would like to end after each answer, and one that dies with the task in hand."""
+    tokens = tmp_path / "tokens"
+    worker = Worker([sys.executable, "-c", script, str(tokens)])
+    for number in range(3):
+        assert worker.is_free()
+        worker.hand_on(f"task {number}")
+        until(worker.is_free)
+    until(lambda: tokens.exists() and tokens.read_text().splitlines() == ["task 0", "task 1", "task 2"])
+    if worker._process is not None:
+        worker._process.kill()
+
+
+@pytest.mark.parametrize(
+    ("words", "address", "seconds", "told"),
+    [
+        (["--isolation", "subprocess"], "", 1.0, "--isolation: espalier node sets this itself"),
+        (["--allow-runtime-dependency-installation"], "", 1.0, "or does not allow it; leave it out"),
+        ([], "", 0.0, "--warm-seconds 0: must be above 0"),
+        ([], "0.0.0.0:9094", 1.0, "must be a loopback address"),
+    ],
+)
+def test_a_node_that_would_not_be_safe_is_not_started(words: list[str], address: str, seconds: float, told: str) -> None:
+    with pytest.raises(Mistake, match=told):
+        run_node(ROOT, words, address, seconds)
