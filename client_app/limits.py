@@ -7,7 +7,6 @@ Does not cover: how much is asked within the limits, or a node whose owner remov
 
 from client_app.site import Site
 from espalier.settings.mistakes import Mistake
-from espalier.settings.task import TEXT
 from espalier.storage.private import lineages_of
 from espalier.wire.messages import Header
 
@@ -38,18 +37,14 @@ def _amounts(site: Site, header: Header) -> dict[str, tuple[str, int]]:
     """By limit, what the run asks for, and how much."""
     settings = site.settings
     found = {"most_threads": ("threads", 0 if site.node.threads else settings.threads)}
-    if settings.tunes:
-        training = settings.training
-        tokens = settings.data.window_tokens if settings.task.name == TEXT else settings.task.max_tokens
-        found["most_batch_tokens"] = ("training.batch-size x tokens of a sequence", training.batch_size * tokens)
-        asked = "training.steps x training.accumulation x training.batch-size"
-        found["most_sequences"] = (asked, training.steps * training.accumulation * training.batch_size)
-        found["most_steps"] = ("training.steps x training.accumulation", training.steps * training.accumulation)
-    elif not site.node.windows:
+    found |= settings.job.asked_of_sites(settings)
+    if not settings.tunes and not site.node.windows:
         found["most_windows"] = ("data.windows", settings.data.windows)
     if "rounds" in settings.job.FEDERATION:  # others' follow from the model
-        asked = "the round that is asked for" if header.server_round > settings.federation.rounds else "federation.rounds"
-        found["most_rounds"] = (asked, max(settings.federation.rounds, header.server_round - _beyond(header)))
+        rounds = settings.job.num_rounds(settings.federation)
+        planned = "federation.rounds" if rounds == settings.federation.rounds else "rounds of the run"
+        asked = "the round that is asked for" if header.server_round > rounds else planned
+        found["most_rounds"] = (asked, max(rounds, header.server_round - _beyond(header)))
     return found
 
 

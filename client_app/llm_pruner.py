@@ -29,7 +29,8 @@ def train(site: Site, request: Letter) -> Letter:
         started, header = time.monotonic(), request.header
         require_own_text(site, header)
         windows = client_windows(site.settings, site.node, site.model.encode, header.client)
-        store, scores = state.blobs(header.server_round), taylor_scores(site.model, site.computing, windows, job)
+        store, asked = state.blobs(header.server_round), site.settings.data.windows
+        scores = taylor_scores(site.model, site.computing, windows, job, asked)
         hashes = [store.put(pack_scores(own)) for own in scores]
         return Report(seconds=time.monotonic() - started, blob_sha256=hashes)
 

@@ -14,6 +14,9 @@ from torch import Tensor
 Metric = Literal["wifv", "ifv", "wifn"]
 """Weighted input feature variance, the variance alone, or the weighted input feature norm."""
 
+COLUMNS_AT_ONCE = 512
+"""Channels that are in memory in float64 at a time."""
+
 
 @dataclass(frozen=True)
 class Moments:
@@ -31,6 +34,10 @@ class Moments:
         """(channels,), float64, the unbiased estimate; zero for one token."""
         return self.squares / max(1, self.count - 1)
 
+    def counted(self, count: int, factor: float) -> "Moments":
+        """The same as if they were of so many tokens, of inputs that are ``factor`` times as large."""
+        return Moments(count, self.mean * factor, self.squares * (factor**2 * count / self.count))
+
     @property
     def square_sum(self) -> Tensor:
         """(channels,), float64: sum over tokens of the squared input."""
@@ -39,9 +46,12 @@ class Moments:
 
 def moments_of(inputs: Tensor) -> Moments:
     """Moments of inputs, (tokens, channels), any floating dtype, on the CPU."""
-    tokens = inputs.to(torch.float64)
-    mean = tokens.mean(dim=0)
-    return Moments(len(tokens), mean.cpu(), (tokens - mean).square().sum(dim=0).cpu())
+    means, squares = [], []
+    for columns in inputs.split(COLUMNS_AT_ONCE, dim=1):
+        tokens = columns.to(torch.float64)
+        means.append(tokens.mean(dim=0))
+        squares.append(tokens.sub_(means[-1]).square_().sum(dim=0))
+    return Moments(len(inputs), torch.cat(means).cpu(), torch.cat(squares).cpu())
 
 
 def pooled(parts: Sequence[Moments]) -> Moments:

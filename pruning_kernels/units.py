@@ -4,6 +4,7 @@ A unit is an attention group or a feed-forward channel; its weights lie in rows 
 sums over them, and the choice. What a unit is worth and costs, and which units compete, is the caller's.
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -74,8 +75,8 @@ def _best_of_each_pool(scores: Tensor, pools: Tensor) -> Tensor:
 
 
 def share_of(total: int, share: float) -> int:
-    """Parameters that a share of a total is, rounded up."""
-    return -int(-total * share // 1)
+    """Parameters that a share of a total is, rounded up; what a float adds to a whole number is none of it."""
+    return math.ceil(total * share * (1 - 1e-12))
 
 
 def within_each(

@@ -29,7 +29,7 @@ LARGE = 4 * 1024 * 1024
 FIRST_ITEMS = 1000
 """As many items of a large file are looked at."""
 
-ANY_RANK = 0
+ANY_CLIENT = 0
 """A site takes its own file whole, whatever its number, which is not known yet."""
 
 
@@ -53,11 +53,11 @@ def require_enough(settings: RunSettings, node: NodeSettings, encode: Encode) ->
             if _begins_with_items(settings, node) if on_items else _begins_with_windows(settings, node, encode, tunes):
                 return
     if on_items:
-        client_items(settings, node, ANY_RANK)
+        client_items(settings, node, ANY_CLIENT)
     elif tunes:
-        training_windows(settings, node, encode, ANY_RANK)
+        training_windows(settings, node, encode, ANY_CLIENT)
     else:
-        client_windows(settings, node, encode, ANY_RANK)
+        client_windows(settings, node, encode, ANY_CLIENT)
 
 
 def _size(path: str) -> int:

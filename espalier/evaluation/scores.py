@@ -12,8 +12,6 @@ from espalier.evaluation.options import log_likelihoods
 from espalier.evaluation.perplexity import bounded
 from espalier.pace.beats import beats
 
-HIGHER_IS_BETTER = {"acc": True, "acc_norm": True, "exact_match": True, "loss": False}
-
 
 def score(
     model: Any, items: ScoredItems, classes: bool, batch_size: int, device: torch.device, loss_limit: float | None = None

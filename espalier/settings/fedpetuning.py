@@ -1,6 +1,7 @@
 """Settings of FedPETuning: federated averaging of LoRA adapters, and what it shares with other methods that average them."""
 
-from typing import ClassVar, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
@@ -8,6 +9,10 @@ from espalier.settings.federation import FederationSettings
 from espalier.settings.lora import LoraSettings
 from espalier.settings.method import MethodSettings
 from espalier.settings.table import ReadWith
+from espalier.settings.task import TEXT
+
+if TYPE_CHECKING:
+    from espalier.settings.run import RunSettings
 
 
 class AdapterAveraging(MethodSettings):
@@ -22,6 +27,17 @@ class AdapterAveraging(MethodSettings):
     FIRST_DELIVERY = 2
     """The first adapters come from the seed."""
     READ_WITH: ClassVar[ReadWith] = {"federation.error-feedback": {"aggregation": ("factors", "zero-pad")}}
+
+    def asked_of_sites(self, run: "RunSettings") -> Mapping[str, tuple[str, int]]:
+        """Steps and sequences of a round, and tokens of a forward pass."""
+        training = run.training
+        tokens = run.data.window_tokens if run.task.name == TEXT else run.task.max_tokens
+        passes = training.steps * training.accumulation
+        return {
+            "most_batch_tokens": ("training.batch-size x tokens of a sequence", training.batch_size * tokens),
+            "most_sequences": ("training.steps x training.accumulation x training.batch-size", passes * training.batch_size),
+            "most_steps": ("training.steps x training.accumulation", passes),
+        }
 
     @property
     def makes_alone(self) -> bool:

@@ -18,6 +18,11 @@ class FlapSettings(StructuredSettings):
     square_attention: bool = Field(
         True, description="Attention's scores are squared before they are standardised, as in the published code."
     )
+    max_client_ratio: float = Field(
+        10.0,
+        ge=1,
+        description="A client's tokens, and the size of its inputs, count at most so many times the median client's.",
+    )
     bias_compensation: bool = Field(
         True, description="The mean of what was cut is added as a bias, also where the family has none there (section 3.4)."
     )

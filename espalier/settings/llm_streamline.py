@@ -1,7 +1,8 @@
 """Settings of LLM-Streamline: neighbouring blocks that hardly change their input give way to one that is trained."""
 
 import math
-from typing import ClassVar, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -10,6 +11,9 @@ from espalier.settings.mistakes import Mistake
 from espalier.settings.structured import SmallerSettings
 from espalier.settings.table import ReadWith
 from espalier.settings.training import MOST_LEARNING_RATE, TrainingSettings
+
+if TYPE_CHECKING:
+    from espalier.settings.run import RunSettings
 
 WITH_A_LAYER = {"replacement": ("layer",)}
 
@@ -84,14 +88,20 @@ class LlmStreamlineSettings(SmallerSettings):
         """How many neighbouring blocks go: one more, where a trained layer comes in their place."""
         return self.fewer_blocks(num_blocks) + (self.replacement == "layer")
 
+    def asked_of_sites(self, run: "RunSettings") -> Mapping[str, tuple[str, int]]:
+        """Steps and windows of a round that trains the layer, and tokens of a step."""
+        if self.replacement == "none":
+            return {}
+        tokens = self.batch_windows * run.data.window_tokens
+        return {
+            "most_batch_tokens": ("llm-streamline.batch-windows x data.window-tokens", tokens),
+            "most_sequences": ("llm-streamline.steps x llm-streamline.batch-windows", self.steps * self.batch_windows),
+            "most_steps": ("llm-streamline.steps", self.steps),
+        }
+
     def num_rounds(self, federation: FederationSettings) -> int:
         """One round that compares blocks, and those that train the layer."""
         return 1 + federation.rounds * (self.replacement == "layer")
-
-    def last_rounds(self, federation: FederationSettings, num_blocks: int, num_clients: int) -> range:
-        """The run ends after all of them."""
-        last = self.num_rounds(federation)
-        return range(last, last + 1)
 
     def contradictions(self, method: str, federation: FederationSettings, lora: object, num_clients: int) -> list[str]:
         """Rounds that would train nothing."""

@@ -8,6 +8,7 @@ from espalier.settings.table import Table
 if TYPE_CHECKING:
     from espalier.settings.federation import FederationSettings
     from espalier.settings.lora import LoraSettings
+    from espalier.settings.run import RunSettings
 
 
 class MethodSettings(Table):
@@ -33,9 +34,17 @@ class MethodSettings(Table):
         """Whether the rounds leave no local-only result, so that clients make it in a message of its own."""
         return False
 
+    def num_rounds(self, federation: "FederationSettings") -> int:
+        """Rounds of the run, as far as the settings say; methods that go by blocks have as many as the model."""
+        return federation.rounds
+
+    def asked_of_sites(self, run: "RunSettings") -> Mapping[str, tuple[str, int]]:
+        """What training asks of a site in a round: by the site's limit, the keys that say it, and how much; none if none is."""
+        return {}
+
     def last_rounds(self, federation: "FederationSettings", num_blocks: int, num_clients: int) -> range:
         """The rounds after which a run may end; ``federation`` is that of the run, ``num_blocks`` of its model."""
-        return range(federation.rounds, federation.rounds + 1)
+        return range(self.num_rounds(federation), self.num_rounds(federation) + 1)
 
     def contradictions(
         self, method: str, federation: "FederationSettings", lora: "LoraSettings", num_clients: int

@@ -25,8 +25,9 @@ class StructuredSettings(SmallerSettings):
         0.2,
         gt=0,
         lt=1,
-        description="Share of the parameters that is cut, at least, and less than one unit beyond it. A unit is a key-value "
-        "group of attention (a head, where each has its own keys and values) or a feed-forward channel.",
+        description="Share of the parameters that is cut, at least, and less than one unit beyond it; with `selection` of "
+        "`block` or `kind` less than one in each block, or of each kind in each block. A unit is a key-value group of "
+        "attention (a head, where each has its own keys and values) or a feed-forward channel.",
     )
     share_of: Literal["blocks", "model"] = Field(
         "blocks",

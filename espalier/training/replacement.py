@@ -79,7 +79,7 @@ class Replacement:
             parameters = {name: block.get_parameter(path) for name, path in paths.items()}
             for parameter in parameters.values():
                 parameter.requires_grad_(True)
-            loop = Loop(block, parameters, self.settings, len(self.stretch.windows), _numbered, self.seed, self.total_steps)
+            loop = Loop(block, parameters, self._in_passes(), len(self.stretch.windows), _numbered, self.seed, self.total_steps)
             loop.loss = self._distance
             try:
                 trained = loop.run(first_step, steps)
@@ -88,16 +88,18 @@ class Replacement:
                 for value in parameters.values():
                     value.requires_grad_(False).grad = None
 
+    def _in_passes(self) -> TrainingSettings:
+        """The same steps, in forward passes of equally many windows, no more than pass a block together elsewhere."""
+        batch, at_once = self.settings.batch_size, windows_per_batch(self.stretch.windows.shape[1])
+        together = max(number for number in range(1, min(batch, at_once) + 1) if batch % number == 0)
+        return self.settings.model_copy(update={"batch_size": together, "accumulation": batch // together})
+
     def _distance(self, block: nn.Module, batch: Batch, device: torch.device) -> Tensor:
         """Mean squared distance of each window's hidden states from what is to come out, summed over the windows."""
-        at_once = windows_per_batch(self.stretch.windows.shape[1])
-        total = torch.zeros((), device=device)
-        for numbers in batch.labels.split(at_once):
-            args, kwargs = self._call(len(numbers))
-            output = block(self._gathered(self.stretch.before, numbers), *args, **kwargs)
-            made, wanted = output[0] if isinstance(output, tuple) else output, self._gathered(self.stretch.behind, numbers)
-            total = total + (made - wanted).square().mean(dim=(1, 2)).sum()
-        return total
+        args, kwargs = self._call(len(batch.labels))
+        output = block(self._gathered(self.stretch.before, batch.labels), *args, **kwargs)
+        made, wanted = output[0] if isinstance(output, tuple) else output, self._gathered(self.stretch.behind, batch.labels)
+        return (made - wanted).square().mean(dim=(1, 2)).sum()
 
     def _gathered(self, activations: Activations, numbers: Tensor) -> Tensor:
         """Hidden states of some windows, float32: (windows, tokens, width)."""

@@ -12,7 +12,7 @@ from espalier.wire.contract import Contract, Side
 from espalier.wire.kept import kept_specs, require_kept
 from espalier.wire.masks import require_exact_sparsity
 from espalier.wire.messages import Kind, Letter, NoScalars, Scalars, validate
-from espalier.wire.parts import PartRequest, Reply, Report, parts_of
+from espalier.wire.parts import MOST_WINDOWS, PartRequest, Reply, Report, parts_of
 from espalier.wire.payload import TensorSpec, block_key
 from espalier.wire.plan import BlockPlan, ModelPlan
 from pruning_kernels.comparison_groups import pruned_in_matrix
@@ -20,10 +20,6 @@ from pruning_kernels.comparison_groups import pruned_in_matrix
 BlockIndex = Annotated[int, Field(ge=0)]
 Version = Annotated[int, Field(ge=0)]
 """The round in which a layer of the global model was last pruned; 0: it is dense."""
-
-
-MOST_WINDOWS = 1_000_000
-"""Calibration windows that a client may report; with ``client-weights = "samples"`` they are its weight."""
 
 
 class Sample(Scalars):

@@ -1,5 +1,6 @@
 """Contracts of FLAP: mean and spread of the inputs of two matrices of each block."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from espalier.settings.run import RunSettings
 from espalier.wire.contract import Contract
 from espalier.wire.cuts import delivery_of_cuts
 from espalier.wire.messages import Kind, Letter, NoScalars, Scalars
-from espalier.wire.parts import PartRequest, Reply, Report, parts_of
+from espalier.wire.parts import MOST_WINDOWS, PartRequest, Reply, Report, parts_of
 from espalier.wire.payload import TensorSpec, block_key, views
 from espalier.wire.plan import ModelPlan
 from espalier.wire.structure import ADDED_BIASES
@@ -47,17 +48,17 @@ def moment_specs(plan: ModelPlan) -> dict[str, dict[str, TensorSpec]]:
     return specs
 
 
-def possible(key: str, blob: bytes) -> None:
-    """Raise Mistake if moments are none that inputs can have."""
+def possible(key: str, blob: bytes, tokens: int) -> None:
+    """Raise Mistake if moments are none that inputs of so many tokens at most can have."""
     for name, values in views(blob).items():
-        lowest, most = (0.0, np.inf) if name.endswith(".squares") else (-MOST_INPUT, MOST_INPUT)
+        lowest, most = (0.0, tokens * MOST_INPUT**2) if name.endswith(".squares") else (-MOST_INPUT, MOST_INPUT)
         if not (np.isfinite(values).all() and values.min() >= lowest and values.max() <= most):
             raise Mistake(f"{key} {name}: a number is not finite, or none that inputs of a model have")
 
 
 def most_tokens(run: RunSettings) -> int:
-    """Tokens that a client's windows have, if it has them all."""
-    return run.data.windows * run.data.window_tokens
+    """Tokens that the windows of a client can have, however many its site draws."""
+    return MOST_WINDOWS * run.data.window_tokens
 
 
 def contract(request: Letter, plan: ModelPlan, run: RunSettings) -> Contract:
@@ -66,7 +67,7 @@ def contract(request: Letter, plan: ModelPlan, run: RunSettings) -> Contract:
 
     def no_more_than_asked(report: Scalars) -> None:
         if isinstance(report, MomentsReport) and report.tokens > most:
-            raise Mistake(f"MomentsReport: {report.tokens} tokens, data.windows of data.window-tokens have {most}")
+            raise Mistake(f"MomentsReport: {report.tokens} tokens, no client has more than {most}")
 
     reply = Reply(
         order=NoScalars,
@@ -76,7 +77,7 @@ def contract(request: Letter, plan: ModelPlan, run: RunSettings) -> Contract:
         parts=parts_of(specs, run.part_bytes),
         observer=OBSERVER,
         more="the moments of further blocks, as in train",
-        check_values=possible,
+        check_values=partial(possible, tokens=most),
         check_report=no_more_than_asked,
     )
     return reply.contract(request, run.method)

@@ -1,5 +1,6 @@
 """Contracts of LLM-Pruner: a score for each unit that may be cut."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -48,15 +49,17 @@ def score_specs(plan: ModelPlan, job: LlmPrunerSettings) -> dict[str, dict[str, 
     }
 
 
-def finite(key: str, blob: bytes) -> None:
-    """Raise Mistake if a score is none."""
-    if not all(np.isfinite(scores).all() for scores in views(blob).values()):
-        raise Mistake(f"{key}: a score is no finite number")
+def possible(key: str, blob: bytes, lowest: float) -> None:
+    """Raise Mistake if a score is none, or below what a sum can be."""
+    for scores in views(blob).values():
+        if not (np.isfinite(scores).all() and scores.min() >= lowest):
+            raise Mistake(f"{key}: a score is no finite number, or below {lowest:g}")
 
 
 def contract(request: Letter, plan: ModelPlan, run: RunSettings) -> Contract:
     """The contract of a ``train`` message (part 0) or of a ``fetch`` of a later part."""
-    specs = score_specs(plan, run.of(LlmPrunerSettings))
+    job = run.of(LlmPrunerSettings)
+    specs, lowest = score_specs(plan, job), 0.0 if job.element == "absolute" else -np.inf
     reply = Reply(
         order=NoScalars,
         part_order=PartRequest,
@@ -65,7 +68,7 @@ def contract(request: Letter, plan: ModelPlan, run: RunSettings) -> Contract:
         parts=parts_of(specs, run.part_bytes),
         observer=OBSERVER,
         more="the scores of further blocks, as in train",
-        check_values=finite,
+        check_values=partial(possible, lowest=lowest),
     )
     return reply.contract(request, run.method)
 

@@ -15,7 +15,7 @@ from espalier.settings.run import RunSettings
 from espalier.wire.adapter_payload import payload_specs, unpack_adapters
 from espalier.wire.contract import BlockSpecs, Contract, Side
 from espalier.wire.messages import Kind, Letter, NoScalars, Scalars, validate
-from espalier.wire.parts import PartRequest, Reply, Report, parts_of
+from espalier.wire.parts import MOST_WINDOWS, PartRequest, Reply, Report, parts_of
 from espalier.wire.payload import TensorSpec, views
 from espalier.wire.plan import BlockPlan, ModelPlan
 
@@ -48,7 +48,7 @@ class ReplacePart(PartRequest):
 class LayerReport(Report):
     """What a client says beside the layer that it trained."""
 
-    samples: int = Field(ge=0)
+    samples: int = Field(ge=0, le=MOST_WINDOWS)
     """Its windows, where they are its weight; else 0, which tells nothing."""
     skipped_steps: int = Field(ge=0)
     """Steps that were left out, because their loss or gradient was not finite."""
@@ -104,11 +104,11 @@ def contract(request: Letter, plan: ModelPlan, run: RunSettings) -> Contract:
 
 def _similarities(plan: ModelPlan, run: RunSettings) -> Reply:
     specs = {SIMILARITY_KEY: {COSINES: TensorSpec("F32", (num_starts(plan, run),))}}
-    most = run.data.windows * run.data.window_tokens
+    most = MOST_WINDOWS * run.data.window_tokens
 
     def no_more_than_asked(report: Scalars) -> None:
         if isinstance(report, SimilarityReport) and report.tokens > most:
-            raise Mistake(f"SimilarityReport: {report.tokens} tokens, data.windows of data.window-tokens have {most}")
+            raise Mistake(f"SimilarityReport: {report.tokens} tokens, no client has more than {most}")
 
     return Reply(
         order=NoScalars,
@@ -150,8 +150,6 @@ def _require_report(report: Scalars, run: RunSettings) -> None:
         return
     if (report.samples > 0) != (run.federation.client_weights == "samples"):
         raise Mistake("LayerReport: samples are told with federation.client-weights = 'samples' alone")
-    if report.samples > run.data.windows:
-        raise Mistake(f"LayerReport: {report.samples} samples, data.windows is {run.data.windows}")
     if report.skipped_steps >= (steps := run.of(LlmStreamlineSettings).steps):
         raise Mistake(f"LayerReport: skipped_steps must be below the {steps} steps of a round")
 

@@ -19,6 +19,10 @@ Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 """A hexadecimal SHA-256."""
 
 
+MOST_WINDOWS = 1_000_000
+"""Calibration windows that a client may report, whatever a run asks for: a site may draw more or fewer."""
+
+
 class PartRequest(Scalars):
     """Which blobs of an earlier reply the server asks for, in order of their names."""
 

@@ -30,7 +30,7 @@ def flap_of_all(run: Run) -> OpenedModel:
 def llm_pruner_of_all(run: Run) -> OpenedModel:
     """LLM-Pruner by one party that has the windows of all clients."""
     job, windows = run.settings.of(LlmPrunerSettings), pooled_windows(run)
-    scores = taylor_scores(run.model, run.computing, windows, job)
+    scores = taylor_scores(run.model, run.computing, windows, job, run.settings.data.windows)
     run.progress.step("centralized", f"{len(scores)} blocks, {len(windows)} windows")
     return open_cut(run.model, list(taylor_cuts(run.model, scores, job)).__getitem__, ())
 

@@ -20,7 +20,7 @@ from espalier.wire.messages import Letter, NoScalars, read, validate
 from strategies.engine.roster import Seat
 from strategies.engine.rounds import POLL_SECONDS, Rounds
 
-NO_RANK = -1
+NO_CLIENT = -1
 TELL_SECONDS = 10.0
 """How often it is said how many sites are connected while nothing changes."""
 
@@ -144,7 +144,7 @@ class Enroller:
         """Ask nodes that have not been asked, and yield those whose answers have arrived."""
         for node_id in sorted(set(self.rounds.grid.get_node_ids()) - self._asked):
             self._asked.add(node_id)
-            seat = Seat(NO_RANK, "", node_id)
+            seat = Seat(NO_CLIENT, "", node_id)
             request = read(self.rounds.request("enrol", seat, 0, NoScalars()).content)
             if (message_id := self.rounds.push(request, seat)) is not None:
                 self._waiting[message_id] = (node_id, request)
@@ -158,7 +158,7 @@ class Enroller:
         try:
             if not reply.has_content():
                 raise Mistake(f"Flower reports error {reply.error.code}")
-            letter = self.rounds.checked(reply, request, Seat(NO_RANK, "", node_id))
+            letter = self.rounds.checked(reply, request, Seat(NO_CLIENT, "", node_id))
             if letter.header.status == "ok":
                 return validate(Enrolment, letter.scalars)
             site, reason = refused_by(str(letter.scalars["reason"]))

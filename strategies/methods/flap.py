@@ -17,6 +17,7 @@ from espalier.wire.parts import parts_of
 from espalier.wire.payload import block_key
 from espalier.wire.structure import ADDED_BIASES
 from pruning_kernels.fluctuation import Moments, pooled
+from strategies.engine.capped import count_claims
 from strategies.engine.inbox import Inbox
 from strategies.methods.cutting import Cutting
 
@@ -48,16 +49,33 @@ class Flap(Cutting):
 
     def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
         """Pool the moments and decide what is cut."""
-        tokens = {client: int(self._reports[client]["tokens"]) for client in clients}
+        most = self.run.settings.of(FlapSettings).max_client_ratio
+        claimed = {client: int(self._reports[client]["tokens"]) for client in clients}
+        sizes = {client: self._size(inbox, client, claimed[client]) for client in clients}
+        tokens = count_claims(self.rounds, "tokens", {client: float(number) for client, number in claimed.items()}, most)
+        counted = count_claims(self.rounds, "inputs", sizes, most)
+        factor = {client: counted[client] / size if size else 1.0 for client, size in sizes.items()}
 
         @cache
         def moments(index: int) -> BlockMoments:
             return {
-                name: pooled([_moments(inbox, client, index, name, tokens[client]) for client in clients])
+                name: pooled(
+                    [
+                        _moments(inbox, client, index, name, claimed[client]).counted(int(tokens[client]), factor[client])
+                        for client in clients
+                    ]
+                )
                 for name in ADDED_BIASES
             }
 
         self.keep(flap_cuts(self.run.model, moments, self.run.settings.of(FlapSettings)))
+
+    def _size(self, inbox: Inbox, client: int, tokens: int) -> float:
+        """How large the inputs are that a client tells of: their root mean square, summed over matrices."""
+        found = (
+            _moments(inbox, client, block.index, name, tokens) for block in self.run.model.plan.blocks for name in ADDED_BIASES
+        )
+        return sum(float((one.square_sum / one.count).mean().sqrt()) for one in found)
 
 
 def _moments(inbox: Inbox, client: int, index: int, name: str, tokens: int) -> Moments:

@@ -65,7 +65,8 @@ class LlmStreamline(Method):
         check_labels(model.family, None, str(model.directory / "config.json"))
         job, blocks = settings.of(LlmStreamlineSettings), len(model.plan.blocks)
         try:
-            require_form(require_streamlined(model, job.span(blocks), job.replacement == "layer"), job.form)
+            for made in require_streamlined(model, job.span(blocks), job.replacement == "layer"):
+                require_form(made, job.form)
         except Mistake as mistake:
             raise Mistake(f"{settings.method}.{mistake}") from None
 

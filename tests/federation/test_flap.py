@@ -16,6 +16,7 @@ from espalier.modeling.opened import OpenedModel
 from espalier.settings.mistakes import Mistake
 from espalier.settings.node import simulated_node
 from espalier.settings.run import parse
+from espalier.storage.blobs import sha256
 from espalier.wire.messages import Letter, read
 from espalier.wire.payload import pack_tensors, unpack_tensors
 from strategies.engine.rounds import RunFailed
@@ -182,10 +183,11 @@ class TestFlap(Promises):
         ("changes", "words"),
         [
             ({"flap__share": 0.99}, r"flap.share = 0.99 \(share-of = 'blocks'\): 99.0% of what can be cut would have to go"),
-            ({"flap__form": "plain"}, "flap.form = 'plain': its blocks are not alike.*choose 'auto' or 'compact'"),
+            ({"flap__form": "plain"}, "flap.form = 'plain': .*with selection = 'kind' all blocks stay alike"),
+            ({"flap__form": "plain", "flap__selection": "block"}, "flap.form = 'plain': .*with selection = 'kind'"),
             (
-                {"flap__form": "plain", "flap__bias_compensation": False},
-                "flap.form = 'plain': .*with selection = 'kind' all blocks stay alike",
+                {"flap__form": "plain", "flap__selection": "kind"},
+                "flap.form = 'plain': its blocks are not alike, or .*choose 'auto' or 'compact' or 'zero-filled'",
             ),
         ],
     )
@@ -221,13 +223,54 @@ class TestFlap(Promises):
 
         def claim(request: Message, reply: Message) -> Message:
             if read(request.content).header.kind == "train":
-                reply.content["scalars"]["tokens"] = 33
+                reply.content["scalars"]["tokens"] = 16_000_001
             return reply
 
         grid = bench.grid()
         grid.tamper = dict.fromkeys((0, 1, 2), claim)
-        with pytest.raises(RunFailed, match=r"33 tokens, data\.windows of data\.window-tokens have 32"):
+        with pytest.raises(RunFailed, match="16000001 tokens, no client has more than 16000000"):
             bench.run(grid)
+
+    @pytest.mark.parametrize("claimed", ["tokens", "inputs"])
+    def test_one_client_counts_up_to_a_multiple_of_the_median(self, bench: Bench, claimed: str) -> None:
+        """Of what it claims, and of moments far beyond the others'."""
+        from flwr.app import Array, Message
+
+        from espalier.wire.payload import STYPE
+
+        def shout(request: Message, reply: Message) -> Message:
+            if read(request.content).header.kind != "train":
+                return reply
+            if claimed == "tokens":
+                reply.content["scalars"]["tokens"] = 1_000_000
+                return reply
+            blobs, hashes = reply.content["blobs"], list(reply.content["scalars"]["blob_sha256"])
+            for place, key in enumerate(sorted(blobs)):
+                loud = {
+                    n: v * np.float32(1e4 if n.endswith("mean") else 1e8) for n, v in unpack_tensors(blobs[key].data).items()
+                }
+                blobs[key] = Array("", (), STYPE, pack_tensors(loud))
+                hashes[place] = sha256(blobs[key].data)
+            reply.content["scalars"]["blob_sha256"] = hashes
+            return reply
+
+        grid = bench.grid()
+        grid.tamper[1] = shout
+        client = summary(bench.run(grid))["clients"][1]
+        assert client["status"] == "completed"
+        assert client["capped"][claimed]["claimed"] > 100 * client["capped"][claimed]["counted"]
+
+
+@pytest.mark.parametrize("method", ["flap", "llm-streamline"])
+def test_a_site_that_draws_more_windows_than_the_run_asks_for_takes_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "state"))
+    settings = {"federation.rounds": 1, "llm-streamline.steps": 1} if method == "llm-streamline" else {}
+    bench = Bench(tmp_path, method, settings)
+    grid = bench.grid()
+    next(iter(grid.contexts.values())).node_config["windows"] = 3
+    assert {client["status"] for client in summary(bench.run(grid))["clients"]} == {"completed"}
 
 
 def test_texts_of_the_bench_differ() -> None:

@@ -11,7 +11,10 @@ from promises import Promises, Uninterrupted
 from test_flap import all_windows
 from transformers import AutoModelForCausalLM
 
+from espalier.modeling.computing import Computing
 from espalier.modeling.opened import OpenedModel
+from espalier.modeling.structured.taylor import taylor_scores
+from espalier.settings.llm_pruner import LlmPrunerSettings
 from espalier.settings.mistakes import Mistake
 from espalier.storage.blobs import sha256
 from espalier.wire.messages import Letter, read
@@ -81,6 +84,31 @@ class TestLlmPruner(Promises):
         changes |= {"evaluation__centralized": "auto", "llm_pruner__max_score_ratio": 1000.0}
         (metric,) = summary(bench.run(**changes))["metrics"]
         assert metric["values"]["centralized"] == pytest.approx(metric["values"]["federated"], rel=1e-5)
+
+    def test_signed_sums_of_unequal_parties_add_up_to_those_of_all(self, bench: Bench) -> None:
+        """A party of three windows counts three times as much as one of a single window."""
+        model, windows = OpenedModel(bench.model), all_windows(bench)[:4]
+        job = LlmPrunerSettings.model_validate({"element": "signed", "spare-first": 0, "spare-last": 0})
+        computing = Computing(torch.device("cpu"), torch.float32, 1)
+        whole, *parts = (taylor_scores(model, computing, own, job, 2) for own in (windows, windows[:3], windows[3:]))
+        for index, scores in enumerate(whole):
+            for kind, values in scores.items():
+                torch.testing.assert_close(parts[0][index][kind] + parts[1][index][kind], values, rtol=1e-4, atol=1e-5)
+
+    def test_a_magnitude_below_zero_costs_its_sender_alone(self, bench: Bench) -> None:
+        def negate(request: Message, reply: Message) -> Message:
+            if read(request.content).header.kind == "train":
+                blobs = reply.content["blobs"]
+                for key in blobs:
+                    turned = {name: -values for name, values in unpack_tensors(blobs[key].data).items()}
+                    blobs[key] = Array("", (), STYPE, pack_tensors(turned))
+            return reply
+
+        grid = bench.grid()
+        grid.tamper[1] = negate
+        clients = summary(bench.run(grid))["clients"]
+        assert [client["status"] for client in clients] == ["completed", "dropped", "completed", "completed"]
+        assert "a score is no finite number, or below 0" in clients[1]["reason"]
 
     def test_spared_blocks_stay_whole_and_the_share_is_of_all(self, bench: Bench) -> None:
         folder = bench.run(**{"llm_pruner__spare_last": 1, "llm_pruner__share": 0.2})

@@ -275,17 +275,36 @@ class TestLlmStreamline(Promises):
         assert [client["status"] for client in clients] == ["completed", "dropped", "completed", "completed"]
         assert words in clients[1]["reason"]
 
-    def test_more_tokens_or_windows_than_were_asked_for_are_refused(self, bench: Bench) -> None:
+    def test_more_tokens_than_any_client_has_are_refused(self, bench: Bench) -> None:
         def claim(request: Message, reply: Message) -> Message:
-            for name, most in (("tokens", 33), ("samples", 3)):
-                if name in reply.content["scalars"]:
-                    reply.content["scalars"][name] = most
+            if "tokens" in reply.content["scalars"]:
+                reply.content["scalars"]["tokens"] = 16_000_001
             return reply
 
         grid = bench.grid()
         grid.tamper = dict.fromkeys((0, 1, 2), claim)
-        with pytest.raises(RunFailed, match=r"33 tokens, data\.windows of data\.window-tokens have 32"):
+        with pytest.raises(RunFailed, match="16000001 tokens, no client has more than 16000000"):
             bench.run(grid)
+
+    @pytest.mark.parametrize(
+        ("limit", "words"),
+        [
+            ({"most-steps": 2}, "most-steps = 2: llm-streamline.steps = 3"),
+            ({"most-sequences": 5}, "most-sequences = 5: llm-streamline.steps x llm-streamline.batch-windows = 6"),
+            ({"most-batch-tokens": 31}, "most-batch-tokens = 31: llm-streamline.batch-windows x data.window-tokens = 32"),
+            ({"most-rounds": 2}, "most-rounds = 2: rounds of the run = 3"),
+        ],
+    )
+    def test_a_site_s_limits_hold_for_the_layer_s_training(self, bench: Bench, limit: dict[str, int], words: str) -> None:
+        """They are told at enrolment, before any work."""
+        grid = bench.grid()
+        for client, context in enumerate(grid.contexts.values()):
+            more = limit if client == 1 else {}
+            context.node_config |= {"site": f"site-{client}", "least-tokens": 30, "model-path": str(bench.model)} | more
+        grid.simulated = False
+        document = summary(bench.run(grid))
+        assert words in document["refused"]["site-1"]
+        assert [client["site"] for client in document["clients"]] == ["site-0", "site-2", "site-3"]
 
     def test_too_few_tokens_are_refused_by_the_site(self, bench: Bench) -> None:
         grid = bench.grid()

@@ -201,3 +201,33 @@ def test_a_process_that_opens_a_smaller_model_is_asked_nothing(saved: dict[str, 
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "model")], capture_output=True, text=True, input="")
     assert (done.returncode, done.stdout) == (0, "96\n"), done.stderr
     assert "custom code" not in done.stderr
+
+
+@pytest.mark.parametrize("name", ["qwen2"])
+def test_sliding_blocks_stay_sliding_where_the_base_says_it_by_their_numbers_alone(tmp_path: Path, name: str) -> None:
+    """Older files have no list of layer types: from block 2 on there are windows, whatever number a block has later."""
+    base = save(tmp_path / "base", name)
+    config = json.loads((base / "config.json").read_text())
+    types = config.pop("layer_types")
+    assert len(set(types)) == 2
+    (base / "config.json").write_text(json.dumps(config))
+    model = OpenedModel(base)
+    small = OpenedModel(base, Structure.whole(model.plan).with_blocks([0, 2, 3]))
+    assert small.config["layer_types"] == [types[0], types[2], types[3]]
+    export_structured(small, dense, tmp_path / "plain", "plain")
+    written = whole_model(tmp_path / "plain")
+    assert written.config.layer_types == [types[0], types[2], types[3]]
+
+
+def test_a_plain_model_that_was_cut_from_a_compact_one_asks_for_no_code(saved: dict[str, Path], tmp_path: Path) -> None:
+    base = OpenedModel(saved["llama"])
+    alike = Structure.whole(base.plan).keeping({index: {"channels": list(range(32))} for index in range(4)})
+    export_structured(OpenedModel(base.directory, alike), dense, tmp_path / "compact", "compact")
+    compact = OpenedModel(tmp_path / "compact")
+    smaller = OpenedModel(compact.directory, Structure.whole(compact.plan).with_blocks([0, 3]))
+    assert best_form(smaller) == "plain"
+    export_structured(smaller, dense, tmp_path / "plain", "plain")
+    config = json.loads((tmp_path / "plain" / "config.json").read_text())
+    assert (config.get("auto_map"), config["architectures"], config["model_type"]) == (None, ["LlamaForCausalLM"], "llama")
+    assert not list((tmp_path / "plain").glob("*.py"))
+    torch.testing.assert_close(whole_model(tmp_path / "plain")(WINDOWS).logits, logits(smaller))

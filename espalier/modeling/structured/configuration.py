@@ -19,6 +19,10 @@ CHANNELS_KEYS = ("intermediate_size", "ffn_dim")
 """Configuration keys of the number of channels."""
 
 
+STRUCTURED_CLASS = "Structured"
+"""How names of the classes of smaller models begin."""
+
+
 def structured_config(
     base: Mapping[str, Any], family: Family, plan: ModelPlan, cut: Structure, structure: Structure
 ) -> dict[str, Any]:
@@ -45,7 +49,9 @@ def plain_config(document: Mapping[str, Any], family: Family, plan: ModelPlan, s
     (units, *others), was = {units_of(plan, block) for block in plan.blocks}, structure.base[0]
     if others or structure.cuts_lanes or structure.added_biases:
         return None
-    config = {key: value for key, value in document.items() if key != WIDTHS}
+    config = {key: value for key, value in document.items() if key not in (WIDTHS, "auto_map")}
+    if architectures := config.get("architectures"):  # of a base that is a smaller model itself
+        config["architectures"] = [name.removeprefix(STRUCTURED_CLASS) for name in architectures]
     config["model_type"] = config["model_type"].removeprefix(STRUCTURED)
     if units.groups != was.groups:
         if family.name in ("opt", "bert", "roberta"):  # their heads share the width of the model among them
@@ -72,6 +78,8 @@ def build_config(document: Mapping[str, Any]) -> "PretrainedConfig":
 def _with_blocks(base: Mapping[str, Any], family: Family, structure: Structure) -> dict[str, Any]:
     """A configuration with as many blocks as stay; what it lists for each block is listed for those."""
     config = dict(base)
+    if config.get("use_sliding_window") and not config.get("layer_types"):  # else transformers makes it of the new numbers
+        config["layer_types"] = list(getattr(build_config(base), "layer_types", None) or ())
     number, sources = config[family.num_blocks_key], [block.source for block in structure.blocks]
     if isinstance(types := config.get("layer_types"), list) and len(types) == number == len(structure.base):
         config["layer_types"] = [types[source] for source in sources]

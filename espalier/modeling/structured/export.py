@@ -85,12 +85,13 @@ def require_writable(model: OpenedModel, job: StructuredSettings, biases: Sequen
     share = units.share_of_units(model.plan, job)
     any_scores = [dict(zip(KINDS, map(torch.zeros, own), strict=True)) for own in units.numbers]
     like_it = units.structure(model.plan, units.lowest(any_scores, job, share), biases)
-    hint = "; with selection = 'kind' all blocks stay alike" if job.form == "plain" and job.selection != "kind" else ""
-    require_form(OpenedModel(model.directory, like_it), job.form, hint)
+    if job.form == "plain" and job.selection != "kind":  # whether blocks come out alike, scores will say
+        raise Mistake("form = 'plain': its blocks need not be alike; with selection = 'kind' all blocks stay alike")
+    require_form(OpenedModel(model.directory, like_it), job.form)
 
 
-def require_form(model: OpenedModel, form: str, hint: str = "") -> None:
-    """Refuse a form in which a smaller model cannot be written; ``hint`` is what else helps.
+def require_form(model: OpenedModel, form: str) -> None:
+    """Refuse a form in which a smaller model cannot be written.
 
     Raises
     ------
@@ -101,7 +102,7 @@ def require_form(model: OpenedModel, form: str, hint: str = "") -> None:
     why = {str(other): reason for other, reason in refused.items()}.get(form)
     if why is not None:
         others = " or ".join(repr(other) for other in ("auto", *FORMS) if other == "auto" or other not in refused)
-        raise Mistake(f"form = '{form}': {why}{hint}; choose {others}")
+        raise Mistake(f"form = '{form}': {why}; choose {others}")
 
 
 def export_structured(model: OpenedModel, edits: Edits, target: Path, form: Form, card: str = "") -> None:

@@ -5,7 +5,7 @@ Blocks are compared by the cosine between the hidden states before the first and
 """
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ from espalier.wire.structure import Structure
 def stretch_cosines(stream: BlockStream, windows: Tensor, span: int) -> Tensor:
     """How little each stretch of ``span`` blocks changes its input.
 
-    Hidden states of ``span`` places are held, in memory or on disk as the computing says.
+    Hidden states of ``span + 1`` places are held, in memory or on disk as the computing says.
 
     Parameters
     ----------
@@ -36,14 +36,15 @@ def stretch_cosines(stream: BlockStream, windows: Tensor, span: int) -> Tensor:
     (stretches,), float64: the mean cosine over all tokens, by the stretch's first block
     """
     activations, found = stream.start(windows), list[float]()
-    before = deque([activations.copied()], maxlen=span)
+    before = deque([activations.copied()])
     for block_plan in beats(stream.model.plan.blocks, "comparing block"):
         index = block_plan.index
         with stream.block(index, following=index + 1) as block:
             activations.through(index, block)
         if index + 1 >= span:
-            found.append(_mean_cosine(before[0], activations) / windows.numel())
-        before.append(activations.copied())
+            found.append(_mean_cosine(before.popleft(), activations) / windows.numel())
+        if index + 1 + span <= len(stream.model.plan.blocks):
+            before.append(activations.copied())
     return torch.tensor(found, dtype=torch.float64)
 
 
@@ -98,8 +99,8 @@ def open_streamlined(model: OpenedModel, start: int, span: int, layer: Mapping[s
     return OpenedModel(model.directory, structure, given)
 
 
-def require_streamlined(model: OpenedModel, span: int, replaced: bool) -> OpenedModel:
-    """A smaller model of the shape that the run will lead to, to see whether it can be made and written.
+def require_streamlined(model: OpenedModel, span: int, replaced: bool) -> Iterator[OpenedModel]:
+    """The smaller models that the run can lead to, but for the layer, to see whether they can be made and written.
 
     Raises
     ------
@@ -111,5 +112,7 @@ def require_streamlined(model: OpenedModel, span: int, replaced: bool) -> Opened
             f"share: {span} of {len(model.plan.blocks)} blocks would have to go, one of them for the layer that is trained; "
             "lower it, or set replacement to 'none'"
         )
-    structure = Structure.whole(model.plan).with_blocks(stays(len(model.plan.blocks), 0, span, replaced))
-    return OpenedModel(model.directory, structure)
+    whole, number = Structure.whole(model.plan), len(model.plan.blocks)
+    alike = len(set(whole.base)) == 1
+    for start in range(1 if alike else number - span + 1):
+        yield OpenedModel(model.directory, whole.with_blocks(stays(number, start, span, replaced)))

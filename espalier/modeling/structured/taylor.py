@@ -28,8 +28,16 @@ BlockScores = Mapping[str, Tensor]
 """(units,), float64, by kind."""
 
 
-def taylor_scores(model: OpenedModel, computing: Computing, windows: Tensor, job: LlmPrunerSettings) -> list[dict[str, Tensor]]:
-    """What the units of the blocks that may be cut are worth to one party; windows are (windows, tokens), int64."""
+def taylor_scores(
+    model: OpenedModel, computing: Computing, windows: Tensor, job: LlmPrunerSettings, of_windows: int
+) -> list[dict[str, Tensor]]:
+    """What the units of the blocks that may be cut are worth to one party.
+
+    Parameters
+    ----------
+    windows : (windows, tokens), int64
+    of_windows : what the sum of their losses is divided by, the same for all parties, so that who has more counts more
+    """
     whole = load_whole(model, computing, "float32")
     blocks = cut_blocks(model.plan, job)
     scores = [
@@ -51,7 +59,7 @@ def taylor_scores(model: OpenedModel, computing: Computing, windows: Tensor, job
     for batch in beats(windows.split(windows_per_batch(windows.shape[1])), "passing windows"):
         tokens = batch.to(computing.device)
         loss = whole(input_ids=tokens, labels=tokens, use_cache=False).loss
-        (loss * (len(batch) / len(windows))).backward()
+        (loss * (len(batch) / of_windows)).backward()
         if job.element == "signed":
             collect()
     if job.element == "absolute":
