@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from flwr.cli.flower_config import parse_superlink_connection
 from flwr.common.config import parse_config_args
+from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
 
 from espalier.launch.check_node import read_node_config
 from espalier.launch.command import _parser
@@ -93,7 +94,11 @@ def test_a_supernode_describes_a_site_and_keeps_to_itself(command: list[str]) ->
 
 @pytest.mark.parametrize("command", OF_ESPALIER, ids=" ".join)
 def test_espalier_takes_the_words(command: list[str]) -> None:
-    given = _parser().parse_args(command[1:])
+    given, further = _parser().parse_known_args(command[1:])
+    if given.command == "node":  # what it does not know itself is for flower-supernode
+        assert _parse_args_run_supernode().parse_args(further).superlink == "server.example.org:9092"
+        return
+    assert not further
     configuration(ROOT, given.words, on_this_machine=False)
     if given.command == "check-node":
         assert NodeSettings.model_validate(read_node_config(given.node_config)).site

@@ -33,6 +33,12 @@ class StructuredSettings(SmallerSettings):
         "blocks",
         description="What `share` is a share of: what can be cut in the blocks, or the whole model with its embeddings.",
     )
+    channel_multiple: int = Field(
+        1,
+        ge=1,
+        description="Channels that stay in a block are a multiple of it, so a few more go. With 64 the smaller model can be "
+        "held in NF4, for instance to be tuned with `training.base=nf4`.",
+    )
     selection: Literal["global", "block", "kind"] = Field(
         "global",
         description="Units that compete: all of the model, those of a block, or groups and channels of each block by "

@@ -105,6 +105,8 @@ def delivery(request: Letter, plan: ModelPlan, run: RunSettings) -> Contract:
     """The contract of a ``deliver`` message: a part of the global adapters."""
     order = validate(Order, request.scalars)
     _require_rank(order.rank_limit, run)
+    if request.header.server_round > run.federation.rounds and not run.evaluation.own_text:
+        raise Mistake("message: a result is delivered, but evaluation.own-text is off")
     adapters = trained(plan, run, order.rank_limit)
     cut, specs = parts(adapters, run), blob_specs(adapters, run)
     if request.header.part >= len(cut):

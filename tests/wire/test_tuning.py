@@ -25,11 +25,10 @@ KEYS = [f"block-{index:04d}" for index in range(4)]
 REPORT = {"seconds": 1.0, "samples": 40, "rank": 4, "skipped_steps": 0, "blob_sha256": [SHA] * 4}
 
 
-def settings_of(payload: str = "float32", part_bytes: int = 1 << 20) -> RunSettings:
+def settings_of(payload: str = "float32", part_bytes: int = 1 << 20, own_text: bool = False) -> RunSettings:
     """All matrices at rank 4: a block has 4 (8 + 8) + 4 (8 + 24) = 192 numbers, 768 bytes in float32."""
-    settings = parse(
-        {"method": "fedpetuning", "lora.rank": 4, "lora.targets": "all", "federation.payload": payload, "training.steps": 5}
-    )
+    flat = {"lora.rank": 4, "lora.targets": "all", "federation.payload": payload, "training.steps": 5}
+    settings = parse({"method": "fedpetuning", "evaluation.own-text": own_text, **flat})
     return settings.model_copy(update={"part_bytes": part_bytes})
 
 
@@ -201,7 +200,7 @@ def test_a_limit_that_is_none(limit: Any) -> None:
 @pytest.mark.parametrize(("kind", "rounds"), [("train", (1, 3)), ("fetch", (1, 3)), ("deliver", (2, 4))])
 def test_rounds_that_the_run_does_not_have(kind: str, rounds: tuple[int, int]) -> None:
     """Three rounds; what is delivered for a fourth is the result."""
-    settings = settings_of(part_bytes=768)
+    settings = settings_of(part_bytes=768, own_text=True)
     scalars = {"rank_limit": 4, **({"blob_sha256": [SHA], "rank": 4} if kind == "fetch" else {})}
 
     def of_round(server_round: int) -> None:
@@ -212,6 +211,11 @@ def test_rounds_that_the_run_does_not_have(kind: str, rounds: tuple[int, int]) -
     for server_round in (0, rounds[0] - 1, rounds[1] + 1, 10**9):
         with pytest.raises(Mistake, match=f"a {kind} of round {server_round} does not exist, the run ends with round 3"):
             of_round(server_round)
+
+
+def test_a_result_that_nobody_evaluates_is_not_delivered() -> None:
+    with pytest.raises(Mistake, match=r"a result is delivered, but evaluation\.own-text is off"):
+        contract_for(Letter(header_of("deliver", 4), {"rank_limit": 4}), lambda: PLAN, settings_of(part_bytes=768))
 
 
 @pytest.mark.parametrize("kind", ["train", "deliver"])

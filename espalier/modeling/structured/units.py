@@ -64,7 +64,10 @@ class ModelUnits:
         competing = self.competing(job.selection)
         cut = within_each(flat, self.costs, self.pools, competing, self._totals(competing), share)
         pieces = iter(cut.split([number for own in self.numbers for number in own]))
-        return [{kind: next(pieces).numpy().astype(np.bool_) for kind in KINDS} for _ in self.blocks]
+        cuts = [{kind: next(pieces).numpy().astype(np.bool_) for kind in KINDS} for _ in self.blocks]
+        for own, found in zip(cuts, scores, strict=True):
+            _keep_a_multiple(own["channels"], found["channels"].to(torch.float64).cpu().numpy(), job.channel_multiple)
+        return cuts
 
     def structure(self, plan: ModelPlan, cuts: Sequence[Mapping[str, NDArray]], biases: Sequence[str] = ()) -> Structure:
         """What stays of the model; ``cuts`` as ``lowest`` gives them."""
@@ -102,3 +105,14 @@ class ModelUnits:
     def _totals(self, competing: Tensor) -> list[int]:
         sums = torch.zeros(int(competing.max()) + 1, dtype=torch.int64)
         return sums.scatter_add_(0, competing, self.costs).tolist()
+
+
+def _keep_a_multiple(cut: NDArray[np.bool_], scores: NDArray, multiple: int) -> None:
+    """Cut the lowest of what stays, so that a multiple of channels does; where too few stay, the highest come back."""
+    stay = len(cut) - int(cut.sum())
+    wanted = max(stay // multiple * multiple, min(multiple, len(cut)))
+    order = np.argsort(scores, kind="stable")
+    if wanted < stay:
+        cut[order[~cut[order]][: stay - wanted]] = True
+    elif wanted > stay:
+        cut[order[cut[order]][stay - wanted :]] = False
