@@ -32,13 +32,16 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 SITES = ("hospital-a", "hospital-b")
+"""Of nodes that stay warm."""
+PLAIN = "hospital-c"
+"""Of a node of Flower's, which starts a process for every message; it takes part in one run, and refuses the others."""
 
 METHODS = {
     "fedpetuning": (
         ("federation.rounds=2", "training.steps=2", "lora.targets=all", "lora.merge=true", "evaluation.local-only=false"),
         ["enrol", "train", "fetch", "deliver", "train", "fetch"],
     ),
-    "fedprllm": (("data.windows=20",), ["enrol", "train", "evaluate"]),
+    "fedprllm": (("data.windows=20", "num-clients=3"), ["enrol", "train", "evaluate"]),
     "fedspallm": (
         ("fedspallm.capabilities=1,2", "data.windows=20", "evaluation.local-only=false", "part-bytes=1000000"),
         ["enrol", "train"],
@@ -94,20 +97,18 @@ class Sites:
 
 @pytest.fixture(scope="module")
 def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sites]:
-    """One SuperLink and two SuperNodes for all runs, as they are outside tests, with a model and texts of their own.
-
-    One of the nodes is Flower's, which starts a process for every message, the other one is warm.
-    """
+    """One SuperLink and three SuperNodes for all runs, as they are outside tests, with a model and texts of their own."""
     folder = tmp_path_factory.mktemp("sites")
     shared = home(folder)
-    shared.public.write_text("\n\n".join(private_text(client) for client in range(2, 5)))  # a mean over few words never leaves
-    texts = {site: folder / f"text-{client}.txt" for client, site in enumerate(SITES)}
+    shared.public.write_text("\n\n".join(private_text(client) for client in range(3, 6)))  # a mean over few words never leaves
+    texts = {site: folder / f"text-{client}.txt" for client, site in enumerate((*SITES, PLAIN))}
     for client, text in enumerate(texts.values()):
         text.write_text(private_text(client))
     data = (f"model={shared.model}", "data.source=text", f"data.path={folder}/text-{{client}}.txt", "data.window-tokens=32")
     words = (*data, f"evaluation.texts=public={shared.public}", "evaluation.window-tokens=32", "part-bytes=1024")
     own = {site: f'model-path="{shared.model}" data-path="{text}"' for site, text in texts.items()}
-    with federation(folder, SITES, own, warm=SITES[1:]) as started, ThreadPoolExecutor() as pool:
+    own[PLAIN] += ' allow-methods="fedprllm"'
+    with federation(folder, (*SITES, PLAIN), own, warm=SITES) as started, ThreadPoolExecutor() as pool:
         runs = {}
         for method, (more, _) in METHODS.items():
             command = (
@@ -135,7 +136,8 @@ def simulation(folder: Path, words: Sequence[str], *, by_the_command: bool) -> P
         assert done.returncode == 0, done.stdout + done.stderr
     else:
         config, _ = configuration(ROOT, chosen, on_this_machine=True)
-        grid = InProcessGrid(client_app.app.app, [{"partition-id": client, "num-partitions": 2} for client in range(2)], config)
+        nodes = [{"partition-id": client, "num-partitions": len(SITES)} for client in range(len(SITES))]
+        grid = InProcessGrid(client_app.app.app, nodes, config)
         server_app.app.run_method(grid, Context(1, 0, {}, RecordDict(), config), FakeTime().clock())
     (found,) = (folder / "simulated").iterdir()
     return found
@@ -159,10 +161,11 @@ def test_real_processes_give_the_bytes_of_the_simulation(tmp_path: Path, sites: 
     )  # those write the smaller model alone
     summary = json.loads((deployed / "summary.json").read_text())
     assert summary["status"] == "completed"
-    assert [client["site"] for client in summary["clients"]] == ["hospital-a", "hospital-b"]
+    took_part = (*SITES, PLAIN) if method == "fedprllm" else SITES
+    assert [client["site"] for client in summary["clients"]] == list(took_part)
     assert summary["metrics"][0]["values"]["centralized"] is None
     lineage = json.loads((deployed / "run.json").read_text())["lineage"]
-    for name in SITES:
+    for name in took_part:
         log = running.folder / name / "egress" / f"{lineage}-{name}.jsonl"
         kinds = [json.loads(line)["kind"] for line in log.read_text().splitlines()]
         assert kinds == expected_kinds if name == SITES[0] else kinds[:2] == ["enrol", "train"]
