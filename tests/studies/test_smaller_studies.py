@@ -1,0 +1,65 @@
+"""The study of smaller models runs the app itself, tunes what it wrote, and goes on where it was stopped."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bench import home, private_text
+
+from benchmarks.fedspallm.report import write_report
+from benchmarks.fedspallm.rows import Rows
+from benchmarks.smaller import studies
+from benchmarks.smaller.studies import STUDIES, Bench
+from espalier.modeling.opened import OpenedModel
+
+CONDITIONS: dict[str, Any] = {
+    "model": {"name": "tiny", "weights": 1}, "windows": 2, "window_tokens": 16, "texts": {"public": {"windows": 2}}
+}  # fmt: skip
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    monkeypatch.setenv("ESPALIER_STATE_DIR", "")
+    monkeypatch.setattr(studies, "METHODS", {name: studies.METHODS[name] for name in ("FLAP", "FedPrLLM")})
+    monkeypatch.setattr(studies, "SHARES", (0.3,))
+    monkeypatch.setattr(studies, "WINDOWS", 2)
+    monkeypatch.setattr(studies, "PROMPT", 16)
+    short = {"federation.rounds": 1, "training.steps": 1, "training.batch-size": 1, "data.window-tokens": 16, "lora.rank": 2}
+    monkeypatch.setattr(studies, "TUNING", studies.TUNING | short)
+    shared = home(tmp_path / "home")
+    for client in range(2):
+        (tmp_path / f"{client}.txt").write_text(private_text(client))
+    common = {
+        "model": str(shared.model), "threads": 1, "data.window-tokens": 16, "evaluation.texts": f"public={shared.public}",
+        "evaluation.window-tokens": 16, "evaluation.max-windows": 2, "evaluation.local-only": False,
+        "evaluation.centralized": "off", "deadline-seconds": 60.0,
+    }  # fmt: skip
+    return Bench(common, str(shared.model), [tmp_path / f"{client}.txt" for client in range(2)], [0], tmp_path / "work")
+
+
+def test_every_method_is_measured_as_it_is_and_tuned(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study, path = STUDIES["recovery"], tmp_path / "out" / "smaller-recovery"
+    rows = Rows(path.with_suffix(".csv"), study.keys, study.figures, CONDITIONS)
+    studies.recovery(bench, rows)
+    found = {row["model"]: row for row in rows.rows}
+    assert list(found) == ["dense", "FLAP", "FLAP, tuned", "FedPrLLM", "FedPrLLM, tuned"]
+    (run,) = (bench.work / "0-0.3-FLAP, tuned" / "runs").iterdir()
+    summary = json.loads((run / "summary.json").read_text())
+    assert float(found["FLAP, tuned"]["perplexity"]) == pytest.approx(summary["metrics"][0]["values"]["federated"], rel=1e-5)
+    small = OpenedModel(run / "model").plan.num_parameters
+    assert float(found["FLAP"]["million_parameters"]) == pytest.approx(small / 1e6, rel=1e-5)
+    assert float(found["FedPrLLM"]["million_parameters"]) == float(found["dense"]["million_parameters"])
+    assert float(found["FLAP, tuned"]["megabytes_up"]) > float(found["FLAP"]["megabytes_up"]) > 0
+
+    monkeypatch.setattr(studies, "run_method", lambda *_: pytest.fail("a cell was measured twice"))
+    again = Rows(path.with_suffix(".csv"), study.keys, study.figures, CONDITIONS)
+    studies.recovery(bench, again)
+    assert again.rows == rows.rows
+    write_report(study, again, CONDITIONS, path)
+    assert "| FLAP, tuned |" in path.with_suffix(".md").read_text()
+
+    times = Rows(tmp_path / "smaller-latency.csv", studies.KEYS, STUDIES["latency"].figures, CONDITIONS)
+    studies.latency(bench, times)
+    assert {row["model"] for row in times.rows} == {"dense", "FLAP", "FedPrLLM"}
+    assert all(float(row["prefill_ms"]) > 0 for row in times.rows)
