@@ -8,6 +8,7 @@ import pytest
 import torch
 from bench import Bench, home, summary
 from safetensors.torch import load_file
+from test_tuning_tasks import bench_of, metric, reviews
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from espalier.modeling.computing import Computing
@@ -75,6 +76,19 @@ def test_a_smaller_model_is_tuned_and_stays_as_small(tmp_path: Path, pruned: dic
     (metric,) = summary(folder)["metrics"]
     assert metric["values"]["dense"] == pytest.approx(perplexity(pruned["flap"] / "model", bench.public), rel=1e-3)
     assert metric["values"]["federated"] == pytest.approx(perplexity(folder / "model", bench.public), rel=1e-3)
+
+
+def test_a_smaller_model_is_tuned_for_a_task(tmp_path: Path, pruned: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its items are scored by the smaller model before, and by the tuned one after."""
+    for name in ("client_text", "client_items"):
+        monkeypatch.setattr(f"espalier.corpora.{name}.LEAST_PREDICTIONS", 3)
+    monkeypatch.setattr("espalier.corpora.client_items.LEAST_ITEMS", 3)
+    bench = bench_of(tmp_path, "sst2", reviews, model=str(pruned["flap"]))
+    document = summary(bench.run())
+    loss = metric(document, "loss")["values"]
+    assert loss["federated"] < loss["dense"]
+    assert metric(document, "acc")["values"]["federated"] is not None
+    assert {client["status"] for client in document["clients"]} == {"completed"}
 
 
 def test_a_smaller_model_is_pruned_again(tmp_path: Path, pruned: dict[str, Path]) -> None:
