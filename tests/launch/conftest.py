@@ -1,6 +1,17 @@
 """What tests of the ``espalier`` command share."""
 
+import signal
+from collections.abc import Iterator
+
 import pytest
+
+
+@pytest.fixture(autouse=True)
+def interrupts_count() -> Iterator[None]:
+    """Whoever starts the tests in the background has interrupts ignored, by them and by what they start."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(autouse=True)
