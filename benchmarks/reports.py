@@ -12,6 +12,7 @@ from benchmarks.fedspallm import report as fedspallm
 from benchmarks.fedspallm import rows as by_columns
 from benchmarks.fedspallm import studies as fedspallm_studies
 from benchmarks.smaller import studies as smaller_studies
+from benchmarks.smaller.times import write_times
 from benchmarks.studies import report as fedprllm
 from benchmarks.studies.rows import Rows
 from benchmarks.tuning import report as tuning
@@ -29,7 +30,10 @@ def write_again(csv: Path) -> bool:
     """
     path, conditions = csv.with_suffix(""), json.loads(csv.with_suffix(".json").read_text())
     family, _, name = csv.stem.partition("-")
-    if family in ("fedspallm", "smaller"):
+    if csv.stem == "smaller-latency":
+        times = smaller_studies.STUDIES[name]
+        write_times(times.title, by_columns.Rows(csv, times.keys, times.figures, conditions), path)
+    elif family in ("fedspallm", "smaller"):
         study = (fedspallm_studies if family == "fedspallm" else smaller_studies).STUDIES[name]
         fedspallm.write_report(study, by_columns.Rows(csv, study.keys, study.figures, conditions), conditions, path)
     elif family == "tuning":

@@ -14,6 +14,7 @@ from pathlib import Path
 from benchmarks.fedspallm.report import write_report
 from benchmarks.fedspallm.rows import Rows
 from benchmarks.smaller.studies import STUDIES, WINDOWS, Bench
+from benchmarks.smaller.times import write_times
 from espalier.corpora.public_text import public_windows
 from espalier.corpora.windows import windows_sha256
 from espalier.modeling.opened import open_model
@@ -70,7 +71,10 @@ def main() -> int:
     except Mistake as mistake:
         print(f"{mistake}", file=sys.stderr)
         return 2
-    write_report(study, rows, conditions, path)
+    if given.study == "latency":
+        write_times(study.title, rows, path)
+    else:
+        write_report(study, rows, conditions, path)
     return 0
 
 

@@ -11,6 +11,7 @@ from benchmarks.fedspallm.report import write_report
 from benchmarks.fedspallm.rows import Rows
 from benchmarks.smaller import studies
 from benchmarks.smaller.studies import STUDIES, Bench
+from benchmarks.smaller.times import write_times
 from espalier.modeling.opened import OpenedModel
 
 CONDITIONS: dict[str, Any] = {
@@ -59,7 +60,9 @@ def test_every_method_is_measured_as_it_is_and_tuned(bench: Bench, tmp_path: Pat
     write_report(study, again, CONDITIONS, path)
     assert "| FLAP, tuned |" in path.with_suffix(".md").read_text()
 
-    times = Rows(tmp_path / "smaller-latency.csv", studies.KEYS, STUDIES["latency"].figures, CONDITIONS)
+    times = Rows(tmp_path / "smaller-latency.csv", studies.KEYS, STUDIES["latency"].figures, CONDITIONS | {"threads": 1})
     studies.latency(bench, times)
     assert {row["model"] for row in times.rows} == {"dense", "FLAP", "FedPrLLM"}
     assert all(float(row["prefill_ms"]) > 0 for row in times.rows)
+    write_times("times", times, tmp_path / "smaller-latency")
+    assert (tmp_path / "smaller-latency.md").read_text().count("\n| ") == 4
