@@ -33,5 +33,17 @@ def taken(site: Site, header: Header, num_parts: int) -> tuple[BlobStore, dict[s
     return state.blobs(header.server_round), hashes, [part["scalars"] for part in found]
 
 
+def brought(site: Site, request: Letter, num_parts: int) -> dict[str, bytes]:
+    """Blobs that a ``train`` begins with: all parts but the last, which were delivered, and the last, which came with it.
+
+    Raises
+    ------
+    Mistake
+        A part was not delivered.
+    """
+    store, hashes, _ = taken(site, request.header, num_parts - 1)
+    return {key: store.get(blob) for key, blob in hashes.items()} | request.blobs
+
+
 def _name(part: int) -> str:
     return f"delivered-{part:04d}"

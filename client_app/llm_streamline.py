@@ -12,7 +12,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from client_app.answered_once import Work, answer_once, kept_report
-from client_app.delivery import taken
+from client_app.delivery import brought, taken
 from client_app.evaluation import answer, require_own_text
 from client_app.once import kept_alone, make_alone
 from client_app.site import Site
@@ -83,11 +83,8 @@ def _span(site: Site) -> int:
 
 
 def _brought(site: Site, request: Letter, num_parts: int) -> dict[str, bytes]:
-    """The layer's blobs of a round after the first that trains it: delivered parts, and the last part beside the order."""
-    if request.header.server_round == 2:
-        return {}
-    store, hashes, _ = taken(site, request.header, num_parts - 1)
-    return {key: store.get(blob) for key, blob in hashes.items()} | request.blobs
+    """The layer's blobs of a round after the first that trains it."""
+    return {} if request.header.server_round == 2 else brought(site, request, num_parts)
 
 
 def _train(site: Site, state: PrivateState, request: Letter, start: int, brought: dict[str, bytes]) -> LayerReport:

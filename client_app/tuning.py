@@ -16,7 +16,7 @@ from torch import Tensor
 from client_app import carried
 from client_app.answered_once import Work, answer_once
 from client_app.carried import FEEDBACK, MOMENTS
-from client_app.delivery import taken
+from client_app.delivery import brought, taken
 from client_app.evaluation import answer
 from client_app.kernel_mistakes import mistakes_of_kernels
 from client_app.once import kept_alone, make_alone
@@ -73,10 +73,8 @@ def _require_enough(site: Site, training: AdapterTraining, steps: Iterable[int])
 
 
 def _brought(site: Site, request: Letter, adapters: AdapterPlan) -> dict[str, bytes]:
-    """The global adapters' blobs of a round after the first: delivered parts, and the last part beside the order."""
-    if request.header.server_round == 1:
-        return {}
-    return _delivered(site, request.header, len(parts(adapters, site.settings)) - 1) | request.blobs
+    """The global adapters' blobs of a round after the first."""
+    return {} if request.header.server_round == 1 else brought(site, request, len(parts(adapters, site.settings)))
 
 
 def _delivered(site: Site, header: Header, num_parts: int) -> dict[str, bytes]:

@@ -96,7 +96,7 @@ def _rounds(method: str, kind: Kind) -> Sequence[int]:
     """Rounds in which there is such a message, one of each form."""
     settings = parse({"method": method, **SETTINGS})
     rounds = settings.job.ROUNDS_THAT_DIFFER
-    last = settings.job.last_rounds(settings.federation, len(PLAN.blocks), settings.num_clients)[0]
+    last = settings.job.last_rounds(settings.federation, lambda: len(PLAN.blocks), settings.num_clients)[0]
     delivery = settings.job.FIRST_DELIVERY if len(rounds) == 1 else last + 1
     single = {"enrol": 0, "alone": last, "evaluate": last, "deliver": delivery, "fetch": rounds[-1]}
     return [single[kind]] if kind in single else rounds

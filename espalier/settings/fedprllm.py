@@ -1,6 +1,6 @@
 """Settings of FedPrLLM: federated mask voting."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -56,9 +56,9 @@ class FedPrLLMSettings(PruningSettings):
         """In iterative pruning a client's masks stand behind the others' decisions: alone it prunes without them."""
         return self.strategy == "iterative"
 
-    def last_rounds(self, federation: FederationSettings, num_blocks: int, num_clients: int) -> range:
+    def last_rounds(self, federation: FederationSettings, num_blocks: Callable[[], int], num_clients: int) -> range:
         """One round, or one per block."""
-        last = 1 if self.strategy == "one-shot" else num_blocks
+        last = 1 if self.strategy == "one-shot" else num_blocks()
         return range(last, last + 1)
 
     @property

@@ -1,5 +1,6 @@
 """Settings of FedSpaLLM: federated pruning with l0 aggregation, mask expansion and layer sampling."""
 
+from collections.abc import Callable
 from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -118,13 +119,13 @@ class FedSpaLLMSettings(PruningSettings):
         numbers = [float(part) for part in self.capabilities.split(",")]
         return numbers[min(client, len(numbers) - 1)]
 
-    def last_rounds(self, federation: FederationSettings, num_blocks: int, num_clients: int) -> range:
+    def last_rounds(self, federation: FederationSettings, num_blocks: Callable[[], int], num_clients: int) -> range:
         """FedSpaLLM goes on while a layer is not pruned.
 
         Each further round finishes one at least, unless the clients that sampled it are lost in that round, and a client is
         lost once.
         """
-        return range(federation.rounds, federation.rounds + num_blocks + num_clients + 1)
+        return range(federation.rounds, federation.rounds + num_blocks() + num_clients + 1)
 
     def sparsity_of(self, server_round: int, rounds: int) -> float:
         """Share of each matrix that a round prunes: ``sparsity`` from the last of the planned ``rounds`` on.

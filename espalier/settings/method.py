@@ -1,6 +1,6 @@
 """What every method's own table answers, so that nothing else has to ask which method a run has."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from espalier.settings.table import Table
@@ -42,8 +42,8 @@ class MethodSettings(Table):
         """What training asks of a site in a round: by the site's limit, the keys that say it, and how much; none if none is."""
         return {}
 
-    def last_rounds(self, federation: "FederationSettings", num_blocks: int, num_clients: int) -> range:
-        """The rounds after which a run may end; ``federation`` is that of the run, ``num_blocks`` of its model."""
+    def last_rounds(self, federation: "FederationSettings", num_blocks: Callable[[], int], num_clients: int) -> range:
+        """The rounds after which a run may end; ``federation`` is that of the run, ``num_blocks`` gives that of its model."""
         return range(self.num_rounds(federation), self.num_rounds(federation) + 1)
 
     def contradictions(

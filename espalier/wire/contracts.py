@@ -1,6 +1,5 @@
 """Find the contract of a message: a function of its header, the model plan and the run's settings."""
 
-from collections.abc import Callable
 from types import ModuleType
 
 from espalier.settings.methods import METHODS, part
@@ -9,7 +8,7 @@ from espalier.settings.run import RunSettings
 from espalier.wire import alone, enrolment, evaluation
 from espalier.wire.contract import Contract
 from espalier.wire.messages import Letter, validate
-from espalier.wire.plan import ModelPlan
+from espalier.wire.plan import PlanOf
 from espalier.wire.rounds_of_run import last_rounds, require_round
 
 
@@ -19,12 +18,13 @@ def of_method(method: str) -> ModuleType:
     return found
 
 
-def contract_for(request: Letter, plan_of: Callable[[], ModelPlan], settings: RunSettings) -> Contract:
+def contract_for(request: Letter, plan_of: PlanOf, settings: RunSettings) -> Contract:
     """The contract that a request and its reply are held against.
 
     Parameters
     ----------
-    plan_of : gives the base model's plan; asked for where the contract depends on it, which that of an ``enrol`` does not
+    plan_of : gives the plan of the model that clients work on; a contract asks for it where it depends on it, so that a site
+        may take part which does not have that model yet
 
     Raises
     ------
@@ -37,8 +37,7 @@ def contract_for(request: Letter, plan_of: Callable[[], ModelPlan], settings: Ru
     if header.kind == "enrol":
         require_round(header, range(0), settings)
         return enrolment.contract(settings.method)
-    plan = plan_of()
-    require_round(header, last_rounds(plan, settings), settings)
+    require_round(header, last_rounds(plan_of, settings), settings)
     if header.kind == "alone":
         return alone.contract(request, settings)
     if header.kind == "evaluate":
@@ -47,7 +46,7 @@ def contract_for(request: Letter, plan_of: Callable[[], ModelPlan], settings: Ru
         evaluation.require_of_run(texts, settings)
         return made
     if header.kind == "deliver":
-        delivery: Contract = of_method(settings.method).delivery(request, plan, settings)
+        delivery: Contract = of_method(settings.method).delivery(request, plan_of, settings)
         return delivery
-    contract: Contract = of_method(settings.method).contract(request, plan, settings)
+    contract: Contract = of_method(settings.method).contract(request, plan_of, settings)
     return contract

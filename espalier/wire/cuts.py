@@ -7,11 +7,11 @@ from numpy.typing import NDArray
 
 from espalier.settings.mistakes import Mistake
 from espalier.settings.run import RunSettings
-from espalier.wire.contract import Contract, Side
+from espalier.wire.contract import Contract
 from espalier.wire.messages import Letter, NoScalars
-from espalier.wire.parts import parts_of
+from espalier.wire.parts import Delivery, parts_of, require_result_wanted
 from espalier.wire.payload import TensorSpec, block_key, pack_tensors, unpack_tensors, views
-from espalier.wire.plan import ModelPlan
+from espalier.wire.plan import ModelPlan, PlanOf
 from espalier.wire.structure import Structure, units_of
 from pruning_kernels.bitmask import has_clean_padding, num_words, pack, unpack
 
@@ -83,7 +83,7 @@ class SomeOfEachKindStays:
             raise Mistake(f"{key}: a bias is no finite number")
 
 
-def delivery_of_cuts(request: Letter, plan: ModelPlan, run: RunSettings, biases: Sequence[str]) -> Contract:
+def delivery_of_cuts(request: Letter, plan_of: PlanOf, run: RunSettings, biases: Sequence[str]) -> Contract:
     """The contract of a ``deliver``: a part of what is cut, on its way to a client that evaluates it.
 
     Raises
@@ -91,12 +91,14 @@ def delivery_of_cuts(request: Letter, plan: ModelPlan, run: RunSettings, biases:
     Mistake
         Nothing is delivered in this run, or there is no such part.
     """
-    if not run.evaluation.own_text:
-        raise Mistake("message: a result is delivered, but evaluation.own-text is off")
+    require_result_wanted(run)
+    plan = plan_of()
     specs = cut_specs(plan, biases)
-    parts = parts_of(specs, run.part_bytes)
-    if request.header.part >= len(parts):
-        raise Mistake(f"message: part {request.header.part} of a deliver does not exist, the result has {len(parts)}")
-    blobs = {key: specs[key] for key in parts[request.header.part]}
-    observer = "that the federated result arrived, nothing else; it is sent with `evaluation.own-text`"
-    return Contract("deliver", run.method, Side(NoScalars, blobs, SomeOfEachKindStays(plan)), Side(NoScalars), observer)
+    delivery = Delivery(
+        order=NoScalars,
+        specs=specs,
+        parts=parts_of(specs, run.part_bytes),
+        observer="that the federated result arrived, nothing else; it is sent with `evaluation.own-text`",
+        check_values=SomeOfEachKindStays(plan),
+    )
+    return delivery.contract(request, run.method)

@@ -9,12 +9,12 @@ from pydantic import Field
 from espalier.settings.fedprllm import FedPrLLMSettings
 from espalier.settings.mistakes import Mistake
 from espalier.settings.run import RunSettings
-from espalier.wire.contract import BlockSpecs, Contract, Side
+from espalier.wire.contract import BlockSpecs, Contract
 from espalier.wire.masks import mask_name, require_exact_sparsity
 from espalier.wire.messages import Kind, Letter, NoScalars, Scalars, validate
-from espalier.wire.parts import PartRequest, Reply, Report, parts_of
+from espalier.wire.parts import Delivery, PartRequest, Reply, Report, parts_of, require_result_wanted
 from espalier.wire.payload import TensorSpec, block_key, views
-from espalier.wire.plan import BlockPlan, ModelPlan, cut_into_parts
+from espalier.wire.plan import BlockPlan, ModelPlan, PlanOf, cut_into_parts
 from espalier.wire.rounds_of_run import last_rounds
 from pruning_kernels.bitmask import num_words
 
@@ -73,37 +73,36 @@ def decided_parts(plan: ModelPlan, settings: RunSettings, decided: int) -> list[
     return cut_into_parts([sum(spec.num_bytes for spec in block) for block in specs], settings.part_bytes)
 
 
-def delivery(request: Letter, plan: ModelPlan, settings: RunSettings) -> Contract:
+def delivery(request: Letter, plan_of: PlanOf, settings: RunSettings) -> Contract:
     """The contract of a ``deliver`` message: a part of the federated result on its way to a client.
 
     In iterative pruning it may be what was decided before a round, for a client that lost its hidden states.
     """
-    header, decided = request.header, validate(Decision, request.scalars).decided
+    header, decided, plan = request.header, validate(Decision, request.scalars).decided, plan_of()
     whole, job = decided == len(plan.blocks), settings.of(FedPrLLMSettings)
-    if whole and not settings.evaluation.own_text:
-        raise Mistake("message: a result is delivered, but evaluation.own-text is off")
-    if whole and header.server_round != last_rounds(plan, settings)[0]:
+    if whole:
+        require_result_wanted(settings)
+    if whole and header.server_round != last_rounds(plan_of, settings)[0]:
         raise Mistake(f"message: the result is delivered in round {header.server_round}, before it is decided")
     if not whole and (job.strategy != "iterative" or decided != header.server_round - 1):
         raise Mistake(f"message: {decided} decided blocks are delivered, which is neither all nor those before the round")
+    blobs = [decided_specs(block, settings) for block in plan.blocks[:decided]]
     parts = decided_parts(plan, settings, decided)
-    if header.part >= len(parts):
-        raise Mistake(f"message: part {header.part} of a deliver does not exist, the result has {len(parts)}")
-    blocks = [plan.blocks[index] for index in parts[header.part]]
 
     def a_number_per_block(decision: Scalars) -> None:
-        if isinstance(decision, Decision) and len(decision.num_voters) != len(blocks):
-            raise Mistake(f"Decision: {len(decision.num_voters)} numbers of voters for {len(blocks)} blocks")
+        number = len(parts[header.part])
+        if isinstance(decision, Decision) and len(decision.num_voters) != number:
+            raise Mistake(f"Decision: {len(decision.num_voters)} numbers of voters for {number} blocks")
 
-    blobs = {key: specs for block in blocks for key, specs in decided_specs(block, settings).items()}
-    return Contract(
-        kind="deliver",
-        method="fedprllm",
-        down=Side(Decision, blobs, check_scalars=a_number_per_block),
-        up=Side(NoScalars),
+    delivery = Delivery(
+        order=Decision,
+        specs={key: specs for block in blobs for key, specs in block.items()},
+        parts=[[key for index in part for key in blobs[index]] for part in parts],
         observer="that the federated result arrived, nothing else; it is sent with `evaluation.own-text`, and in iterative "
         "pruning to a client that lost its hidden states",
+        check_order=a_number_per_block,
     )
+    return delivery.contract(request, "fedprllm")
 
 
 @dataclass(frozen=True)
@@ -122,13 +121,13 @@ class ExactSparsity:
             require_exact_sparsity(key, linear, words, self.settings.sparsity, self.settings.local_group)
 
 
-def contract(request: Letter, plan: ModelPlan, run: RunSettings) -> Contract:
+def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
     """The contract of a ``train`` message (part 0) or of a ``fetch`` of a later part.
 
     In iterative pruning ``train`` brings the decided masks of the block before, so that the client goes on with what the
     server pruned (step 7), and with ``continue-behind = "scaled"`` its votes and the number of voters.
     """
-    settings, server_round = run.of(FedPrLLMSettings), request.header.server_round
+    settings, server_round, plan = run.of(FedPrLLMSettings), request.header.server_round, plan_of()
     specs = mask_blobs(plan, settings, server_round)
     decided: BlockSpecs = {}
     told: type[Scalars] = NoScalars

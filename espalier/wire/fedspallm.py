@@ -14,7 +14,7 @@ from espalier.wire.masks import require_exact_sparsity
 from espalier.wire.messages import Kind, Letter, NoScalars, Scalars, validate
 from espalier.wire.parts import MOST_WINDOWS, PartRequest, Reply, Report, parts_of
 from espalier.wire.payload import TensorSpec, block_key
-from espalier.wire.plan import BlockPlan, ModelPlan
+from espalier.wire.plan import BlockPlan, ModelPlan, PlanOf
 from pruning_kernels.comparison_groups import pruned_in_matrix
 
 BlockIndex = Annotated[int, Field(ge=0)]
@@ -75,10 +75,10 @@ def sample_specs(
     return {block_key(index): kept_specs(plan.blocks[index], kept[index]) for index in blocks}
 
 
-def contract(request: Letter, plan: ModelPlan, run: RunSettings) -> Contract:
+def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
     """The contract of a ``train`` message (part 0) or of a ``fetch`` of a later part."""
     header, settings, fetched = request.header, run.of(FedSpaLLMSettings), request.header.kind == "fetch"
-    asked = validate(SamplePart, request.scalars) if fetched else validate(Sample, request.scalars)
+    asked, plan = validate(SamplePart, request.scalars) if fetched else validate(Sample, request.scalars), plan_of()
     _require_blocks(plan, asked.blocks)
     specs, sparsity = sample_specs(plan, run, header.server_round, asked.blocks), sparsity_of(run, header.server_round)
 
@@ -121,9 +121,9 @@ def update_specs(plan: ModelPlan, update: Update) -> dict[str, Mapping[str, Tens
     return blobs
 
 
-def delivery(request: Letter, plan: ModelPlan, settings: RunSettings) -> Contract:
+def delivery(request: Letter, plan_of: PlanOf, settings: RunSettings) -> Contract:
     """The contract of a ``deliver`` message: layers of the global model that are stale at a client."""
-    update = validate(Update, request.scalars)
+    update, plan = validate(Update, request.scalars), plan_of()
     _require_blocks(plan, update.blocks)
     matrices = [linear for index in update.blocks for linear in plan.blocks[index].linears]
     if len(update.versions) != len(update.blocks) or len(update.num_kept) != len(matrices):

@@ -14,7 +14,7 @@ from espalier.wire.cuts import delivery_of_cuts
 from espalier.wire.messages import Kind, Letter, NoScalars, Scalars
 from espalier.wire.parts import MOST_WINDOWS, PartRequest, Reply, Report, parts_of
 from espalier.wire.payload import TensorSpec, block_key, views
-from espalier.wire.plan import ModelPlan
+from espalier.wire.plan import ModelPlan, PlanOf
 from espalier.wire.structure import ADDED_BIASES
 
 MOST_INPUT = 1e6
@@ -61,9 +61,9 @@ def most_tokens(run: RunSettings) -> int:
     return MOST_WINDOWS * run.data.window_tokens
 
 
-def contract(request: Letter, plan: ModelPlan, run: RunSettings) -> Contract:
+def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
     """The contract of a ``train`` message (part 0) or of a ``fetch`` of a later part."""
-    specs, most = moment_specs(plan), most_tokens(run)
+    specs, most = moment_specs(plan_of()), most_tokens(run)
 
     def no_more_than_asked(report: Scalars) -> None:
         if isinstance(report, MomentsReport) and report.tokens > most:
@@ -88,9 +88,9 @@ def biases(run: RunSettings) -> tuple[str, ...]:
     return ADDED_BIASES if run.of(FlapSettings).bias_compensation else ()
 
 
-def delivery(request: Letter, plan: ModelPlan, run: RunSettings) -> Contract:
+def delivery(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
     """The contract of a ``deliver``: a part of what is cut, on its way to a client that evaluates it."""
-    return delivery_of_cuts(request, plan, run, biases(run))
+    return delivery_of_cuts(request, plan_of, run, biases(run))
 
 
 OBSERVER = (

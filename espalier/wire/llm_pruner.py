@@ -13,7 +13,7 @@ from espalier.wire.cuts import KINDS, delivery_of_cuts
 from espalier.wire.messages import Kind, Letter, NoScalars
 from espalier.wire.parts import PartRequest, Reply, Report, parts_of
 from espalier.wire.payload import TensorSpec, block_key, views
-from espalier.wire.plan import ModelPlan
+from espalier.wire.plan import ModelPlan, PlanOf
 from espalier.wire.structure import units_of
 
 
@@ -56,10 +56,10 @@ def possible(key: str, blob: bytes, lowest: float) -> None:
             raise Mistake(f"{key}: a score is no finite number, or below {lowest:g}")
 
 
-def contract(request: Letter, plan: ModelPlan, run: RunSettings) -> Contract:
+def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
     """The contract of a ``train`` message (part 0) or of a ``fetch`` of a later part."""
     job = run.of(LlmPrunerSettings)
-    specs, lowest = score_specs(plan, job), 0.0 if job.element == "absolute" else -np.inf
+    specs, lowest = score_specs(plan_of(), job), 0.0 if job.element == "absolute" else -np.inf
     reply = Reply(
         order=NoScalars,
         part_order=PartRequest,
@@ -73,9 +73,9 @@ def contract(request: Letter, plan: ModelPlan, run: RunSettings) -> Contract:
     return reply.contract(request, run.method)
 
 
-def delivery(request: Letter, plan: ModelPlan, run: RunSettings) -> Contract:
+def delivery(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
     """The contract of a ``deliver``: a part of what is cut, on its way to a client that evaluates it."""
-    return delivery_of_cuts(request, plan, run, ())
+    return delivery_of_cuts(request, plan_of, run, ())
 
 
 OBSERVER = (

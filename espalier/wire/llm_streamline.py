@@ -13,11 +13,11 @@ from espalier.settings.llm_streamline import LlmStreamlineSettings
 from espalier.settings.mistakes import Mistake
 from espalier.settings.run import RunSettings
 from espalier.wire.adapter_payload import payload_specs, unpack_adapters
-from espalier.wire.contract import BlockSpecs, Contract, Side
+from espalier.wire.contract import Contract
 from espalier.wire.messages import Kind, Letter, NoScalars, Scalars, validate
-from espalier.wire.parts import MOST_WINDOWS, PartRequest, Reply, Report, parts_of
+from espalier.wire.parts import MOST_WINDOWS, Delivery, PartRequest, Reply, Report, parts_of, require_result_wanted
 from espalier.wire.payload import TensorSpec, views
-from espalier.wire.plan import BlockPlan, ModelPlan
+from espalier.wire.plan import BlockPlan, ModelPlan, PlanOf
 
 SIMILARITY_KEY, COSINES = "similarity", "cosines"
 """Key of the first round's blob, and the name of its tensor."""
@@ -80,8 +80,9 @@ def layer_parts(plan: ModelPlan, run: RunSettings, start: int) -> list[list[str]
     return parts_of(layer_specs(plan, run, start), run.part_bytes)
 
 
-def contract(request: Letter, plan: ModelPlan, run: RunSettings) -> Contract:
+def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
     """The contract of a ``train`` message (part 0) or of a ``fetch`` of a later part."""
+    plan = plan_of()
     if request.header.server_round == 1:
         return _similarities(plan, run).contract(request, run.method)
     order: Replace | ReplacePart = validate(ReplacePart if request.header.kind == "fetch" else Replace, request.scalars)  # type: ignore[assignment]
@@ -154,22 +155,24 @@ def _require_report(report: Scalars, run: RunSettings) -> None:
         raise Mistake(f"LayerReport: skipped_steps must be below the {steps} steps of a round")
 
 
-def delivery(request: Letter, plan: ModelPlan, run: RunSettings) -> Contract:
+def delivery(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
     """The contract of a ``deliver``: a part of the layer, or where nothing is trained which blocks go."""
-    order = validate(Replace, request.scalars)
+    order, plan = validate(Replace, request.scalars), plan_of()
     _require_start(order.start, plan, run)
     job, last = run.of(LlmStreamlineSettings), run.of(LlmStreamlineSettings).num_rounds(run.federation)
     trained = job.replacement == "layer"
     if request.header.server_round == 2 < last:
         raise Mistake("message: a deliver of round 2 does not exist, it begins with a block of the base model")
-    if request.header.server_round > last and not run.evaluation.own_text:
-        raise Mistake("message: a result is delivered, but evaluation.own-text is off")
-    parts = layer_parts(plan, run, order.start) if trained else [[]]
-    if request.header.part >= len(parts):
-        raise Mistake(f"message: part {request.header.part} of a deliver does not exist, there are {len(parts)}")
-    specs: BlockSpecs = layer_specs(plan, run, order.start) if trained else {}
-    down = Side(Replace, {key: specs[key] for key in parts[request.header.part]}, _Values(plan, run, order).check)
-    return Contract("deliver", run.method, down, Side(NoScalars), "that a part of the layer arrived, nothing else")
+    if request.header.server_round > last:
+        require_result_wanted(run)
+    delivery = Delivery(
+        order=Replace,
+        specs=layer_specs(plan, run, order.start) if trained else {},
+        parts=layer_parts(plan, run, order.start) if trained else [[]],
+        observer="that a part of the layer arrived, nothing else",
+        check_values=_Values(plan, run, order).check,
+    )
+    return delivery.contract(request, run.method)
 
 
 OBSERVER = (

@@ -1,7 +1,7 @@
-"""Replies that may be too large for a message: ``train`` is answered with the first part, ``fetch`` asks for others by hash.
+"""What may be too large for a message travels in parts, in both directions, whatever the method.
 
-One contract for both, whatever the method: which parts there are, whose blobs they hold, and that every blob has the hash that
-the report named for it.
+A ``train`` is answered with the first part of its reply, and ``fetch`` asks for others by hash: which parts there are, whose
+blobs they hold, and that every blob has the hash that the report named for it. ``deliver`` brings a result part by part.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,6 +11,7 @@ from typing import Annotated
 from pydantic import Field
 
 from espalier.settings.mistakes import Mistake
+from espalier.settings.run import RunSettings
 from espalier.wire.contract import BlockSpecs, CheckValues, Contract, Side
 from espalier.wire.messages import MOST_SECONDS, Letter, NoScalars, Scalars
 from espalier.wire.plan import cut_into_parts
@@ -104,6 +105,49 @@ class Reply:
             ),
             observer=self.more if fetched else self.observer,
         )
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """What the server brings by ``deliver``, part by part, before a round or after the last; each part has its contract."""
+
+    order: type[Scalars]
+    """Scalars of every part."""
+    specs: BlockSpecs
+    """Tensors of all blobs."""
+    parts: Sequence[Sequence[str]]
+    """Keys of each part's blobs."""
+    observer: str
+    """What somebody who reads the client's answer learns."""
+    check_values: CheckValues | None = None
+    check_order: Callable[[Scalars], None] | None = None
+
+    def contract(self, request: Letter, method: str) -> Contract:
+        """The contract of one part.
+
+        Raises
+        ------
+        Mistake
+            There is no such part.
+        """
+        part = request.header.part
+        if part >= len(self.parts):
+            raise Mistake(f"message: part {part} of a deliver does not exist, there are {len(self.parts)}")
+        blobs = {key: self.specs[key] for key in self.parts[part]}
+        down = Side(self.order, blobs, self.check_values, self.check_order)
+        return Contract("deliver", method, down, Side(NoScalars), self.observer)
+
+
+def require_result_wanted(run: RunSettings) -> None:
+    """Refuse to deliver a result that nobody evaluates.
+
+    Raises
+    ------
+    Mistake
+        ``evaluation.own-text`` is off.
+    """
+    if not run.evaluation.own_text:
+        raise Mistake("message: a result is delivered, but evaluation.own-text is off")
 
 
 def parts_of(specs: BlockSpecs, part_bytes: int) -> list[list[str]]:

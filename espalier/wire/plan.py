@@ -1,6 +1,7 @@
 """The plan of a model: which matrices of which decoder blocks can be pruned. Every contract is a function of it."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 
@@ -72,6 +73,10 @@ class ModelPlan:
     def num_weights(self) -> int:
         """Number of prunable weights of the model."""
         return sum(block.num_weights for block in self.blocks)
+
+
+PlanOf = Callable[[], ModelPlan]
+"""Gives the plan of the model that clients work on, to whoever turns out to need it."""
 
 
 def cut_into_parts(block_bytes: list[int], part_bytes: int) -> list[range]:

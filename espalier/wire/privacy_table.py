@@ -89,7 +89,7 @@ def _rounds(method: str, kind: Kind) -> list[tuple[int, str]]:
         names = [f"train of round {first}" for first in rounds]
         return list(zip(rounds, [*names[:-1], f"{names[-1]} and later"], strict=True))
     run = parse({"method": method, **SETTINGS, **(_with_alone(method) if kind == "alone" else {})})
-    last = run.job.last_rounds(run.federation, len(EXAMPLE.blocks), run.num_clients)[0]
+    last = run.job.last_rounds(run.federation, lambda: len(EXAMPLE.blocks), run.num_clients)[0]
     result = max(last + 1, job.FIRST_DELIVERY) if len(rounds) > 1 else job.FIRST_DELIVERY
     place = {"enrol": 0, "alone": last, "evaluate": last, "deliver": result}.get(kind, rounds[-1])
     return [(place, kind)]

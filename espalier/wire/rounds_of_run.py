@@ -8,12 +8,12 @@ counts them.
 from espalier.settings.mistakes import Mistake
 from espalier.settings.run import RunSettings
 from espalier.wire.messages import Header
-from espalier.wire.plan import ModelPlan
+from espalier.wire.plan import PlanOf
 
 
-def last_rounds(plan: ModelPlan, run: RunSettings) -> range:
-    """The rounds after which a run may end, as its method says."""
-    return run.job.last_rounds(run.federation, len(plan.blocks), run.num_clients)
+def last_rounds(plan_of: PlanOf, run: RunSettings) -> range:
+    """The rounds after which a run may end, as its method says; the plan is asked for where that depends on it."""
+    return run.job.last_rounds(run.federation, lambda: len(plan_of().blocks), run.num_clients)
 
 
 def require_round(header: Header, ends: range, run: RunSettings) -> None:

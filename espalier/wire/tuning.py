@@ -15,11 +15,11 @@ from espalier.settings.mistakes import Mistake
 from espalier.settings.run import RunSettings
 from espalier.wire.adapter_payload import payload_specs, unpack_adapters
 from espalier.wire.adapters import AdapterPlan, adapter_plan
-from espalier.wire.contract import Contract, Side
-from espalier.wire.messages import Kind, Letter, NoScalars, Scalars, validate
-from espalier.wire.parts import PartRequest, Reply, Report, parts_of
+from espalier.wire.contract import Contract
+from espalier.wire.messages import Kind, Letter, Scalars, validate
+from espalier.wire.parts import Delivery, PartRequest, Reply, Report, parts_of, require_result_wanted
 from espalier.wire.payload import TensorSpec
-from espalier.wire.plan import ModelPlan
+from espalier.wire.plan import ModelPlan, PlanOf
 
 MOST_SAMPLES = 1_000_000_000
 """Training sequences that a client may report; they are its weight in an average."""
@@ -69,12 +69,12 @@ def parts(adapters: AdapterPlan, run: RunSettings) -> list[list[str]]:
     return parts_of(blob_specs(adapters, run), run.part_bytes)
 
 
-def contract(request: Letter, plan: ModelPlan, run: RunSettings) -> Contract:
+def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
     """The contract of a ``train`` message (part 0) or of a ``fetch`` of a later part."""
     header, fetched = request.header, request.header.kind == "fetch"
     order: Order | PartOrder = validate(PartOrder, request.scalars) if fetched else validate(Order, request.scalars)
     _require_rank(order.rank_limit, run)
-    adapters = trained(plan, run, order.rank_limit)
+    adapters = trained(plan_of(), run, order.rank_limit)
     cut, specs = parts(adapters, run), blob_specs(adapters, run)
     arrived, values = _Values(adapters, run), _Values(adapters, run)
 
@@ -101,23 +101,21 @@ def contract(request: Letter, plan: ModelPlan, run: RunSettings) -> Contract:
     return reply.contract(request, run.method)
 
 
-def delivery(request: Letter, plan: ModelPlan, run: RunSettings) -> Contract:
+def delivery(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
     """The contract of a ``deliver`` message: a part of the global adapters."""
     order = validate(Order, request.scalars)
     _require_rank(order.rank_limit, run)
-    if request.header.server_round > run.federation.rounds and not run.evaluation.own_text:
-        raise Mistake("message: a result is delivered, but evaluation.own-text is off")
-    adapters = trained(plan, run, order.rank_limit)
-    cut, specs = parts(adapters, run), blob_specs(adapters, run)
-    if request.header.part >= len(cut):
-        raise Mistake(f"message: part {request.header.part} of a deliver does not exist, there are {len(cut)}")
-    return Contract(
-        kind="deliver",
-        method=run.method,
-        down=Side(Order, {key: specs[key] for key in cut[request.header.part]}, _Values(adapters, run).check),
-        up=Side(NoScalars),
+    if request.header.server_round > run.federation.rounds:
+        require_result_wanted(run)
+    adapters = trained(plan_of(), run, order.rank_limit)
+    delivery = Delivery(
+        order=Order,
+        specs=blob_specs(adapters, run),
+        parts=parts(adapters, run),
         observer="that a part of the global adapters arrived, nothing else",
+        check_values=_Values(adapters, run).check,
     )
+    return delivery.contract(request, run.method)
 
 
 def _require_rank(rank_limit: int, run: RunSettings) -> None:

@@ -235,6 +235,14 @@ class Method(Strategy):
             for reply in self.rounds.exchange(requests):
                 self.note_delivered(read(reply.content))
 
+    def bring(
+        self, server_round: int, parts: Iterable[tuple[Scalars, Mapping[str, bytes]]], clients: Collection[int] | None = None
+    ) -> Iterator[list[Message]]:
+        """Requests that bring scalars and blobs to clients that still take part, one part after the other; None: to all."""
+        for part, (scalars, blobs) in enumerate(parts):
+            seats = [seat for seat in self.rounds.roster.active() if clients is None or seat.client in clients]
+            yield [self.rounds.request("deliver", seat, server_round, scalars, dict(blobs), part) for seat in seats]
+
     def note_delivered(self, letter: Letter) -> None:
         """Take note of the answer to a ``deliver``, where the method's contract lets it say something."""
         return

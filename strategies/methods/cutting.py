@@ -70,7 +70,6 @@ class Cutting(Method):
             return
         places = {block_key(block.index): block.index for block in self.run.model.plan.blocks}
         specs = cut_specs(self.run.model.plan, self.result.biases)
-        for part, keys in enumerate(parts_of(specs, self.run.settings.part_bytes)):
-            blobs = {key: self.result.blob(places[key]) for key in keys}
-            seats = self.rounds.roster.active()
-            yield [self.rounds.request("deliver", seat, server_round, NoScalars(), blobs, part) for seat in seats]
+        parts = parts_of(specs, self.run.settings.part_bytes)
+        whole = ((NoScalars(), {key: self.result.blob(places[key]) for key in keys}) for keys in parts)
+        yield from self.bring(server_round, whole)

@@ -88,7 +88,7 @@ class FedPrLLM(Method):
 
     def bring_again(self, server_round: int, lost: Sequence[int]) -> Iterator[list[Message]]:
         """All that was decided, to clients that lost their hidden states: they walk from the beginning."""
-        return self._deliveries(server_round, server_round - 1, lost)
+        return self.bring(server_round, self._decided(server_round - 1 if lost else 0), lost)
 
     def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
         """Count the votes block by block and decide what is pruned (section 3.2, steps 3 and 4)."""
@@ -108,15 +108,12 @@ class FedPrLLM(Method):
     def deliver(self, server_round: int) -> Iterator[list[Message]]:
         """Bring the result to the clients, part by part, so that they can evaluate it on their own text."""
         if self.run.settings.evaluation.own_text:
-            everybody = [seat.client for seat in self.rounds.roster.active()]
-            yield from self._deliveries(server_round, len(self.run.model.plan.blocks), everybody)
+            yield from self.bring(server_round, self._decided(len(self.run.model.plan.blocks)))
 
-    def _deliveries(self, server_round: int, decided: int, clients: Sequence[int]) -> Iterator[list[Message]]:
-        """Requests that bring the first ``decided`` blocks, one part after the other, to clients that still take part."""
+    def _decided(self, decided: int) -> Iterator[tuple[Scalars, Mapping[str, bytes]]]:
+        """The first ``decided`` blocks, part by part."""
         scaled = self.settings.weight_scaling
-        for part, blocks in enumerate(decided_parts(self.run.model.plan, self.run.settings, decided) if clients else []):
+        for blocks in decided_parts(self.run.model.plan, self.run.settings, decided):
             blobs = {block_key(index): self.result.blob(index) for index in blocks}
             blobs |= {votes_key(index): self.result.votes_blob(index) for index in blocks if scaled}
-            decision = Decision(num_voters=[self.result.num_voters[index] for index in blocks], decided=decided)
-            receiving = [seat for seat in self.rounds.roster.active() if seat.client in clients]
-            yield [self.rounds.request("deliver", seat, server_round, decision, blobs, part) for seat in receiving]
+            yield Decision(num_voters=[self.result.num_voters[index] for index in blocks], decided=decided), blobs

@@ -92,7 +92,7 @@ class LlmStreamline(Method):
     def prepare(self, server_round: int) -> Iterator[list[Message]]:
         """Bring the layer, all parts but the last, which comes with the order."""
         if server_round > 2:
-            yield from self._deliveries(server_round, self._parts()[:-1])
+            yield from self.bring(server_round, self._layer(self._parts()[:-1]))
 
     def order(self, server_round: int, client: int) -> tuple[Scalars, Mapping[str, bytes]]:
         """Compare blocks; then train the layer, at first from the base's own block."""
@@ -112,13 +112,12 @@ class LlmStreamline(Method):
     def deliver(self, server_round: int) -> Iterator[list[Message]]:
         """Bring the result to the clients, so that they can evaluate it on their own text."""
         if self.run.settings.evaluation.own_text:
-            yield from self._deliveries(server_round + 1, self._parts() if self.job.replacement == "layer" else [[]])
+            yield from self.bring(server_round + 1, self._layer(self._parts() if self.job.replacement == "layer" else [[]]))
 
-    def _deliveries(self, server_round: int, parts: Sequence[Sequence[str]]) -> Iterator[list[Message]]:
-        order = Replace(start=self.result.start)
-        for part, keys in enumerate(parts):
-            blobs, seats = {key: self.result.blob(key) for key in keys}, self.rounds.roster.active()
-            yield [self.rounds.request("deliver", seat, server_round, order, blobs, part) for seat in seats]
+    def _layer(self, parts: Sequence[Sequence[str]]) -> Iterator[tuple[Scalars, Mapping[str, bytes]]]:
+        """Parts of the layer, and where it belongs."""
+        for keys in parts:
+            yield Replace(start=self.result.start), {key: self.result.blob(key) for key in keys}
 
     def _parts(self) -> list[list[str]]:
         return layer_parts(self.run.model.plan, self.run.settings, self.result.start)

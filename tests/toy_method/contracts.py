@@ -6,11 +6,11 @@ import numpy as np
 
 from espalier.settings.mistakes import Mistake
 from espalier.settings.run import RunSettings
-from espalier.wire.contract import BlockSpecs, Contract, Side
+from espalier.wire.contract import BlockSpecs, Contract
 from espalier.wire.messages import Kind, Letter, NoScalars
-from espalier.wire.parts import PartRequest, Reply, Report, parts_of
+from espalier.wire.parts import Delivery, PartRequest, Reply, Report, parts_of, require_result_wanted
 from espalier.wire.payload import TensorSpec, unpack_tensors
-from espalier.wire.plan import ModelPlan
+from espalier.wire.plan import ModelPlan, PlanOf
 
 
 def vector(plan: ModelPlan) -> BlockSpecs:
@@ -24,9 +24,9 @@ def finite(key: str, blob: bytes) -> None:
         raise Mistake(f"{key}: a number is not below 100")
 
 
-def contract(request: Letter, plan: ModelPlan, run: RunSettings) -> Contract:
+def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
     """Of ``train`` and ``fetch``."""
-    specs = vector(plan)
+    specs = vector(plan_of())
     reply = Reply(
         order=NoScalars,
         part_order=PartRequest,
@@ -40,12 +40,11 @@ def contract(request: Letter, plan: ModelPlan, run: RunSettings) -> Contract:
     return reply.contract(request, run.method)
 
 
-def delivery(request: Letter, plan: ModelPlan, run: RunSettings) -> Contract:
+def delivery(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
     """Of the average, brought to clients for ``evaluation.own-text``."""
-    if not run.evaluation.own_text or request.header.part:
-        raise Mistake("message: the average travels in one part, and with evaluation.own-text alone")
-    observer = "that the average arrived, nothing else"
-    return Contract("deliver", run.method, Side(NoScalars, vector(plan), finite), Side(NoScalars), observer)
+    require_result_wanted(run)
+    average = Delivery(NoScalars, vector(plan_of()), [["vector"]], "that the average arrived, nothing else", finite)
+    return average.contract(request, run.method)
 
 
 EXAMPLES: dict[Kind, dict[str, Any]] = {}
