@@ -161,7 +161,7 @@ def _answer(message: Message, context: Context, work: Work) -> Message:
     """
     request = read(message.content)
     try:
-        site = Site.of(context)
+        site = Site.of(context, request.header)
         if request.header.kind == "enrol":  # before runs are counted
             _collect_old(site)
         require_allowed(site, request.header)

@@ -51,7 +51,7 @@ def _checked(request: Letter, reply: Message, context: Context) -> Letter:
     if letter.header.status == "failed":
         check(letter, FAILED)
     else:
-        site = Site.of(context)
+        site = Site.of(context, request.header)
         check_reply(letter, request, contract_for(request, lambda: site.model.plan, site.settings))
     return letter
 

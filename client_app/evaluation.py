@@ -40,13 +40,16 @@ Evaluated = Edits | OpenedModel
 """What is made of the base model's weights, or a smaller model."""
 
 
-def answer(site: Site, request: Letter, alone: Evaluated, federated: Callable[[], Evaluated]) -> Letter:
+def answer(
+    site: Site, request: Letter, alone: Evaluated, federated: Callable[[], Evaluated], before: Evaluated = dense
+) -> Letter:
     """Loss of a client's own result on the public text that was sent along, and of all models on its own held-out text.
 
     Parameters
     ----------
     alone : what the client would make of the model by itself
     federated : makes the federated result; asked for only if it is to be evaluated
+    before : what clients began with, the dense model
     """
     started = time.monotonic()
     require_many_at_a_site(site, request)
@@ -59,7 +62,7 @@ def answer(site: Site, request: Letter, alone: Evaluated, federated: Callable[[]
         report.losses = [round(loss, LOSS_DIGITS) for loss in _losses(site, texts, alone).values()]
     if request.scalars["own_text"]:
         windows = held_out_windows(site.settings, site.node, site.model.encode, request.header.client)
-        models: dict[str, Evaluated] = {"dense": dense, "local_only": alone, "federated": federated()}
+        models: dict[str, Evaluated] = {"dense": before, "local_only": alone, "federated": federated()}
         losses = [_losses(site, {"": windows}, models[name], OWN_LOSS_LIMIT)[""] for name in OWN_TEXT_MODELS]
         report.own_losses = [round(loss, LOSS_DIGITS) for loss in losses]
     report.seconds = time.monotonic() - started

@@ -29,10 +29,12 @@ class Site:
 
     settings: RunSettings
     node: NodeSettings
+    header: Header | None = None
+    """Of the message that it answers; None where there is none."""
 
     @staticmethod
-    def of(context: Context) -> "Site":
-        """Read the run's and the node's settings.
+    def of(context: Context, header: Header | None = None) -> "Site":
+        """Read the run's and the node's settings, to answer a message with this header.
 
         Raises
         ------
@@ -47,17 +49,26 @@ class Site:
             raise Mistake(
                 f"{mistake}\n  (this node runs program {program}; the server may run another: install its release here)"
             ) from None
-        return Site(settings, node)
+        return Site(settings, node, header)
 
     @cached_property
     def model(self) -> OpenedModel:
         """The base model at this site: the one that its owner names, else the demo; in a simulation the run's.
 
+        Where clients need none, it is the model that the run's server brought.
+
         Raises
         ------
         Mistake
             The run names one, and this site none; or it cannot be opened.
+        StateLost
+            The server has not brought it yet, or it is damaged.
         """
+        if not self.settings.job.NEEDS_BASE_MODEL:
+            from client_app.downloaded_model import downloaded_model
+
+            assert self.header is not None
+            return open_model(str(downloaded_model(self, self.state(self.header))))
         if not (self.node.simulated or self.node.model_path or self.settings.model == DEMO):
             raise Mistake(
                 f"model-path: this site names no base model of its own, and opens none that a run names (model = "

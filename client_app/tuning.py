@@ -5,7 +5,9 @@ to hand out further parts, and what their payload lost) stays in the private sta
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,25 +43,45 @@ from espalier.wire.alone import Alone
 from espalier.wire.messages import Header, Letter, validate
 from espalier.wire.payload import block_key
 from espalier.wire.tuning import Order, TuningReport, parts, trained
+from pruning_kernels.factors import Factors
 
 FIRST_ORDER = "first-order"
 """Document that holds the first order of the run."""
 
 
-def train(site: Site, request: Letter) -> Letter:
+@dataclass(frozen=True)
+class Beside:
+    """What a method has in the model beside the adapters that are trained, and in the loss beside the data's."""
+
+    plan: AdapterPlan | None = None
+    """Adapters of other blocks, which stay as they are."""
+    values: Tensors = field(default_factory=dict)
+    """Theirs."""
+    rests_on: Mapping[str, str] = field(default_factory=dict)
+    """What an answer depends on of this, by name."""
+    penalty: Callable[[AdapterPlan, Tensors], Tensor] | None = None
+    """Of what is trained, in place of ``training.proximal``."""
+    order: type[Order] = Order
+    """Scalars of ``train``."""
+
+
+NOTHING = Beside()
+
+
+def train(site: Site, request: Letter, beside: Beside = NOTHING) -> Letter:
     """Train the round's adapters and reply with the first part; a round is answered once."""
-    header, order = request.header, validate(Order, request.scalars)
+    header, order = request.header, validate(beside.order, request.scalars)
     adapters = trained(site.model.plan, site.settings, order.rank_limit)
 
     def tune(state: PrivateState) -> TuningReport:
         require_own_data(site, header)
-        report = _train(site, state, request, adapters, order.rank_limit)
+        report = _train(site, state, request, adapters, order.rank_limit, beside)
         if state.load_lasting(FIRST_ORDER) is None:
             state.save_lasting(FIRST_ORDER, order.model_dump())
         return report
 
     def begins_with(_: PrivateState) -> dict[str, str]:
-        return {key: sha256(blob) for key, blob in _brought(site, request, adapters).items()}
+        return {**beside.rests_on, **{key: sha256(blob) for key, blob in _brought(site, request, adapters).items()}}
 
     first_part = parts(adapters, site.settings)[0]
     return answer_once(site, request, Work(TuningReport, list(adapters.shapes()), first_part, tune, begins_with))
@@ -82,12 +104,14 @@ def _delivered(site: Site, header: Header, num_parts: int) -> dict[str, bytes]:
     return {key: store.get(blob) for key, blob in hashes.items()}
 
 
-def _train(site: Site, state: PrivateState, request: Letter, adapters: AdapterPlan, rank_limit: int) -> TuningReport:
+def _train(
+    site: Site, state: PrivateState, request: Letter, adapters: AdapterPlan, rank_limit: int, beside: Beside
+) -> TuningReport:
     """Train, keep every blob with its loss, and report."""
     started, server_round = time.monotonic(), request.header.server_round
     start = _global(site, adapters, _brought(site, request, adapters))
     first_step = (server_round - 1) * site.settings.training.steps
-    training = _training(site, adapters, request.header.client, first_step)
+    training = _training(site, adapters, beside, request.header.client, first_step)
     pruning, steps = SelfPruning.of(site.settings, adapters, rank_limit), site.settings.training.steps
     if pruning is not None and pruning.regularisation > 0:
         training.penalty = pruning.penalty
@@ -118,14 +142,18 @@ def _part(value: Tensor, shape: tuple[int, ...]) -> Tensor:
     return value[tuple(map(slice, shape))] if value.ndim else value
 
 
-def _training(site: Site, adapters: AdapterPlan, client: int, first_step: int = 0) -> AdapterTraining:
+def _training(site: Site, adapters: AdapterPlan, beside: Beside, client: int, first_step: int = 0) -> AdapterTraining:
     """A client's training, wherever it happens; it is refused where its first round comes to too few tokens."""
-    settings = site.settings
+    settings, penalty = site.settings, None
+    if beside.penalty is not None:
+        settings, penalty = settings.without_proximal(), partial(beside.penalty, adapters)
     training = AdapterTraining(
         model=site.model,
         computing=site.computing,
         settings=settings,
-        adapters=adapters,
+        adapters=adapters.joined(beside.plan),
+        frozen=beside.values,
+        penalty=penalty,
         sequences=client_sequences(settings, site.node, site.model, client),
         seed=derive_seed(settings.seed, "training", client=client),
         cache_folder=_cache(site),
@@ -172,7 +200,7 @@ def _kept(site: Site, state: PrivateState, server_round: int, tensors: Tensors, 
     return hashes
 
 
-def alone(site: Site, request: Letter) -> Letter:
+def alone(site: Site, request: Letter, beside: Beside = NOTHING) -> Letter:
     """Train adapters of the rank that this client was first asked for by itself; they stay here."""
 
     def make(state: PrivateState) -> dict[str, Any]:
@@ -180,21 +208,21 @@ def alone(site: Site, request: Letter) -> Letter:
         limit = asked or site.settings.of(AdapterAveraging).rank_limit_of(request.header.client, site.settings.lora)
         order = state.load_lasting(FIRST_ORDER) or {"rank_limit": limit}
         adapters = trained(site.model.plan, site.settings, order["rank_limit"])
-        return {"rank_limit": order["rank_limit"], "blobs": _train_alone(site, state, request.header, adapters)}
+        return {"rank_limit": order["rank_limit"], "blobs": _train_alone(site, state, request.header, adapters, beside)}
 
     return make_alone(site, request, make)
 
 
-def _train_alone(site: Site, state: PrivateState, header: Header, adapters: AdapterPlan) -> dict[str, str]:
+def _train_alone(site: Site, state: PrivateState, header: Header, adapters: AdapterPlan, beside: Beside) -> dict[str, str]:
     """Train in as many steps as this client has in all rounds, and keep the adapters; the hash of each blob by key."""
-    training, store = _training(site, adapters, header.client), state.blobs(header.server_round)
+    training, store = _training(site, adapters, beside, header.client), state.blobs(header.server_round)
     with mistakes_of_kernels():
         tensors, outcome = training.run(initial_adapters(adapters, site.settings.seed), 0, training.total_steps)
         _require_enough(site, training, outcome.weighed)
     return {key: store.put(save(block)) for key, block in tensors.items()}
 
 
-def evaluate(site: Site, request: Letter) -> Letter:
+def evaluate(site: Site, request: Letter, beside: Beside = NOTHING) -> Letter:
     """Loss of what this client has trained alone on public text, and of all models on its own held-out text.
 
     What it trained alone has its own rank; the federated adapters are whole, whatever that is.
@@ -208,8 +236,10 @@ def evaluate(site: Site, request: Letter) -> Letter:
         return _global(site, whole, _delivered(site, after, len(parts(whole, site.settings))))
 
     if site.settings.task.name == TEXT:
-        return answer(site, request, _edits(adapters, alone), lambda: _edits(whole, federated()))
-    adapted = AdaptedModel.load(site.model, site.computing, site.settings, whole, _cache(site))
+        before = _edits(whole, {}, beside)
+        return answer(site, request, _edits(adapters, alone, beside), lambda: _edits(whole, federated(), beside), before)
+    adapted = AdaptedModel.load(site.model, site.computing, site.settings, whole.joined(beside.plan), _cache(site))
+    adapted.set(beside.values)
     return answer_on_task(site, request, adapted, _padded(whole, alone), federated)
 
 
@@ -224,5 +254,12 @@ def _padded(whole: AdapterPlan, tensors: Tensors) -> dict[str, dict[str, Tensor]
     return padded
 
 
-def _edits(adapters: AdapterPlan, tensors: Tensors) -> Edits:
-    return merged(lambda index: factors_of(adapters, index, tensors.get(block_key(index), {})), adapters.keep_zeros)
+def _edits(adapters: AdapterPlan, tensors: Tensors, beside: Beside) -> Edits:
+    """What merges adapters into the model, and what is beside them; those without tensors change nothing."""
+    plan, values = adapters.joined(beside.plan), {**tensors, **beside.values}
+
+    def factors(index: int) -> dict[str, Factors]:
+        key = block_key(index)
+        return factors_of(plan, index, values[key]) if key in values else {}
+
+    return merged(factors, adapters.keep_zeros)

@@ -22,14 +22,21 @@ def save_tokenizer(folder: Path) -> int:
 
 
 def save_tiny_llama(
-    folder: Path, seed: int = 0, dtype: torch.dtype = torch.bfloat16, positions: int = 64, blocks: int = 2
+    folder: Path,
+    seed: int = 0,
+    dtype: torch.dtype = torch.bfloat16,
+    positions: int = 64,
+    blocks: int = 2,
+    hidden: int = 16,
+    feed_forward: int = 24,
+    std: float = 0.3,
 ) -> Path:
-    """Save a LLaMA with grouped-query attention: hidden 16, 4 heads over 2 groups, feed-forward 24."""
+    """Save a LLaMA with grouped-query attention: 4 heads over 2 groups."""
     vocabulary = save_tokenizer(folder)
     config = LlamaConfig(
         vocab_size=vocabulary,
-        hidden_size=16,
-        intermediate_size=24,
+        hidden_size=hidden,
+        intermediate_size=feed_forward,
         num_hidden_layers=blocks,
         num_attention_heads=4,
         num_key_value_heads=2,
@@ -40,7 +47,7 @@ def save_tiny_llama(
         torch.manual_seed(seed)
         model = LlamaForCausalLM(config)
         for parameter in model.parameters():
-            torch.nn.init.normal_(parameter, std=0.3)
+            torch.nn.init.normal_(parameter, std=std)
     model.to(dtype).save_pretrained(folder)
     return folder
 

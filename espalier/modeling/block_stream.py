@@ -5,8 +5,9 @@ relays records what the model passes to each block beside the hidden states (rot
 hands the finished hidden states to the model's own final norm and head.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import groupby
 from typing import Any, BinaryIO
 
 import torch
@@ -88,6 +89,14 @@ class Activations:
         """The hidden states, batch after batch."""
         for batch in range(len(self.hidden)):
             yield self.hidden[batch]
+
+    def of_windows(self, numbers: Sequence[int]) -> Tensor:
+        """The hidden states of some windows, in the order of ``numbers``, (windows, tokens, width); a batch is read once."""
+        at_once, rows = windows_per_batch(self.input_ids[0].shape[1]), list[Tensor]()
+        for place, own in groupby(numbers, key=lambda number: number // at_once):  # on disk a batch is read whole
+            batch = self.hidden[place]
+            rows += [batch[number % at_once] for number in own]
+        return torch.stack(rows)
 
     def call(self, index: int) -> Call:
         """What the model passes to a block with the first batch, beside the hidden states."""

@@ -15,11 +15,12 @@ from espalier.modeling.block_stream import BlockStream, run_through, windows_per
 from espalier.modeling.checkpoint import Checkpoint, ShardWriter
 from espalier.modeling.edits import Edits, dense
 from espalier.modeling.logits import logits_at
-from espalier.modeling.model_files import copy_beside
+from espalier.modeling.model_files import INDEX, copy_beside
 from espalier.modeling.opened import OpenedModel
+from espalier.modeling.quantised_checkpoint import QuantisedCheckpoint
 from espalier.pace.beats import beats
 from espalier.settings.mistakes import Mistake
-from espalier.storage.atomic import replacing, write_bytes
+from espalier.storage.atomic import replacing, write_bytes, write_json
 
 CARD = "README.md"
 """What the Hugging Face hub shows of a model."""
@@ -33,7 +34,8 @@ def export_edited(model: OpenedModel, edits: Edits, target: Path, card: str = ""
     """Write the model with edited weights; dtypes, shard names, configuration and tokenizer stay as they are.
 
     The directory appears whole or not at all; weights are read, edited and written one tensor at a time. ``card`` becomes its
-    ``README.md``; an empty one is not written.
+    ``README.md``; an empty one is not written. Matrices that the model's files hold in NF4 are written in float32, and its
+    configuration does not say then that they are quantised.
 
     Raises
     ------
@@ -44,7 +46,18 @@ def export_edited(model: OpenedModel, edits: Edits, target: Path, card: str = ""
         for shard in model.checkpoint.shards:
             _write_shard(model, shard, unfinished / shard.name, edits)
         copy_beside(model.directory, unfinished)
+        if isinstance(model.checkpoint, QuantisedCheckpoint):
+            _describe_anew(model, unfinished)
         write_card(unfinished, card)
+
+
+def _describe_anew(model: OpenedModel, folder: Path) -> None:
+    """Configuration and index of a model whose matrices lie in other tensors in its own files."""
+    write_json(folder / "config.json", model.config)
+    if (folder / INDEX).exists():
+        weight_map = {name: stored.shard.name for name, stored in model.checkpoint.tensors.items()}
+        total = sum(stored.num_bytes for stored in model.checkpoint.tensors.values())
+        write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
 
 
 def write_card(folder: Path, card: str) -> None:

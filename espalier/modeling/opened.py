@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from espalier.modeling.checkpoint import Checkpoint
 from espalier.modeling.families import STRUCTURED, Family, family_of
+from espalier.modeling.quantised_checkpoint import QuantisedCheckpoint
+from espalier.modeling.quantised_layout import CONFIG_KEY, is_doubly_quantised
 from espalier.modeling.structured.configuration import STRUCTURE_FILE, build_config, structured_config
 from espalier.modeling.structured.sliced_checkpoint import SlicedCheckpoint
 from espalier.modeling.structured.slices import slices
@@ -37,6 +39,9 @@ TOKENIZER_SETTINGS = ("config.json", "tokenizer_config.json", "special_tokens_ma
 
 class OpenedModel:
     """A model directory in Hugging Face layout, or what a structure keeps of it.
+
+    Matrices that its files hold in NF4 (``write_quantised``, or transformers with bitsandbytes) are float32 here, and
+    ``config`` does not say that they are quantised; ``held_in_nf4`` finds them as they are.
 
     Parameters
     ----------
@@ -63,8 +68,11 @@ class OpenedModel:
             ) from None
         except (OSError, ValueError):
             raise Mistake(f"{path}: is not a JSON file that can be read; copy the model again") from None
+        quantisation = self.config.pop(CONFIG_KEY, None)
+        doubly = bool(quantisation) and is_doubly_quantised(quantisation, str(path))
         self.family: Family = family_of(self.config, str(path))
-        self.checkpoint = Checkpoint(directory)
+        files = Checkpoint(directory)
+        self.checkpoint: Checkpoint = QuantisedCheckpoint(files, doubly) if quantisation else files
         self.cut: Structure | None = None
         self.plan: ModelPlan = self._make_plan()
         self.structure = self._own_structure()
@@ -173,7 +181,9 @@ class OpenedModel:
             return build_config(self.config)
         from transformers import AutoConfig
 
-        return AutoConfig.from_pretrained(self.directory, local_files_only=True)
+        config = AutoConfig.from_pretrained(self.directory, local_files_only=True)
+        vars(config).pop(CONFIG_KEY, None)  # else it would be said of modules that are not quantised
+        return config
 
     def _linears(self, index: int) -> list[LinearPlan]:
         linears = []
@@ -234,7 +244,7 @@ class OpenedModel:
 
     @cached_property
     def sha256(self) -> str:
-        """Hash of the weights and the tokenizer: names, dtypes, shapes and bytes, however they are sharded.
+        """Hash of the weights and the tokenizer: names, dtypes, shapes and bytes as they are stored, however they are sharded.
 
         Where a structure is cut out of the directory's model: of that model's hash, the structure's, and the given tensors'.
         """
@@ -243,11 +253,13 @@ class OpenedModel:
             given = {name: self._tensor_sha256(name) for name in sorted(self.checkpoint.given)}
             parts = [OpenedModel(self.directory).sha256, self.cut.sha256, given]
             return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-        digest = hashlib.sha256()
-        for name in beats(sorted(self.checkpoint.tensors), "hashing tensor"):
-            stored = self.checkpoint.tensors[name]
+        digest, files = hashlib.sha256(), self.checkpoint
+        if isinstance(files, QuantisedCheckpoint):
+            files = files.files
+        for name in beats(sorted(files.tensors), "hashing tensor"):
+            stored = files.tensors[name]
             digest.update(json.dumps([name, stored.dtype, list(stored.shape)]).encode())
-            for chunk in self.checkpoint.chunks(name):
+            for chunk in files.chunks(name):
                 digest.update(chunk)
         for file in TOKENIZER_FILES:
             if (path := self.directory / file).exists():

@@ -15,17 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from espalier.modeling.quantised_layout import BLOCK, LEVELS, NESTED_BLOCK, NESTED_LEVELS
 from espalier.settings.libraries import WITHOUT_BITSANDBYTES
 from espalier.settings.mistakes import Mistake
 from espalier.wire.plan import ModelPlan
 
-BLOCK = 64
-"""Weights that share a scale; they follow each other in a row."""
-NESTED_BLOCK = 256
-"""Scales that share a scale of their own, with double quantisation."""
 STRETCH = 1 << 20
 """Weights that are quantised at a time, a multiple of a block."""
-LEVELS, NESTED_LEVELS = 16, 256
 
 
 @dataclass(frozen=True)
@@ -165,7 +161,7 @@ def linear_of(matrix: Nf4Matrix, known: dict[str, Tensor], compute_dtype: torch.
     linear.weight = library.nn.Params4bit(
         matrix.packed,
         requires_grad=False,
-        quant_state=_state(library.functional.QuantState, matrix, known, compute_dtype),
+        quant_state=state_of(matrix, known, compute_dtype),
         blocksize=BLOCK,
         compress_statistics=matrix.offset is not None,
         quant_type="nf4",
@@ -176,8 +172,14 @@ def linear_of(matrix: Nf4Matrix, known: dict[str, Tensor], compute_dtype: torch.
     return linear
 
 
-def _state(make: Any, matrix: Nf4Matrix, known: dict[str, Tensor], dtype: torch.dtype) -> Any:
-    nested = None
+def dequantised(matrix: Nf4Matrix, known: dict[str, Tensor]) -> Tensor:
+    """The weights, float32, shaped like the matrix; ``known`` are the tables."""
+    return bitsandbytes().functional.dequantize_4bit(matrix.packed, state_of(matrix, known, torch.float32))
+
+
+def state_of(matrix: Nf4Matrix, known: dict[str, Tensor], dtype: torch.dtype) -> Any:
+    """A ``bitsandbytes.functional.QuantState``: all but the codes; ``dtype`` is that of dequantised weights."""
+    make, nested = bitsandbytes().functional.QuantState, None
     if matrix.offset is not None:
         nested = make(matrix.nested_absmax, code=known["nested_table"], blocksize=NESTED_BLOCK, dtype=torch.float32)
     return make(

@@ -21,6 +21,7 @@ from torch import Tensor
 from espalier.modeling.checkpoint import Checkpoint, ShardWriter
 from espalier.modeling.opened import OpenedModel
 from espalier.modeling.quantised import BLOCK, Nf4Matrix, bitsandbytes, quantise, require_quantisable, tables, tensor_sizes
+from espalier.modeling.quantised_checkpoint import held_in_nf4
 from espalier.modeling.tensor_pieces import pieces
 from espalier.pace.beats import beats
 from espalier.settings.mistakes import Mistake
@@ -46,13 +47,14 @@ def quantised_linears(
 ) -> Iterator[tuple[LinearPlan, Nf4Matrix]]:
     """The matrices of all blocks in NF4, in order, one at a time; from the node's cache where it has them.
 
-    If the cache turns out to be damaged half-way, all of them come again from the first.
+    If the cache turns out to be damaged half-way, all of them come again from the first. Where the model's files hold them in
+    NF4, they are handed out as they are there: nothing is quantised or kept, and the files decide whether scales are quantised.
 
     Parameters
     ----------
     model : gives the weights
     device : where the matrices are to lie; quantised ones of another kind of device are kept apart
-    double_quantisation : see ``quantise``
+    double_quantisation : see ``quantise``; not asked where the files hold all matrices in NF4
     cache_folder : the node's own; None quantises every time
 
     Raises
@@ -61,6 +63,9 @@ def quantised_linears(
         The folder cannot be written, the model's files are damaged, or a matrix has rows that are no whole number of blocks.
     """
     require_quantisable(model.plan)
+    if is_held_in_nf4(model):
+        yield from _held(model, device)
+        return
     if cache_folder is None:
         yield from _quantised(model, device, double_quantisation)
         return
@@ -83,6 +88,19 @@ def cache_key(model: OpenedModel, device: torch.device, double_quantisation: boo
     """SHA-256 of all that decides about the bits: the model, the quantisation, the library, the kind of device."""
     parts = [VERSION, model.sha256, "nf4", BLOCK, double_quantisation, bitsandbytes().__version__, device.type]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def is_held_in_nf4(model: OpenedModel) -> bool:
+    """Whether the model's files hold all its blocks' matrices in NF4, and nothing was cut from those or takes their place."""
+    return all(held_in_nf4(model.checkpoint, linear.parameter) for block in model.plan.blocks for linear in block.linears)
+
+
+def _held(model: OpenedModel, device: torch.device) -> Iterator[tuple[LinearPlan, Nf4Matrix]]:
+    for block in beats(model.plan.blocks, "reading block"):
+        for linear in block.linears:
+            found = held_in_nf4(model.checkpoint, linear.parameter)
+            assert found is not None
+            yield linear, found[0].matrix(found[1], device)
 
 
 def _quantised(model: OpenedModel, device: torch.device, double_quantisation: bool) -> Iterator[tuple[LinearPlan, Nf4Matrix]]:

@@ -77,6 +77,10 @@ class AdapterAveraging(MethodSettings):
             "round, which AdamW's moments know nothing of; choose one of the two"
         ]
 
+    def lora_of(self, lora: LoraSettings, num_blocks: int) -> LoraSettings:
+        """What clients train, in the words of ``[lora]``, of a model of so many blocks."""
+        return lora
+
     def rank_limit_of(self, client: int, lora: LoraSettings) -> int:
         """Largest rank of an adapter that a client trains: every client trains whole adapters."""
         return lora.largest_rank

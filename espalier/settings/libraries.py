@@ -5,9 +5,9 @@ from importlib.util import find_spec
 from espalier.settings.mistakes import Mistake
 from espalier.settings.run import RunSettings
 
+INSTALL = "install Espalier with its extra nf4 (pip install -e '.[nf4]') or bitsandbytes itself"
 WITHOUT_BITSANDBYTES = (
-    "training.base = 'nf4': bitsandbytes is not installed on this machine; install Espalier with its extra nf4 "
-    "(pip install -e '.[nf4]') or bitsandbytes itself, or set training.base to 'bfloat16'"
+    f"training.base = 'nf4': bitsandbytes is not installed on this machine; {INSTALL}, or set training.base to 'bfloat16'"
 )
 
 
@@ -19,5 +19,9 @@ def require_libraries(settings: RunSettings) -> None:
     Mistake
         It names the setting and what to install.
     """
-    if settings.tunes and settings.training.base == "nf4" and find_spec("bitsandbytes") is None:
+    if find_spec("bitsandbytes") is not None:
+        return
+    if settings.tunes and settings.training.base == "nf4":
         raise Mistake(WITHOUT_BITSANDBYTES)
+    if key := settings.job.brings_nf4:
+        raise Mistake(f"{settings.method}.{key}: bitsandbytes is not installed on this machine; {INSTALL}")

@@ -34,6 +34,11 @@ class MethodSettings(Table):
         """Whether the rounds leave no local-only result, so that clients make it in a message of its own."""
         return False
 
+    @property
+    def brings_nf4(self) -> str:
+        """The key and value by which clients are brought a model in NF4; empty where they are not."""
+        return ""
+
     def num_rounds(self, federation: "FederationSettings") -> int:
         """Rounds of the run, as far as the settings say; methods that go by blocks have as many as the model."""
         return federation.rounds

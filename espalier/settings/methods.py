@@ -77,6 +77,17 @@ METHODS: dict[str, Row] = {
         outcome="server_app.outcomes.pruned:PrunedOutcome",
         baseline="strategies.baselines.centralized:reconstructed_by_all",
     ),
+    "fedsoda": Row(
+        title="FedSODA (LoRA of the last blocks, tuned on a pruned and quantised sub-model that the server keeps aligned)",
+        settings="espalier.settings.fedsoda:FedSodaSettings",
+        strategy="strategies.methods.fedsoda:FedSoda",
+        job="client_app.fedsoda",
+        delivery="client_app.emulator:take_any",
+        contracts="espalier.wire.fedsoda",
+        outcome="server_app.outcomes.sub_model:SubModelOutcome",
+        baseline="strategies.baselines.centralized_tuning:tuned",
+        tunes=True,
+    ),
     "flap": Row(
         title="FLAP (attention groups and channels that fluctuate least are cut, on pooled statistics)",
         settings="espalier.settings.flap:FlapSettings",

@@ -31,6 +31,7 @@ MOST = {
     "most_windows": 4096,
     "most_rounds": 1000,
     "most_runs": 100,
+    "most_model_bytes": 64 * 1024**3,
 }
 """The limits of a site whose owner names no others."""
 
@@ -126,6 +127,12 @@ class NodeSettings(Table):
         ge=0,
         description="Most runs within `keep-days` that are answered; 0: 100. A run counts from when the site looks whether "
         "its data will do, also where they do not.",
+    )
+    most_model_bytes: int = Field(
+        0,
+        ge=0,
+        description="Most bytes of a model that a run may bring to this site, of methods whose clients need no base model "
+        "(fedsoda); 0: 64 GiB, in simulation without a limit.",
     )
     capability: float = Field(
         1.0,

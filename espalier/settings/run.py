@@ -189,6 +189,10 @@ class RunSettings(Table):
             raise TypeError(f"method {self.method} has no {kind.__name__}")
         return self.job
 
+    def without_proximal(self) -> "RunSettings":
+        """These settings without FedProx, for a method that pulls elsewhere."""
+        return self.model_copy(update={"training": self.training.model_copy(update={"proximal": 0.0})})
+
     def with_quorum(self, *, simulation: bool) -> "RunSettings":
         """These settings with a quorum: where they name none, half of the clients in simulation, else all of them."""
         return self if self.quorum else self.model_copy(update={"quorum": SIMULATED_QUORUM if simulation else 1.0})

@@ -50,6 +50,15 @@ def locked(folder: Path) -> Iterator[None]:
             _write(file.fileno(), "")
 
 
+@contextmanager
+def in_turn(folder: Path) -> Iterator[None]:
+    """Hold the lock of a directory; a second process waits until the first is done or dead. The lock's time is that of use."""
+    with open(os.open(folder / FILE, os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        os.utime(file.fileno())
+        yield
+
+
 def require_free(folder: Path) -> None:
     """Raise Mistake as ``locked`` does if another process holds the lock now, or it cannot be had; nothing is written."""
     path = folder / FILE

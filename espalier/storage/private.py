@@ -177,6 +177,10 @@ class PrivateState:
         """Blobs that the client keeps whatever the round."""
         return BlobStore(self._open(self.folder / "lasting"), OWNER_ONLY_FILE)
 
+    def blobs_of(self, name: str) -> BlobStore:
+        """Blobs that the client keeps whatever the round, apart from others: whoever lets go of some touches no other's."""
+        return BlobStore(self._open(self.folder / f"lasting-{name}"), OWNER_ONLY_FILE)
+
     def save(self, server_round: int, name: str, value: dict[str, Any]) -> None:
         """Save a JSON document of a round, atomically."""
         write_json(self._open(self._round(server_round)) / f"{name}.json", value, OWNER_ONLY_FILE)

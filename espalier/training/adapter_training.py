@@ -1,7 +1,7 @@
 """Train a run's adapters, and what it trains whole beside them, on one party's sequences, over the frozen base model."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -34,6 +34,8 @@ class AdapterTraining:
     """How many clients' steps this party takes."""
     cache_folder: Path | None = None
     """Where quantised weights are kept."""
+    frozen: Tensors = field(default_factory=dict)
+    """Of the adapters, those that are there and stay as they are."""
     penalty: Callable[[Tensors], Tensor] | None = None
     """Of the adapters, what is added to the loss of every step."""
     loss: Loss = summed_loss
@@ -75,7 +77,7 @@ class AdapterTraining:
     def run(
         self, start: Tensors, first_step: int, steps: int, moments: Moments | None = None
     ) -> tuple[dict[str, dict[str, Tensor]], Trained]:
-        """Train from ``start``; the trained tensors, float32, and what training did.
+        """Train from ``start``, beside what is frozen; the trained tensors, float32, and what training did.
 
         Raises
         ------
@@ -83,16 +85,19 @@ class AdapterTraining:
             No step was finite, a group goes beyond ``[training]``, or the model cannot be loaded.
         """
         adapted, chosen = self.adapted, self.settings.training
-        adapted.set(start)
-        flat = {flat_name(key, name): value for key, block in adapted.parameters.items() for name, value in block.items()}
+        adapted.set({**start, **self.frozen})
+        trained_ones = {key: block for key, block in adapted.parameters.items() if key not in self.frozen}
+        for value in (value for key in self.frozen for value in adapted.parameters[key].values()):
+            value.requires_grad_(False)  # so that no backward pass goes below the lowest adapter that is trained
+        flat = {flat_name(key, name): value for key, block in trained_ones.items() for name, value in block.items()}
         loop = Loop(adapted.whole, flat, chosen, len(self.sequences), self.sequences.batch, self.seed, self.total_steps)
         loop.loss, loop.groups = self.loss, self.groups
         if self.penalty is not None:
-            loop.penalty = partial(self.penalty, adapted.parameters)
+            loop.penalty = partial(self.penalty, trained_ones)
         if self.observer is not None:
             loop.observer = self._shown
         trained = loop.run(first_step, steps, moments)
-        return adapted.values(), trained
+        return {key: block for key, block in adapted.values().items() if key in trained_ones}, trained
 
     def _shown(self, step: int, gradients: Mapping[str, Tensor]) -> None:
         """Let the observer have the gradients by blob key and canonical name."""

@@ -6,7 +6,6 @@ other block is in memory while it is trained.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +15,7 @@ from espalier.modeling.block_stream import Activations, BlockStream, Call, windo
 from espalier.pace.beats import beats
 from espalier.settings.training import TrainingSettings
 from espalier.training.loop import Loop, Trained
+from espalier.training.numbered import numbered
 from espalier.training.order import sequences_of_step
 
 
@@ -79,7 +79,7 @@ class Replacement:
             parameters = {name: block.get_parameter(path) for name, path in paths.items()}
             for parameter in parameters.values():
                 parameter.requires_grad_(True)
-            loop = Loop(block, parameters, self._in_passes(), len(self.stretch.windows), _numbered, self.seed, self.total_steps)
+            loop = Loop(block, parameters, self._in_passes(), len(self.stretch.windows), numbered, self.seed, self.total_steps)
             loop.loss = self._distance
             try:
                 trained = loop.run(first_step, steps)
@@ -103,11 +103,7 @@ class Replacement:
 
     def _gathered(self, activations: Activations, numbers: Tensor) -> Tensor:
         """Hidden states of some windows, float32: (windows, tokens, width)."""
-        at_once, rows = windows_per_batch(self.stretch.windows.shape[1]), list[Tensor]()
-        for place, own in groupby(numbers.tolist(), key=lambda number: number // at_once):  # on disk a batch is read whole
-            batch = activations.hidden[place]
-            rows += [batch[number % at_once] for number in own]
-        return torch.stack(rows).to(self.stretch.stream.computing.device, torch.float32)
+        return activations.of_windows(numbers.tolist()).to(self.stretch.stream.computing.device, torch.float32)
 
     def _call(self, windows: int) -> Call:
         """What the model passes to the block beside so many windows, in float32."""
@@ -121,12 +117,6 @@ class Replacement:
         number, batch = len(self.stretch.windows), self.settings.batch_size * self.settings.accumulation
         seen = {window for step in steps for window in sequences_of_step(number, batch, step, self.seed)}
         return len(seen) * self.stretch.windows.shape[1]
-
-
-def _numbered(numbers: Sequence[int]) -> Batch:
-    """A batch that names windows by their numbers; it has as many labels as a loss is summed over."""
-    found = torch.tensor(numbers)
-    return Batch(input_ids=found[:, None], attention_mask=torch.ones(len(numbers), 1, dtype=torch.int64), labels=found)
 
 
 def _in_float32(value: object) -> object:

@@ -95,6 +95,10 @@ class AdapterPlan:
         blocks = {index: tuple(a.limited(rank) for a in adapters) for index, adapters in self.blocks.items()}
         return replace(self, blocks=blocks)
 
+    def joined(self, other: "AdapterPlan | None") -> "AdapterPlan":
+        """These adapters, and those of other blocks."""
+        return self if other is None else replace(self, blocks={**self.blocks, **other.blocks})
+
     @property
     def num_parameters(self) -> int:
         """Numbers that are trained."""

@@ -55,7 +55,8 @@ class TuningReport(Report):
 
 def trained(plan: ModelPlan, run: RunSettings, rank_limit: int | None = None) -> AdapterPlan:
     """What the run trains, or what of it a client with this limit does."""
-    adapters = adapter_plan(plan, run.lora, run.task.num_classes)
+    lora = run.of(AdapterAveraging).lora_of(run.lora, len(plan.blocks))
+    adapters = adapter_plan(plan, lora, run.task.num_classes)
     return adapters if rank_limit is None else adapters.limited(rank_limit)
 
 
@@ -71,12 +72,17 @@ def parts(adapters: AdapterPlan, run: RunSettings) -> list[list[str]]:
 
 def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
     """The contract of a ``train`` message (part 0) or of a ``fetch`` of a later part."""
+    return training_contract(request, plan_of, run, Order)
+
+
+def training_contract(request: Letter, plan_of: PlanOf, run: RunSettings, kind_of_order: type[Order]) -> Contract:
+    """The same, of a method whose orders say more than ``Order``."""
     header, fetched = request.header, request.header.kind == "fetch"
-    order: Order | PartOrder = validate(PartOrder, request.scalars) if fetched else validate(Order, request.scalars)
+    order: Order | PartOrder = validate(PartOrder, request.scalars) if fetched else validate(kind_of_order, request.scalars)
     _require_rank(order.rank_limit, run)
     adapters = trained(plan_of(), run, order.rank_limit)
     cut, specs = parts(adapters, run), blob_specs(adapters, run)
-    arrived, values = _Values(adapters, run), _Values(adapters, run)
+    arrived, values = Values(adapters, run), Values(adapters, run)
 
     def fits(report: Scalars) -> None:
         if isinstance(report, TuningReport):
@@ -86,7 +92,7 @@ def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
             values.require_rank(told.rank)
 
     reply = Reply(
-        order=Order,
+        order=kind_of_order,
         part_order=PartOrder,
         report=TuningReport,
         specs=specs,
@@ -113,7 +119,7 @@ def delivery(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
         specs=blob_specs(adapters, run),
         parts=parts(adapters, run),
         observer="that a part of the global adapters arrived, nothing else",
-        check_values=_Values(adapters, run).check,
+        check_values=Values(adapters, run).check,
     )
     return delivery.contract(request, run.method)
 
@@ -135,7 +141,7 @@ def _require_report(report: TuningReport, rank_limit: int, run: RunSettings) -> 
         raise Mistake(f"TuningReport: skipped_steps must be below the {run.training.steps} steps of a round")
 
 
-class _Values:
+class Values:
     """Holds the values of a message's blobs against their payload, and then all of them against a rank."""
 
     def __init__(self, adapters: AdapterPlan, run: RunSettings) -> None:

@@ -14,13 +14,13 @@ from pruning_kernels.factors import Factors
 from server_app.model_card import adapter_card, merged_card
 from server_app.outcomes.items import measure_items
 from server_app.outcomes.outcome import A_FEW, Outcome
-from strategies.results.adapters import AdapterResult
+from strategies.results.adapters import Adapters
 
 
-class AdapterOutcome(Outcome[AdapterResult]):
+class AdapterOutcome(Outcome[Adapters]):
     """The adapters, their losses on texts, and scores on the task's items."""
 
-    def write(self, result: AdapterResult) -> None:
+    def write(self, result: Adapters) -> None:
         """Adapters, an encoder's with its head."""
         self.summary.report = result.report()
         if result.adapters.keep_zeros:
@@ -33,7 +33,7 @@ class AdapterOutcome(Outcome[AdapterResult]):
         else:
             self._check_decoder(result)
 
-    def _check_decoder(self, result: AdapterResult) -> None:
+    def _check_decoder(self, result: Adapters) -> None:
         run, target = self.run, self.run.folder.path / "adapter"
         stream, windows = BlockStream(run.model, run.computing), next(iter(self.tests.texts.values()))[:A_FEW]
         check_adapter(stream, result.edits, target, windows)
@@ -42,7 +42,7 @@ class AdapterOutcome(Outcome[AdapterResult]):
         if run.settings.lora.merge:
             self._write_merged(result)
 
-    def _write_merged(self, result: AdapterResult) -> None:
+    def _write_merged(self, result: Adapters) -> None:
         """The base with the adapters in it; where zeros of the base stay, all that is written."""
         run, target = self.run, self.run.folder.path / "model"
         stream, windows = BlockStream(run.model, run.computing), next(iter(self.tests.texts.values()))[:A_FEW]
@@ -52,7 +52,7 @@ class AdapterOutcome(Outcome[AdapterResult]):
         before = self.summary.where
         self.summary.where = f"{before}, the merged model in {target}" if before else f"the merged model is in {target}"
 
-    def _check_encoder(self, result: AdapterResult) -> None:
+    def _check_encoder(self, result: Adapters) -> None:
         run, target, tests = self.run, self.run.folder.path / "adapter", self.tests
         adapted = AdaptedModel.load(run.model, run.computing, run.settings, result.adapters)
         adapted.set({key: result.tensors(key) for key in result.blobs})
@@ -67,7 +67,7 @@ class AdapterOutcome(Outcome[AdapterResult]):
             run.progress.note("exported", "exported     model/, with adapter and head, reloads to the same logits")
             self.summary.where += f", the merged model in {merged_model}"
 
-    def measure(self, result: AdapterResult) -> None:
+    def measure(self, result: Adapters) -> None:
         """Losses on the texts, and scores on the task's items."""
         columns: dict[str, Tensors] = {"dense": {}, "federated": {key: result.tensors(key) for key in result.blobs}}
         pooled: Tensors | None = self.pooled(lambda baseline: baseline(self.run))
@@ -79,7 +79,7 @@ class AdapterOutcome(Outcome[AdapterResult]):
             measure_items(self.run, result.adapters, columns, self.tests, self.summary)
 
 
-def _merging(result: AdapterResult, tensors: Tensors) -> Edits:
+def _merging(result: Adapters, tensors: Tensors) -> Edits:
     def factors(index: int) -> dict[str, Factors]:
         key = block_key(index)  # blocks without an adapter are not among them
         return factors_of(result.adapters, index, tensors[key]) if key in tensors else {}

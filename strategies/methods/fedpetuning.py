@@ -31,6 +31,7 @@ from strategies.engine.capped import count_claims
 from strategies.engine.evaluation import ClientEvaluation
 from strategies.engine.inbox import Inbox
 from strategies.engine.method import Method
+from strategies.engine.result import RunResult
 from strategies.engine.roster import Seat
 from strategies.engine.run import Run
 from strategies.methods.plausible_update import Reach
@@ -46,12 +47,12 @@ class FedPETuning(Method):
     SENT = "adapters"
     STEPS = ("training", "trained")
 
-    result: AdapterResult
+    result: RunResult
 
     def __init__(self, run: Run, evaluation: ClientEvaluation | None = None) -> None:
         super().__init__(run, evaluation)
         self.job, self.federation = run.settings.of(AdapterAveraging), run.settings.federation
-        self.result = AdapterResult(run.settings, run.model, run.checkpoint.blobs)
+        self.result = self.new_result()
         steps = run.settings.training.steps
         steps_before = (self.federation.rounds - 1) * steps if self.federation.keep_optimizer else 0
         self.reach = Reach(run.settings.training, steps_before, differences=self.federation.sends_differences)
@@ -61,6 +62,16 @@ class FedPETuning(Method):
         """What each client of the round said when it had."""
         self._weights: dict[int, float] = {}
         """What each client of the round weighs in the mean."""
+
+    def new_result(self) -> RunResult:
+        """What the rounds lead to, before any."""
+        return AdapterResult(self.run.settings, self.run.model, self.run.checkpoint.blobs)
+
+    @property
+    def averaged(self) -> AdapterResult:
+        """The global adapters, which clients train and the server averages."""
+        assert isinstance(self.result, AdapterResult)
+        return self.result
 
     @classmethod
     def require_fit(cls, settings: RunSettings, model: OpenedModel, capabilities: Mapping[str, float]) -> None:
@@ -79,7 +90,7 @@ class FedPETuning(Method):
         """Show what will be done."""
         lora, training = self.run.settings.lora, self.run.settings.training
         averaged = "updates" if self.job.averages_updates else "factors"
-        adapters = f"rank {lora.rank} on {lora.targets}, {self.result.adapters.num_parameters:,} parameters"
+        adapters = f"rank {lora.rank} on {lora.targets}, {self.averaged.adapters.num_parameters:,} parameters"
         text = f"{adapters}, {averaged} averaged, {training.steps} steps a round, base {training.base}"
         self.run.progress.note("method", f"{self.run.settings.method:<12} {text}")
 
@@ -94,7 +105,7 @@ class FedPETuning(Method):
 
     # ----- who trains, and at which rank ------------------------------------------------------------------------------
 
-    def before_round(self, server_round: int) -> bool:
+    def draw(self, server_round: int) -> None:
         """Draw the round's clients from those that still take part; the draw follows from the seed, and nothing is kept."""
         seats = self.rounds.roster.active()
         number = self.federation.clients_of_round(len(seats))
@@ -102,7 +113,6 @@ class FedPETuning(Method):
         chosen = sorted(generator.choice(len(seats), number, replace=False).tolist()) if number < len(seats) else None
         sampled = seats if chosen is None else [seats[place] for place in chosen]
         self._limits = {seat.client: self.limit_of(seat) for seat in sampled}
-        return False
 
     def clients_of(self, server_round: int) -> Sequence[int]:
         """The clients that were drawn."""
@@ -119,18 +129,20 @@ class FedPETuning(Method):
     # ----- the global adapters on their way down ----------------------------------------------------------------------
 
     def prepare(self, server_round: int) -> Iterator[list[Message]]:
-        """Bring the round's clients the global adapters, all parts but the last, which comes with the order."""
+        """Draw the round's clients, and bring them the global adapters, all parts but the last, which comes with the order."""
+        self.draw(server_round)
         if server_round > 1:
-            yield from self._deliveries(self._limits, server_round, omitted=1)
+            yield from self.deliveries(self._limits, server_round, omitted=1)
 
     def deliver(self, server_round: int) -> Iterator[list[Message]]:
         """Bring the result to the clients, whole and part by part, so that they can evaluate it on their own text."""
         if self.run.settings.evaluation.own_text:
             largest = self.run.settings.lora.largest_rank
             whole = {seat.client: largest for seat in self.rounds.roster.active()}
-            yield from self._deliveries(whole, server_round + 1, omitted=0)
+            yield from self.deliveries(whole, server_round + 1, omitted=0)
 
-    def _deliveries(self, limits: Mapping[int, int], server_round: int, omitted: int) -> Iterator[list[Message]]:
+    def deliveries(self, limits: Mapping[int, int], server_round: int, omitted: int) -> Iterator[list[Message]]:
+        """The global adapters for clients with these rank limits, but for the last parts that are ``omitted``."""
         cut = {client: self._parts(limit)[: -omitted or None] for client, limit in limits.items()}
         for part in range(max(map(len, cut.values()), default=0)):
             receiving = [seat for seat in self.rounds.roster.active() if part < len(cut.get(seat.client, ()))]
@@ -141,10 +153,10 @@ class FedPETuning(Method):
             ]
 
     def _parts(self, limit: int) -> list[list[str]]:
-        return parts(self.result.adapters.limited(limit), self.run.settings)
+        return parts(self.averaged.adapters.limited(limit), self.run.settings)
 
     def _blobs(self, limit: int, part: int) -> dict[str, bytes]:
-        return {key: self.result.blob(key, limit) for key in self._parts(limit)[part]}
+        return {key: self.averaged.blob(key, limit) for key in self._parts(limit)[part]}
 
     # ----- the round --------------------------------------------------------------------------------------------------
 
@@ -170,7 +182,7 @@ class FedPETuning(Method):
 
     def is_plausible(self, inbox: Inbox, client: int) -> bool:
         """Whether training can have led to all that a client sent; if not, it is dropped."""
-        for key, shapes in self.result.adapters.limited(self._limits[client]).shapes().items():
+        for key, shapes in self.averaged.adapters.limited(self._limits[client]).shapes().items():
             start = self._start(key)
             for name, shape in shapes.items():
                 sent = self._sent(inbox, client, key, name, shape)
@@ -189,20 +201,20 @@ class FedPETuning(Method):
             self.reach.note(key, tensors)
 
     def _first_values(self) -> Iterator[tuple[str, Mapping[str, torch.Tensor]]]:
-        for key in self.result.blobs:
-            yield key, self.result.tensors(key)
+        for key in self.averaged.blobs:
+            yield key, self.averaged.tensors(key)
 
     def _sent_values(self) -> Iterator[tuple[str, Mapping[str, torch.Tensor]]]:
         for limit in sorted(set(self._limits.values())):
-            for key in self.result.blobs:
-                yield key, self.result.received(key, limit)
+            for key in self.averaged.blobs:
+                yield key, self.averaged.received(key, limit)
 
     def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
         """Average the adapters blob by blob, in order of client."""
         self.settle(inbox, clients)
         claimed = {client: self._claimed_weight(client) for client in clients}
         self._weights = count_claims(self.rounds, "weight", claimed, self.federation.max_weight_ratio)
-        self.result.replace(self._folded(inbox, clients), self._limits_after(server_round))
+        self.averaged.replace(self._folded(inbox, clients), self._limits_after(server_round))
 
     def settle(self, inbox: Inbox, clients: list[int]) -> None:
         """Take over what the round's clients reported, before their adapters are averaged; here there is nothing to settle."""
@@ -215,7 +227,7 @@ class FedPETuning(Method):
 
     def _folded(self, inbox: Inbox, clients: list[int]) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
         """The mean of each block's adapters; one matrix's adapters of all clients are in memory at a time."""
-        adapters = self.result.adapters
+        adapters = self.averaged.adapters
         self.run.progress.begin("averaging", len(adapters.blocks))
         for index in sorted(adapters.blocks):
             key, tensors = block_key(index), dict[str, torch.Tensor]()
@@ -229,7 +241,7 @@ class FedPETuning(Method):
 
     def _mean_of_head(self, inbox: Inbox, name: str, clients: list[int]) -> torch.Tensor:
         """Mean of one tensor of the classification head, float32; summed in float64, in order of client."""
-        shape, start, total = self.result.adapters.head[name], self._start(HEAD_KEY), 0.0
+        shape, start, total = self.averaged.adapters.head[name], self._start(HEAD_KEY), 0.0
         mean = torch.zeros(shape, dtype=torch.float64)
         for client in clients:
             trained = self._trained(self._sent(inbox, client, HEAD_KEY, name, shape), start, client, name)
@@ -257,7 +269,7 @@ class FedPETuning(Method):
         Clients began with what rounding left of them. So what it took moves the point at which they trained, and does not come
         back with what they send.
         """
-        return self.result.tensors(key) if self.federation.sends_differences else {}
+        return self.averaged.tensors(key) if self.federation.sends_differences else {}
 
     def _trained(self, sent: torch.Tensor, start: Mapping[str, torch.Tensor], client: int, name: str) -> torch.Tensor:
         """One tensor as a client trained it; of ranks that it gave up, where it sent zeros, nothing is left."""

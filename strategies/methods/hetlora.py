@@ -102,7 +102,7 @@ class HetLoRA(FedPETuning):
         matrices are taken as one long vector, and no matrix of a client weighs more than another.
         """
         squares: dict[int, list[float]] = {client: [] for client in clients}
-        for index, adapter in self.result.adapters:
+        for index, adapter in self.averaged.adapters:
             found = self._factors(inbox, block_key(index), adapter, clients)
             for client, factors in zip(clients, found, strict=True):
                 squares[client].append(norm(factors) ** 2)

@@ -6,7 +6,7 @@ rounds or lost its private state. With error feedback what is lost is added the 
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors.torch import load, save
@@ -28,6 +28,25 @@ STATE = ("blobs", "sent", "lost")
 """Attributes that a checkpoint keeps."""
 
 
+class Adapters(Protocol):
+    """Adapters of a model, as they are written, merged and measured."""
+
+    adapters: AdapterPlan
+
+    @property
+    def blobs(self) -> Mapping[str, str]:
+        """Hash of each blob's tensors, by blob key."""
+
+    def tensors(self, key: str) -> dict[str, Tensor]:
+        """Tensors of one blob: float32, by canonical name."""
+
+    def edits(self, index: int) -> Mapping[str, WeightEdit]:
+        """What merges the adapters into one block's dense weights."""
+
+    def report(self) -> dict[str, Any]:
+        """What the summary says of this method alone."""
+
+
 class AdapterResult:
     """The global adapters.
 
@@ -36,13 +55,16 @@ class AdapterResult:
     settings : of the run
     model : the base model
     store : where tensors are kept, for a run the checkpoint's blobs
+    adapters : which there are; None: those that the run's clients train
     """
 
-    def __init__(self, settings: RunSettings, model: OpenedModel, store: BlobStore) -> None:
+    def __init__(
+        self, settings: RunSettings, model: OpenedModel, store: BlobStore, adapters: AdapterPlan | None = None
+    ) -> None:
         self.settings = settings
         self.model = model
         self.store = store
-        self.adapters: AdapterPlan = trained(model.plan, settings)
+        self.adapters: AdapterPlan = trained(model.plan, settings) if adapters is None else adapters
         first = initial_values(model, self.adapters, settings.seed)
         self._first = {key: store.put(save(tensors)) for key, tensors in first.items()}
         self.blobs: dict[str, str] = dict(self._first)

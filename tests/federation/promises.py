@@ -186,10 +186,14 @@ class Promises:
                 folder = bench.run(grid)
             return Uninterrupted(bench, folder, requests, grid.received, printed.getvalue())
 
+    def model_of_clients(self, run: Uninterrupted) -> Path:
+        """Directory of the model that clients work on."""
+        return run.bench.model
+
     # ----- contract ---------------------------------------------------------------------------------------------------
 
     def test_every_message_matches_its_contract_both_ways(self, whole: Uninterrupted) -> None:
-        settings, plan = parse(whole.bench.config()), OpenedModel(whole.bench.model).plan
+        settings, plan = parse(whole.bench.config()), OpenedModel(self.model_of_clients(whole)).plan
         assert len(whole.requests) == len(whole.received) > whole.bench.num_clients
         for request, (_, reply) in zip(whole.requests, whole.received, strict=True):
             asked = read(request.content)
@@ -376,7 +380,7 @@ class Promises:
 
     @pytest.mark.parametrize("spoil", sorted(SPOILS))
     def test_a_malformed_reply_is_refused(self, plain: Uninterrupted, spoil: str) -> None:
-        settings, model = parse(plain.bench.config()), OpenedModel(plain.bench.model)
+        settings, model = parse(plain.bench.config()), OpenedModel(self.model_of_clients(plain))
         pairs = zip(plain.requests, plain.received, strict=True)
         request, reply = next((r, a) for r, (client, a) in pairs if client == 2 and read(r.content).header.kind == "train")
         asked, copied = read(request.content), Message(write(read(reply.content)), reply_to=request)

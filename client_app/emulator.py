@@ -1,0 +1,89 @@
+"""The sub-model of FedSODA at a client: its files, and the LoRA that the server aligned in its emulator."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from client_app.delivery import take
+from client_app.downloaded_model import offered_sha256, take_offer, take_piece
+from client_app.site import Site, reply_to
+from espalier.settings.mistakes import StateLost
+from espalier.storage.private import PrivateState
+from espalier.wire.fedsoda import NEVER, EmulatorPart, SubModelOrder
+from espalier.wire.messages import Letter, NoScalars, validate
+
+EMULATOR = "emulator"
+"""Document that outlasts rounds: of the last two alignments which blocks have LoRA, and the blobs' hashes by part and key."""
+
+
+def take_any(site: Site, request: Letter) -> Letter:
+    """Answer a ``deliver``: of the sub-model, of its emulator's LoRA, or of the adapter's."""
+    what = request.scalars.get("what")
+    if what == "model":
+        return take_offer(site, request)
+    if what == "piece":
+        return take_piece(site, request)
+    return _take_emulator(site, request) if what == "emulator" else take(site, request)
+
+
+def _take_emulator(site: Site, request: Letter) -> Letter:
+    """Keep a part of the emulator's LoRA, and that of the alignment before: an order of the round before may come again."""
+    state, part = site.state(request.header), validate(EmulatorPart, request.scalars)
+    with state.locked():
+        kept, store = _kept(state), state.blobs_of(EMULATOR)
+        if not kept or (kept[-1]["aligned"], kept[-1]["blocks"]) != (part.aligned, part.blocks):
+            kept = [*kept[-1:], {"aligned": part.aligned, "blocks": part.blocks, "parts": {}}]
+        kept[-1]["parts"][str(request.header.part)] = {key: store.put(blob) for key, blob in request.blobs.items()}
+        state.save_lasting(EMULATOR, {"kept": kept})
+        store.keep_only({blob for held in kept for hashes in held["parts"].values() for blob in hashes.values()})
+    return reply_to(request, NoScalars())
+
+
+@dataclass(frozen=True)
+class HeldEmulator:
+    """LoRA of the emulator that is here."""
+
+    blocks: list[int]
+    """Of the sub-model, which have it; none where it was never aligned."""
+    hashes: dict[str, str]
+    """Of its blobs, by key."""
+
+    def blobs(self, state: PrivateState) -> dict[str, bytes]:
+        """The blobs by key.
+
+        Raises
+        ------
+        Mistake
+            One is gone or damaged.
+        """
+        store = state.blobs_of(EMULATOR)
+        return {key: store.get(blob) for key, blob in self.hashes.items()}
+
+
+def held_emulator(state: PrivateState, aligned: int | None = None) -> HeldEmulator:
+    """What is held of an alignment; None: of the last one.
+
+    Raises
+    ------
+    StateLost
+        That alignment was not brought here, or only parts of it.
+    """
+    kept = _kept(state)
+    if aligned is None:
+        aligned = kept[-1]["aligned"] if kept else NEVER
+    if aligned == NEVER:
+        return HeldEmulator([], {})
+    found = next((held for held in kept if held["aligned"] == aligned), None)
+    if found is None:
+        raise StateLost("train: the emulator's LoRA at this site is of another round")
+    return HeldEmulator(found["blocks"], {key: blob for part in found["parts"].values() for key, blob in part.items()})
+
+
+def _kept(state: PrivateState) -> list[dict[str, Any]]:
+    kept: list[dict[str, Any]] = (state.load_lasting(EMULATOR) or {"kept": []})["kept"]
+    return kept
+
+
+def require_model(state: PrivateState, order: SubModelOrder) -> None:
+    """Raise StateLost unless the sub-model that an order names was brought here."""
+    if offered_sha256(state) != order.model_sha256:
+        raise StateLost("train: the run's sub-model was not brought to this site, or its state was removed")

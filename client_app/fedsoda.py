@@ -1,0 +1,69 @@
+"""FedSODA at a client: tune the adapter's LoRA on the sub-model that the server brought, beside the emulator's frozen LoRA."""
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from client_app import tuning
+from client_app.emulator import HeldEmulator, held_emulator, require_model
+from client_app.site import Site
+from espalier.modeling.limits import require_within_limits
+from espalier.settings.fedsoda import FedSodaSettings
+from espalier.storage.private import PrivateState
+from espalier.training.initial import initial_values
+from espalier.wire.adapter_payload import sums, unpack_adapters
+from espalier.wire.adapters import AdapterPlan, Tensors
+from espalier.wire.fedsoda import SubModelOrder, emulator_adapters
+from espalier.wire.messages import Letter, validate
+
+
+def train(site: Site, request: Letter) -> Letter:
+    """Train the adapter's LoRA and reply with the first part; a round is answered once."""
+    order = validate(SubModelOrder, request.scalars)
+    state = site.state(request.header)
+    require_model(state, order)
+    require_within_limits(site.settings, site.model)
+    return tuning.train(site, request, _beside(site, state, held_emulator(state, order.aligned)))
+
+
+def alone(site: Site, request: Letter) -> Letter:
+    """Train it by itself, on the same sub-model."""
+    state = site.state(request.header)
+    return tuning.alone(site, request, _beside(site, state, held_emulator(state)))
+
+
+def evaluate(site: Site, request: Letter) -> Letter:
+    """Losses of the sub-model with what this client trained alone, and with the federated adapter."""
+    state = site.state(request.header)
+    return tuning.evaluate(site, request, _beside(site, state, held_emulator(state)))
+
+
+def _beside(site: Site, state: PrivateState, held: HeldEmulator) -> tuning.Beside:
+    """The emulator's LoRA, which is in the model and not trained, and the pull towards the first values of what is."""
+    plan, values = _emulator(site, state, held)
+    penalty = partial(_pull, site) if site.settings.of(FedSodaSettings).pulls_to_first(site.settings.training) else None
+    return tuning.Beside(plan, values, held.hashes, penalty, SubModelOrder)
+
+
+def _emulator(site: Site, state: PrivateState, held: HeldEmulator) -> tuple[AdapterPlan | None, Tensors]:
+    if not held.blocks:
+        return None, {}
+    settings, blobs = site.settings, held.blobs(state)
+    plan = emulator_adapters(site.model.plan, settings, held.blocks)
+    found = {key: unpack_adapters(shapes, blobs[key], settings.federation.payload) for key, shapes in plan.shapes().items()}
+    if not settings.of(FedSodaSettings).delivers_differences(settings.federation):
+        return plan, found
+    first = initial_values(site.model, plan, settings.seed)
+    return plan, {key: sums(first[key], block) for key, block in found.items()}
+
+
+def _pull(site: Site, adapters: AdapterPlan, values: Tensors) -> Tensor:
+    """``mu / 2 ||w - w_first||^2`` (FedBiOT's regulariser), float32, ()."""
+    first, strength = initial_values(site.model, adapters, site.settings.seed), site.settings.training.proximal
+    squares = [
+        (value - first[key][name].to(value.device)).square().sum()
+        for key, block in values.items()
+        for name, value in block.items()
+    ]
+    return strength / 2 * torch.stack(squares).sum()

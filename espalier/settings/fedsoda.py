@@ -1,0 +1,154 @@
+"""Settings of FedSODA: clients tune the last layers of a pruned, quantised sub-model, which the server keeps aligned."""
+
+from typing import ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from espalier.settings.federation import FederationSettings
+from espalier.settings.fedpetuning import AdapterAveraging
+from espalier.settings.lora import LoraSettings
+from espalier.settings.mistakes import Mistake
+from espalier.settings.table import ReadWith
+from espalier.settings.training import MOST_LEARNING_RATE, TrainingSettings
+
+
+class FedSodaSettings(AdapterAveraging):
+    """Table ``[fedsoda]`` ("FedSODA", with FedOT and FedBiOT as other values of the same keys, see their presets).
+
+    A base model of L blocks is an emulator, which is pruned and stays frozen at the clients, and adapter blocks, whose LoRA is
+    trained: the last ``adapter-layers``, and the first ``first-layers``.
+    """
+
+    FIRST_DELIVERY = 1
+    ROUNDS = 10
+    NEEDS_BASE_MODEL = False
+    READ_WITH: ClassVar[ReadWith] = {
+        "group-layers": {"drop": ("similar",)},
+        "groups": {"drop": ("similar",)},
+        "dropped-layers": {"drop": ("uniform",)},
+    }
+
+    adapter_layers: int = Field(3, ge=1, description="Last blocks, which are the adapter: clients train their LoRA (L_A).")
+    first_layers: int = Field(0, ge=0, description="First blocks that belong to the adapter too (FedOT: 1).")
+    drop: Literal["similar", "uniform"] = Field(
+        "similar",
+        description="Which blocks of the emulator go: of `groups` of neighbours with like outputs all but the first (FedSODA), "
+        "or blocks at even distances (FedOT, FedBiOT).",
+    )
+    group_layers: int = Field(3, ge=0, description="Blocks that go of each group (n).")
+    groups: int = Field(4, ge=1, description="Groups of blocks (p).")
+    dropped_layers: int = Field(12, ge=0, description="Blocks that go at even distances.")
+    emulator: Literal["nf4", "stored"] = Field(
+        "nf4", description="What clients download: the sub-model with its linears in NF4, or as the base's files have it."
+    )
+    aligned: Literal["starts", "all"] = Field(
+        "starts",
+        description="Blocks of the emulator whose LoRA the server trains: the first ones of pruned groups, or all (FedBiOT).",
+    )
+    public_text: str = Field(
+        "code",
+        min_length=1,
+        description="Text on which the server compares blocks and aligns: `documentation` or `code` (the tenth that no client "
+        "holds), or the path of a text file. It must be none of `evaluation.texts`.",
+    )
+    public_windows: int = Field(64, ge=1, description="Windows of it.")
+    public_window_tokens: int = Field(256, ge=2, description="Tokens of a window, at most as many as the model has positions.")
+    pre_align_steps: int = Field(100, ge=0, description="Steps of alignment before the first round; 0: none.")
+    realign_steps: int = Field(50, ge=1, description="Steps of a realignment.")
+    realign_every: int = Field(5, ge=0, description="Rounds between realignments (r); 0: none.")
+    align_batch: int = Field(4, ge=1, description="Windows of a step of alignment.")
+    align_learning_rate: float = Field(1e-3, gt=0, le=MOST_LEARNING_RATE, description="Learning rate of alignment (AdamW).")
+    representation_weight: float = Field(
+        1.0, ge=0, description="Weight of the distances between hidden states of sub-model and full model (alpha)."
+    )
+    divergence_weight: float = Field(
+        1.0, ge=0, description="Weight of the Kullback-Leibler divergence between their predictions (beta)."
+    )
+    proximal_to: Literal["global", "first"] = Field(
+        "global",
+        description="What `training.proximal` pulls a client's LoRA towards: the round's global one (FedSODA), or the first "
+        "(FedBiOT).",
+    )
+
+    @model_validator(mode="after")
+    def _something_is_aligned_by_something(self) -> "FedSodaSettings":
+        if self.representation_weight == self.divergence_weight == 0:
+            raise ValueError("representation-weight and divergence-weight are both 0; nothing would be aligned: raise one")
+        if self.aligned == "starts" and self.drop == "uniform" and (self.pre_align_steps or self.realign_every):
+            raise ValueError(
+                "aligned = 'starts': blocks that go at even distances leave no groups; set aligned = 'all', or "
+                "pre-align-steps and realign-every to 0"
+            )
+        return self
+
+    @property
+    def brings_nf4(self) -> str:
+        """The key and value by which clients are brought a model in NF4; empty where they are not."""
+        return "emulator = 'nf4'" if self.emulator == "nf4" else ""
+
+    @property
+    def aligns(self) -> bool:
+        """Whether the sub-model is aligned at any time."""
+        return bool(self.pre_align_steps or self.realign_every)
+
+    def realigns_in(self, server_round: int) -> bool:
+        """Whether a round begins with a realignment (algorithm 2, line 9; once per round, at the server)."""
+        return self.realign_every > 0 and server_round % self.realign_every == 0
+
+    @property
+    def num_dropped(self) -> int:
+        """Blocks that go."""
+        return self.group_layers * self.groups if self.drop == "similar" else self.dropped_layers
+
+    def pulls_to_first(self, training: TrainingSettings) -> bool:
+        """Whether a client's LoRA is pulled towards its first values."""
+        return self.proximal_to == "first" and training.proximal > 0
+
+    def emulator_of(self, num_blocks: int) -> range:
+        """Blocks of the emulator in a model, full or smaller, of so many blocks.
+
+        Raises
+        ------
+        Mistake
+            There is none.
+        """
+        blocks = range(self.first_layers, num_blocks - self.adapter_layers)
+        if not blocks:
+            raise Mistake(
+                f"fedsoda.adapter-layers = {self.adapter_layers}, first-layers = {self.first_layers}: the model has "
+                f"{num_blocks} blocks, and none is left for the emulator; lower them"
+            )
+        return blocks
+
+    def lora_of(self, lora: LoraSettings, num_blocks: int) -> LoraSettings:
+        """LoRA of the adapter's blocks."""
+        emulator = self.emulator_of(num_blocks)
+        first = f"0-{emulator[0] - 1}," if self.first_layers else ""
+        return lora.model_copy(update={"layers": f"{first}{emulator[-1] + 1}-{num_blocks - 1}"})
+
+    def align_training(self, training: TrainingSettings, steps: int) -> TrainingSettings:
+        """Alignment in the words of ``[training]``: AdamW with the paper's momenta (section 6.1.2)."""
+        changes = {
+            "steps": steps,
+            "batch-size": self.align_batch,
+            "accumulation": 1,
+            "learning-rate": self.align_learning_rate,
+            "schedule": "constant",
+            "warmup-steps": 0,
+            "weight-decay": 0.0,
+            "beta1": 0.9,
+            "beta2": 0.95,
+            "proximal": 0.0,
+        }
+        return TrainingSettings.model_validate(training.model_dump(by_alias=True) | changes)
+
+    def contradictions(self, method: str, federation: FederationSettings, lora: LoraSettings, num_clients: int) -> list[str]:
+        """What does not fit each other in these tables."""
+        lines = super().contradictions(method, federation, lora, num_clients)
+        if lora.layers != "all":
+            lines.append(
+                f"lora.layers = '{lora.layers}': {method}.adapter-layers says which blocks are adapted; leave it at 'all'"
+            )
+        if lora.merge and lora.keep_zeros:
+            lines.append(f"lora.keep-zeros = true: clients of {method} train on another model than the base; set it to false")
+        return lines

@@ -1,0 +1,169 @@
+"""Orchestrated distillation alignment (FedSODA, section 4.3): LoRA in a sub-model's emulator learns what the full model does.
+
+The full model is the teacher. It passes the public windows block by block, with the current adapter plugged into it, so that it
+is never in memory whole; what the sub-model is to match is kept, in memory or on disk. The sub-model, with the same adapter, is
+the student, and of it the emulator's LoRA alone is trained.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from espalier.corpora.tasks.batches import Batch
+from espalier.modeling.block_stream import Activations, BlockStream
+from espalier.modeling.edits import Edits
+from espalier.modeling.families import Family
+from espalier.modeling.logits import tokens_at_once
+from espalier.pace.beats import beats
+from espalier.settings.training import TrainingSettings
+from espalier.training.adapted import AdaptedModel
+from espalier.training.adapter_training import flat_name
+from espalier.training.loop import Loop, Trained
+from espalier.training.numbered import numbered
+from espalier.training.order import sequences_of_step
+from espalier.wire.adapters import Tensors
+
+
+@dataclass(frozen=True)
+class Places:
+    """What of the sub-model is held against what of the full model: outputs of blocks, by their numbers in the two."""
+
+    between: Mapping[int, int]
+    """Sub-model's block s_i -> full model's block t_i + n (L_inter)."""
+    final: tuple[int, int]
+    """The emulator's last block in the sub-model and in the full model (L_final)."""
+
+    def of_full(self) -> set[int]:
+        """Blocks of the full model whose outputs are needed, but for the last one's."""
+        return {*self.between.values(), self.final[1]}
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """What the full model makes of some windows."""
+
+    numbers: Sequence[int]
+    """The windows, by their numbers among all public ones, ascending."""
+    outputs: Mapping[int, Activations]
+    """By block; the window at a place in ``numbers`` is the window of that place here."""
+    last: Activations
+    """Behind the last block, before the final norm."""
+
+    @staticmethod
+    @torch.no_grad()
+    def walked(stream: BlockStream, windows: Tensor, numbers: Sequence[int], blocks: set[int], edits: Edits) -> "Teacher":
+        """Pass windows through the full model, edited, one block in memory at a time."""
+        activations, outputs = stream.start(windows[list(numbers)]), dict[int, Activations]()
+        for block_plan in beats(stream.model.plan.blocks, "teacher's block"):
+            index = block_plan.index
+            with stream.block(index, edits(index), index + 1) as block:
+                activations.through(index, block)
+            if index in blocks:
+                outputs[index] = activations.copied()
+        return Teacher(numbers, outputs, activations)
+
+
+def predictions(whole: Any, family: Family, hidden: Tensor) -> Tensor:
+    """Logits of hidden states behind the last block: final norm and head, as the model's own code has them."""
+    if family.final_norm:
+        hidden = whole.get_submodule(family.final_norm)(hidden)
+    decoder = whole.get_submodule(family.blocks.rpartition(".")[0])
+    if (projection := getattr(decoder, "project_out", None)) is not None:
+        hidden = projection(hidden)
+    logits: Tensor = whole.get_output_embeddings()(hidden)
+    return logits
+
+
+@dataclass
+class Alignment:
+    """One alignment.
+
+    Parameters
+    ----------
+    student : the sub-model, with LoRA in emulator and adapter
+    family : of both models
+    windows : public text, (windows, tokens), int64
+    places : which outputs are held against which
+    settings : in the words of ``[training]``; ``batch_size`` counts windows
+    seed : of the windows of each step, and of dropout
+    representation, divergence : alpha and beta of equation 8
+    """
+
+    student: AdaptedModel
+    family: Family
+    windows: Tensor
+    places: Places
+    settings: TrainingSettings
+    seed: int
+    representation: float
+    divergence: float
+
+    def numbers(self) -> list[int]:
+        """The windows to which the steps come."""
+        number, batch = len(self.windows), self.settings.batch_size
+        return sorted({n for step in range(self.settings.steps) for n in sequences_of_step(number, batch, step, self.seed)})
+
+    def run(self, teacher: Teacher, start: Tensors, adapter: Tensors) -> tuple[dict[str, dict[str, Tensor]], Trained]:
+        """Train the emulator's LoRA from ``start``, beside the current adapter's; the trained tensors, and what training did.
+
+        Raises
+        ------
+        Mistake
+            No step was finite.
+        """
+        self.student.set({**start, **adapter})
+        trained = {flat_name(key, name): self.student.parameters[key][name] for key in start for name in start[key]}
+        frozen = [value for key in adapter for value in self.student.parameters[key].values()]
+        for value in frozen:
+            value.requires_grad_(False)
+        loop = Loop(self.student.whole, trained, self.settings, len(self.windows), numbered, self.seed, self.settings.steps)
+        place = {number: at for at, number in enumerate(teacher.numbers)}
+        loop.loss = lambda whole, batch, device: self.distance(whole, batch, device, teacher, place)
+        try:
+            outcome = loop.run(0, self.settings.steps)
+        finally:
+            for value in frozen:
+                value.requires_grad_(True)
+        values = self.student.values()
+        return {key: values[key] for key in start}, outcome
+
+    def distance(self, whole: Any, batch: Batch, device: torch.device, teacher: Teacher, place: Mapping[int, int]) -> Tensor:
+        """The objective of equation 8, summed over the batch's windows: float32, ().
+
+        Distances of hidden states are mean squares, divided by the mean square of the teacher's, as FedBiOT's code has them:
+        in depth some channels are thousands of times as large as others, and raw sums would be theirs alone. The divergence is
+        a mean over tokens, so that it does not outweigh them by the length of a window.
+        """
+        numbers = batch.labels.tolist()
+        wanted = [place[number] for number in numbers]
+        found = whole(input_ids=self.windows[numbers].to(device), output_hidden_states=True)
+        pairs = [*self.places.between.items(), self.places.final]
+        total = torch.zeros((), device=device)
+        if self.representation:
+            for of_student, of_teacher in pairs:
+                target = teacher.outputs[of_teacher].of_windows(wanted).to(device, torch.float32)
+                total = total + self.representation * _distances(found.hidden_states[of_student + 1], target).sum()
+        if self.divergence:
+            last = teacher.last.of_windows(wanted).to(device, next(whole.parameters()).dtype)
+            total = total + self.divergence * self._divergences(whole, last, found.logits).sum()
+        return total.to(torch.float32)
+
+    def _divergences(self, whole: Any, last: Tensor, logits: Tensor) -> Tensor:
+        """KL(full model || sub-model) of each window, a mean over its tokens (equation 7): float32, (windows,)."""
+        at_once, windows = tokens_at_once(logits.shape[-1]), list[Tensor]()
+        for hidden, own in zip(last, logits, strict=True):
+            pieces = []
+            for some, mine in zip(hidden.split(at_once), own.split(at_once), strict=True):
+                with torch.no_grad():
+                    target = predictions(whole, self.family, some).float().log_softmax(dim=-1)
+                pieces.append(nn.functional.kl_div(mine.float().log_softmax(-1), target, reduction="sum", log_target=True))
+            windows.append(torch.stack(pieces).sum() / len(hidden))
+        return torch.stack(windows)
+
+
+def _distances(made: Tensor, wanted: Tensor) -> Tensor:
+    """Mean squared distance of each window, relative to the mean square of what is wanted: float32, (windows,)."""
+    return (made.float() - wanted).square().mean(dim=(1, 2)) / wanted.square().mean(dim=(1, 2)).clamp_min(1e-12)

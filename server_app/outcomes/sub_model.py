@@ -1,0 +1,31 @@
+"""FedSODA's result: the adapter plugged into the full model, as every tuning method's is, and figures of the sub-model."""
+
+from espalier.evaluation.perplexity import mean_losses, perplexity
+from espalier.modeling.block_stream import BlockStream
+from server_app.figures import figure
+from server_app.outcomes.adapters import AdapterOutcome
+from server_app.outcomes.outcome import Outcome
+from strategies.results.sub_model import SubModelResult
+
+
+class SubModelOutcome(Outcome[SubModelResult]):
+    """Adapters of the full model, their losses and scores; and the losses of what clients trained on."""
+
+    def write(self, result: SubModelResult) -> None:
+        """Adapters in the full model, for plain peft."""
+        self._plugged.write(result.plugged())
+        self.summary.where += f", the sub-model in {result.folder}"
+
+    def measure(self, result: SubModelResult) -> None:
+        """The full model before and after, and the sub-model with all its LoRA."""
+        self._plugged.measure(result.plugged())
+        if not self.tests.texts:
+            return
+        losses = mean_losses(BlockStream(result.model, self.run.computing), self.tests.texts, result.sub_edits)
+        self.summary.report["sub_model_perplexity"] = {name: perplexity(loss) for name, loss in losses.items()}
+        text = ", ".join(f"{name} {figure(perplexity(loss))}" for name, loss in losses.items())
+        self.run.progress.note("sub_model_evaluated", f"sub-model    {text}", losses=losses)
+
+    @property
+    def _plugged(self) -> AdapterOutcome:
+        return AdapterOutcome(self.run, self.tests, self.summary)

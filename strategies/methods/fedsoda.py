@@ -1,0 +1,274 @@
+"""FedSODA ("Federated Fine-tuning of LLMs via Similarity Group Pruning and Orchestrated Distillation Alignment").
+
+Clients have no base model. The server drops blocks of it whose outputs are like those of a block before them (section 4.2), and
+clients get what is left, in NF4: an emulator, which is frozen, and an adapter, the last blocks, whose LoRA they train and the
+server averages (section 4.4). Before the first round and every few rounds the server aligns the sub-model with the full one, by
+LoRA in the emulator that learns from public text (section 4.3). At the end the adapter is plugged into the full model.
+
+FedOT and FedBiOT are the same with other settings: other blocks for the adapter, others that go, others that are aligned.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import Message
+
+from espalier.corpora.public_text import public_text
+from espalier.corpora.windows import evaluation_windows
+from espalier.modeling.block_stream import BlockStream
+from espalier.modeling.opened import OpenedModel, check_labels
+from espalier.modeling.quantised import require_quantisable
+from espalier.modeling.structured.similar_groups import (
+    angular_distances,
+    dropped_of_groups,
+    evenly_dropped,
+    similar_groups,
+)
+from espalier.settings.fedsoda import FedSodaSettings
+from espalier.settings.mistakes import Mistake
+from espalier.settings.run import BUILT_IN_TEXTS, RunSettings
+from espalier.settings.seeds import derive_seed
+from espalier.training.adapted import AdaptedModel
+from espalier.training.alignment import Alignment, Teacher
+from espalier.wire.fedsoda import EmulatorPart, SubModelOrder
+from espalier.wire.messages import Letter, Scalars
+from espalier.wire.model_folder import BYTES, PIECE, Offer, Piece
+from espalier.wire.payload import pack_tensors
+from espalier.wire.tuning import parts
+from strategies.methods.fedpetuning import FedPETuning
+from strategies.results.adapters import AdapterResult
+from strategies.results.sub_model import SubModelResult, require_sub_model
+
+
+class FedSoda(FedPETuning):
+    """FedPETuning of an adapter on a sub-model that the server keeps aligned.
+
+    Takes what ``FedPETuning`` does.
+    """
+
+    result: SubModelResult
+    job: FedSodaSettings
+
+    _held: dict[int, int]
+    """The alignment that each client has which has the sub-model; 0: none."""
+    _lacking: dict[int, list[int]]
+    """Pieces of the sub-model that clients said they lack."""
+
+    def new_result(self) -> SubModelResult:
+        """The sub-model that is to come."""
+        run = self.run
+        self._held, self._lacking = {}, {}
+        return SubModelResult(run.settings, run.model, run.checkpoint.blobs, run.folder.path / "sub-model")
+
+    @property
+    def averaged(self) -> AdapterResult:
+        """The adapter's LoRA."""
+        return self.result.adapter
+
+    @classmethod
+    def require_fit(cls, settings: RunSettings, model: OpenedModel, capabilities: Mapping[str, float]) -> None:
+        """Refuse an encoder, more blocks to drop than there are, text that is evaluated on, and what FedPETuning refuses."""
+        check_labels(model.family, None, str(model.directory / "config.json"))
+        super().require_fit(settings, model, capabilities)
+        job, method = settings.of(FedSodaSettings), settings.method
+        emulator = job.emulator_of(len(model.plan.blocks))
+        needed = job.groups * (job.group_layers + 1) if job.drop == "similar" else job.dropped_layers + 1
+        if len(emulator) < needed:
+            what = f"{method}.group-layers = {job.group_layers}, groups = {job.groups}"
+            what = what if job.drop == "similar" else f"{method}.dropped-layers = {job.dropped_layers}"
+            raise Mistake(f"{what}: take {needed} blocks, and the emulator has {len(emulator)}; lower them")
+        if job.emulator == "nf4":
+            require_quantisable(model.plan)
+        require_sub_model(model, job.num_dropped)
+        _require_public_text(settings)
+        positions = model.num_positions
+        if positions is not None and job.public_window_tokens > positions:
+            raise Mistake(
+                f"{method}.public-window-tokens = {job.public_window_tokens}: the model has {positions} positions "
+                f"({model.positions_key} in its config.json); set it to {positions} or less"
+            )
+        if cls.reads_public_text(job):
+            cls.public_windows(settings, model)
+
+    @staticmethod
+    def reads_public_text(job: FedSodaSettings) -> bool:
+        """Whether the server compares blocks, or aligns."""
+        return job.aligns or (job.drop == "similar" and job.group_layers > 0)
+
+    @staticmethod
+    def public_windows(settings: RunSettings, model: OpenedModel) -> Any:
+        """Windows of the public text: (windows, tokens), int64."""
+        job = settings.of(FedSodaSettings)
+        path = "" if job.public_text in BUILT_IN_TEXTS else job.public_text
+        what = f"{settings.method}.public-text"
+        return evaluation_windows(
+            public_text(job.public_text, path), model.encode, job.public_window_tokens, job.public_windows, what
+        )
+
+    def summary(self) -> None:
+        """Show what will be done."""
+        job, blocks = self.job, len(self.run.model.plan.blocks)
+        first = f"aligned before round 1 ({job.pre_align_steps} steps)"
+        aligned = first if job.pre_align_steps else "not aligned before round 1"
+        again = f", every {job.realign_every} rounds ({job.realign_steps} steps)" if job.realign_every else ""
+        text = f"{job.num_dropped} of {blocks} blocks go ({job.drop}), the rest in {job.emulator}, {aligned}{again}"
+        self.run.progress.note("method", f"{self.run.settings.method:<12} {text}")
+
+    def state(self) -> dict[str, Any]:
+        """The sub-model, all LoRA, and what each client has of it."""
+        return super().state() | {"held": {str(client): aligned for client, aligned in sorted(self._held.items())}}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take over what ``state`` returned."""
+        super().restore(state)
+        self._held = {int(client): aligned for client, aligned in state["held"].items()}
+        if self.result.dropped is not None:
+            self.rounds.plan = self.result.model.plan
+
+    # ----- at the server, before a round ------------------------------------------------------------------------------
+
+    def before_round(self, server_round: int) -> bool:
+        """Make the sub-model; align it at first, and again every few rounds."""
+        job = self.job
+        if server_round == 1:
+            self._prune()
+        steps = (job.pre_align_steps if server_round == 1 else 0) or (job.realign_steps if job.realigns_in(server_round) else 0)
+        if steps and self.result.emulator is not None:
+            self._align(self.result.emulator, server_round, steps)
+        return server_round == 1 or steps > 0
+
+    def _prune(self) -> None:
+        """Algorithm 1, or blocks at even distances."""
+        job, run = self.job, self.run
+        emulator = job.emulator_of(len(run.model.plan.blocks))
+        starts, distances = list[int](), list[float]()
+        if job.drop == "uniform":
+            dropped = evenly_dropped(emulator, job.dropped_layers)
+        else:
+            run.progress.begin("comparing", 1)
+            stream = BlockStream(run.model, run.computing)
+            distances = angular_distances(stream, self.public_windows(run.settings, run.model), job.group_layers, emulator)
+            starts = similar_groups(distances, job.group_layers, job.groups, emulator[0])
+            dropped = dropped_of_groups(starts, job.group_layers)
+            run.progress.step("compared", f"outputs of {len(emulator)} blocks")
+        self.result.decide(dropped, starts, distances)
+        self.rounds.plan = self.result.model.plan
+        size = self.result.manifest.num_bytes
+        gone = ", ".join(map(str, dropped)) or "none"
+        text = f"sub-model    blocks {gone} go; {len(self.result.kept)} are left, {size / 1e6:,.1f} MB"
+        run.progress.note("sub_model", text, dropped=dropped, bytes=size)
+
+    def _align(self, emulator: AdapterResult, server_round: int, steps: int) -> None:
+        """Section 4.3, with the current adapter in both models, which the paper leaves open."""
+        job, run, result = self.job, self.run, self.result
+        training = job.align_training(run.settings.training, steps)
+        adapters = result.adapter.adapters.joined(emulator.adapters)
+        student = AdaptedModel.load(result.model, run.computing, run.settings, adapters)
+        alignment = Alignment(
+            student=student,
+            family=run.model.family,
+            windows=self.public_windows(run.settings, run.model),
+            places=result.places(),
+            settings=training,
+            seed=derive_seed(run.settings.seed, "alignment", server_round=server_round),
+            representation=job.representation_weight,
+            divergence=job.divergence_weight,
+        )
+        run.progress.begin("aligning", 1)
+        stream, edits = BlockStream(run.model, run.computing), result.plugged().edits
+        teacher = Teacher.walked(stream, alignment.windows, alignment.numbers(), alignment.places.of_full(), edits)
+        start, adapter = ({key: of.tensors(key) for key in of.blobs} for of in (emulator, result.adapter))
+        tensors, outcome = alignment.run(teacher, start, adapter)
+        emulator.replace(tensors.items(), [run.settings.lora.largest_rank])
+        result.aligned = server_round
+        first, last = outcome.losses[0], outcome.losses[-1]
+        text = f"before round {server_round}: {steps} steps, objective {first:.4f} to {last:.4f}"
+        run.progress.step("aligned", text, round=server_round, losses=outcome.losses)
+
+    # ----- what clients are brought -----------------------------------------------------------------------------------
+
+    def prepare(self, server_round: int) -> Iterator[list[Message]]:
+        """Draw the round's clients, and bring them what they lack: the sub-model, the alignment, the adapter's LoRA."""
+        self.draw(server_round)
+        yield from self._sub_model(server_round, list(self._limits))
+        if server_round > 1:
+            yield from self.deliveries(self._limits, server_round, omitted=1)
+
+    def catches_up(self) -> bool:
+        """A client may lose its state, or the sub-model."""
+        return True
+
+    def bring_again(self, server_round: int, lost: Sequence[int]) -> Iterator[list[Message]]:
+        """All of it, to clients that lost theirs."""
+        for client in lost:
+            self._held.pop(client, None)
+        yield from self._sub_model(server_round, lost)
+        if server_round > 1:
+            limits = {client: limit for client, limit in self._limits.items() if client in lost}
+            yield from self.deliveries(limits, server_round, omitted=1)
+
+    def deliver(self, server_round: int) -> Iterator[list[Message]]:
+        """Bring the sub-model to clients that evaluate and were not drawn of late, and the result if they evaluate it."""
+        if self.evaluation.asked:
+            yield from self._sub_model(server_round, [seat.client for seat in self.rounds.roster.active()])
+        yield from super().deliver(server_round)
+
+    def order(self, server_round: int, client: int) -> tuple[Scalars, Mapping[str, bytes]]:
+        """A drawn client trains, on a sub-model that is named."""
+        order, blobs = super().order(server_round, client)
+        named = SubModelOrder(**order.model_dump(), model_sha256=self.result.manifest.sha256, aligned=self.result.aligned)
+        return named, blobs
+
+    def _sub_model(self, server_round: int, clients: Collection[int]) -> Iterator[list[Message]]:
+        """What clients lack of the sub-model's files, then of its emulator's LoRA."""
+        yield from self._files(server_round, [client for client in clients if client not in self._held])
+        stale = [client for client in clients if self._held.get(client, self.result.aligned) != self.result.aligned]
+        if stale and (emulator := self.result.emulator) is not None:
+            yield from self.bring(server_round, self._emulator_parts(emulator), stale)
+            self._held |= dict.fromkeys(stale, self.result.aligned)
+
+    def _files(self, server_round: int, clients: Collection[int]) -> Iterator[list[Message]]:
+        """Offer the sub-model, and then bring each client the pieces that it said it lacks."""
+        if not clients:
+            return
+        self._lacking = {}
+        manifest = self.result.manifest
+        yield from self.bring(server_round, [(Offer.of(manifest), {})], clients)
+        for index in range(len(manifest.piece_sha256)):
+            if wanting := [client for client, pieces in self._lacking.items() if index in pieces]:
+                piece = Piece(model_sha256=manifest.sha256, index=index, size=manifest.piece_size(index))
+                data = np.frombuffer(self.result.piece(index), dtype=np.uint8)
+                yield from self.bring(server_round, [(piece, {PIECE: pack_tensors({BYTES: data})})], wanting)
+        self._held |= dict.fromkeys(self._lacking, 0)
+        self._save(server_round - 1)  # a resumption does not bring the same files again
+
+    def note_delivered(self, letter: Letter) -> None:
+        """A client has answered an offer."""
+        if "pieces" in letter.scalars:
+            self._lacking[letter.header.client] = letter.scalars["pieces"]
+
+    def _emulator_parts(self, emulator: AdapterResult) -> Iterator[tuple[Scalars, Mapping[str, bytes]]]:
+        limit = self.run.settings.lora.largest_rank
+        told = EmulatorPart(blocks=self.result.aligned_blocks, aligned=self.result.aligned)
+        for keys in parts(emulator.adapters, self.run.settings):
+            yield told, {key: emulator.blob(key, limit) for key in keys}
+
+
+def _require_public_text(settings: RunSettings) -> None:
+    """Refuse public text that models are compared on.
+
+    Raises
+    ------
+    Mistake
+        It names the key.
+    """
+    chosen = settings.of(FedSodaSettings).public_text
+    texts = settings.evaluation.named_texts()
+    same = chosen in texts if chosen in BUILT_IN_TEXTS else Path(chosen) in {Path(path) for path in texts.values() if path}
+    if same:
+        raise Mistake(
+            f"{settings.method}.public-text = '{chosen}': models are compared on it (evaluation.texts), and would be "
+            "aligned to what they are tested on; name another text"
+        )

@@ -1,0 +1,337 @@
+"""FedSODA keeps the promises of every method: a sub-model comes to clients that have none, and their adapter goes home."""
+
+import json
+import math
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from bench import Bench, Home, Killed, model_files, private_text, summary
+from flwr.app import Message
+from promises import Promises, Uninterrupted, held_out
+from safetensors.torch import load, load_file
+from tiny_model import save_tiny_llama
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from espalier.modeling.opened import OpenedModel, open_model
+from espalier.settings.mistakes import Mistake
+from espalier.training.loop import Loop
+from espalier.wire.messages import Letter, read
+from strategies.engine.rounds import RunFailed
+from strategies.results import sub_model
+
+SMALL: dict[str, Any] = {
+    "federation.rounds": 2,
+    "training.steps": 2,
+    "training.batch-size": 2,
+    "training.learning-rate": 0.01,
+    "training.proximal": 0.01,
+    "lora.rank": 2,
+    "lora.alpha": 4.0,
+    "lora.targets": "attn.q,attn.v,mlp.down",
+    "lora.merge": True,
+    "fedsoda.adapter-layers": 1,
+    "fedsoda.group-layers": 1,
+    "fedsoda.groups": 1,
+    "fedsoda.pre-align-steps": 3,
+    "fedsoda.realign-steps": 2,
+    "fedsoda.realign-every": 2,
+    "fedsoda.public-windows": 4,
+    "fedsoda.public-window-tokens": 16,
+    "fedsoda.align-batch": 2,
+    "part-bytes": 65536,
+}
+EVENLY = {"drop": "uniform", "dropped-layers": 1, "aligned": "all"}
+SCALING = 2.0
+BLOCKS = 4
+
+
+def asked(requests: list[Message], what: str) -> list[Letter]:
+    """The letters of a kind of ``deliver``, or of another kind."""
+    letters = [read(request.content) for request in requests]
+    return [letter for letter in letters if letter.scalars.get("what", letter.header.kind) == what]
+
+
+def merged(tensors: Mapping[str, torch.Tensor], weight: torch.Tensor, name: str) -> torch.Tensor:
+    """A weight with an adapter's update, by its definition."""
+    return weight + SCALING * tensors[f"{name}.lora_b"] @ tensors[f"{name}.lora_a"]
+
+
+class TestFedSoda(Promises):
+    """Two rounds; one of four blocks goes, the last is the adapter; aligned before the first round and the second."""
+
+    method = "fedsoda"
+    settings: ClassVar[dict[str, Any]] = SMALL
+    last_round = 1
+    result_round = 3
+    cuts_windows = "all_windows"
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def home(cls, tmp_path_factory: pytest.TempPathFactory) -> Home:
+        """A deeper model, wide enough for NF4, and a public text to align on beside that to evaluate on."""
+        folder = tmp_path_factory.mktemp("home")
+        model = save_tiny_llama(folder / "base", blocks=BLOCKS, hidden=64, feed_forward=64, std=0.1)
+        (folder / "public.txt").write_text("\n\n".join(private_text(99).split("\n\n")[:15]))
+        (folder / "align.txt").write_text("\n\n".join(private_text(98).split("\n\n")[:15]))
+        cls.settings = {**SMALL, "fedsoda.public-text": str(folder / "align.txt")}
+        return Home(model, folder / "public.txt")
+
+    def model_of_clients(self, run: Uninterrupted) -> Path:
+        """The sub-model."""
+        return run.folder / "sub-model"
+
+    def test_a_site_whose_model_takes_less_is_refused_when_it_enrols(self, bench: Bench) -> None:
+        """Clients have no model of their own: one that a site names is not looked at."""
+        grid = bench.grid()
+        for context in grid.contexts.values():
+            context.node_config["model-path"] = str(bench.folder)
+        assert {client["status"] for client in summary(bench.run(grid))["clients"]} == {"completed"}
+
+    def test_figures_on_own_text_are_those_of_plain_transformers(self, whole: Uninterrupted) -> None:
+        """Clients compare the aligned sub-model before and after; here it is put together from what was sent to a client."""
+        opened, bench = OpenedModel(whole.folder / "sub-model"), whole.bench
+        model = AutoModelForCausalLM.from_pretrained(bench.model, dtype=torch.float32, num_hidden_layers=BLOCKS - 1)
+        emulator = asked(whole.requests, "emulator")[-1]
+        adapter = [letter for letter in asked(whole.requests, "deliver") if letter.header.server_round == 3][-1]
+        sent = {key: load(blob) for key, blob in (emulator.blobs | adapter.blobs).items()}
+        paths = {"attn.q": "self_attn.q_proj", "attn.v": "self_attn.v_proj", "mlp.down": "mlp.down_proj"}
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter.copy_(opened.checkpoint.read(name).float())
+        tokenizer, found = AutoTokenizer.from_pretrained(bench.model), {"dense": list[float](), "federated": list[float]()}
+        for column in found:
+            for key in emulator.blobs if column == "dense" else adapter.blobs:
+                block = model.model.layers[int(key.removeprefix("block-"))]
+                for name, path in paths.items():
+                    parameter = block.get_submodule(path).weight
+                    parameter.data = merged(sent[key], parameter.data, name)
+            for client in range(bench.num_clients):
+                passages = [passage for passage in private_text(client).split("\n\n") if held_out(passage)]
+                tokens = torch.tensor(tokenizer("\n\n".join(passages))["input_ids"])
+                windows = tokens[: len(tokens) // 16 * 16].view(-1, 16)
+                with torch.no_grad():
+                    losses = [model(input_ids=window[None], labels=window[None]).loss.item() for window in windows]
+                found[column].append(math.exp(sum(losses) / len(losses)))
+        clients = summary(whole.folder)["clients"]
+        for column, values in found.items():
+            told = [client["metrics"][f"perplexity/own-text/{column}"] for client in clients]
+            assert told == pytest.approx(values, rel=1e-3)
+
+    # ----- the sub-model ----------------------------------------------------------------------------------------------
+
+    def test_the_sub_model_is_a_model_of_its_own(self, plain: Uninterrupted) -> None:
+        """What transformers loads with bitsandbytes, in the size that was told, without a block whose output was alike."""
+        folder, report = plain.folder / "sub-model", summary(plain.folder)["report"]
+        (gone,), ((full, smaller),) = report["dropped_blocks"], report["groups"]
+        assert gone == full + 1
+        assert smaller == full
+        model = AutoModelForCausalLM.from_pretrained(folder)
+        assert len(model.model.layers) == BLOCKS - 1
+        base = AutoModelForCausalLM.from_pretrained(plain.bench.model)
+        kept = [index for index in range(BLOCKS) if index != gone]
+        for place, index in enumerate(kept):
+            ours, theirs = (m.model.layers[i].input_layernorm.weight for m, i in ((model, place), (base, index)))
+            torch.testing.assert_close(ours, theirs, check_dtype=False)
+        offered = asked(plain.requests, "model")[0].scalars
+        assert report["sub_model_bytes"] == sum(offered["sizes"])
+
+    def test_a_client_gets_every_piece_once_and_a_node_that_holds_the_model_nothing(self, bench: Bench) -> None:
+        first, requests = bench.grid(), list[Message]()
+        first.before_push = requests.append
+        bench.run(first, federation__rounds=1)
+        offers, pieces = asked(requests, "model"), asked(requests, "piece")
+        number = len(offers[0].scalars["piece_sha256"])
+        assert number > 1
+        brought = sorted((letter.header.client, letter.scalars["index"]) for letter in pieces)
+        assert brought == [(client, index) for client in range(bench.num_clients) for index in range(number)]
+        again, requests = bench.grid(seed=1), list[Message]()
+        again.before_push = requests.append
+        bench.run(again, federation__rounds=1, seed=1)
+        assert len(asked(requests, "model")) == bench.num_clients
+        assert not asked(requests, "piece")
+
+    def test_a_model_that_was_changed_on_disk_is_brought_again(self, bench: Bench) -> None:
+        bench.run(federation__rounds=1)
+        (files,) = (bench.folder / "state" / "models").glob("*/files")
+        (files / "config.json").write_text((files / "config.json").read_text().replace("silu", "gelu"))
+        grid, requests = bench.grid(), list[Message]()
+        grid.before_push = requests.append
+        folder = bench.run(grid, federation__rounds=1)
+        assert asked(requests, "piece")
+        assert {client["status"] for client in summary(folder)["clients"]} == {"completed"}
+
+    @pytest.mark.parametrize("spoil", ["piece", "name"])
+    def test_what_a_client_is_brought_is_held_against_its_hash(
+        self, bench: Bench, spoil: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A server that brings other bytes, or files that no model has, gets no work."""
+        if spoil == "piece":
+            zeros = "strategies.results.sub_model.SubModelResult.piece"
+            monkeypatch.setattr(zeros, lambda result, index: bytes(result.manifest.piece_size(index)))
+            wanted = "piece 0 does not have the hash that was offered"
+        else:
+            write, wanted = sub_model.write_sub_model, "a file has a name that no file of a model has"
+
+            def with_code(base: Any, kept: Any, target: Path, settings: Any) -> None:
+                write(base, kept, target, settings)
+                (target / "modeling_evil.py").write_text("raise SystemExit")
+
+            monkeypatch.setattr(sub_model, "write_sub_model", with_code)
+            monkeypatch.setattr(sub_model, "FILES", re.compile(r".*"))
+        with pytest.raises((Mistake, RunFailed), match=wanted):
+            bench.run(federation__rounds=1)
+
+    def test_a_client_that_lost_everything_is_brought_it_again(self, bench: Bench, plain: Uninterrupted) -> None:
+        """Between two rounds its state goes, and the model with it."""
+        grid, lost = bench.grid(), []
+
+        def lose(message: Message) -> None:
+            header = read(message.content).header
+            if (header.kind, header.server_round, header.client) == ("train", 2, 1) and not lost:
+                lost.append(header)
+                for folder in (bench.folder / "state").glob("*/node-00001"):
+                    shutil.rmtree(folder)
+
+        grid.before_push = lose
+        folder = bench.run(grid)
+        assert {client["status"] for client in summary(folder)["clients"]} == {"completed"}
+        assert model_files(folder) == model_files(plain.folder)
+
+    def test_a_site_may_allow_no_model_so_large(self, bench: Bench) -> None:
+        grid = bench.grid()
+        next(iter(grid.contexts.values())).node_config["most-model-bytes"] = 1000
+        client = summary(bench.run(grid))["clients"][0]
+        assert client["status"] == "dropped"
+        assert "most-model-bytes = 1000: this site's owner allows no larger model" in client["reason"]
+
+    # ----- the adapter ------------------------------------------------------------------------------------------------
+
+    def test_only_the_last_blocks_differ(self, plain: Uninterrupted) -> None:
+        base, made = (AutoModelForCausalLM.from_pretrained(path) for path in (plain.bench.model, plain.folder / "model"))
+        changed = {
+            int(name.split(".")[2])
+            for (name, one), (_, other) in zip(base.named_parameters(), made.named_parameters(), strict=True)
+            if not torch.equal(one, other)
+        }
+        assert changed == {BLOCKS - 1}
+        adapter = load_file(plain.folder / "adapter" / "adapter_model.safetensors")
+        assert {name.split("layers.")[1].split(".")[0] for name in adapter} == {str(BLOCKS - 1)}
+        assert any(value.abs().max() > 0 for name, value in adapter.items() if "lora_B" in name)
+
+    def test_what_clients_send_is_the_adapter_alone(self, plain: Uninterrupted) -> None:
+        replies = [read(reply.content) for _, reply in plain.received]
+        sent = {key for reply in replies for key in reply.blobs}
+        assert sent == {f"block-{BLOCKS - 2:04d}"}
+
+    def test_the_bytes_of_a_run_are_those_of_the_formula(self, plain: Uninterrupted) -> None:
+        """(2 L_A + p / r) u numbers a round: up and down the adapter, and the emulator's LoRA where it was aligned."""
+        u = sum(2 * (rows + columns) for rows, columns in ((64, 64), (32, 64), (64, 64)))
+
+        def numbers(letters: list[Letter]) -> int:
+            blobs = [blob for letter in letters for blob in letter.blobs.values()]
+            return sum(value.numel() for blob in blobs for value in load(blob).values())
+
+        clients, rounds = plain.bench.num_clients, 2
+        up = numbers([read(reply.content) for _, reply in plain.received])
+        down = numbers(asked(plain.requests, "train"))  # in the first round nothing comes down: it is made from the seed
+        emulator = numbers(asked(plain.requests, "emulator"))  # before the first round and the second
+        assert (up, down, emulator) == (clients * rounds * u, clients * (rounds - 1) * u, clients * 2 * u)
+
+    def test_realignment_begins_where_the_last_one_ended(self, plain: Uninterrupted) -> None:
+        first, second = ({key: load(blob) for key, blob in letter.blobs.items()} for letter in _emulators(plain, 0))
+        assert first.keys() == second.keys()
+        differences = [np.abs((first[key][name] - second[key][name]).numpy()).max() for key in first for name in first[key]]
+        assert 0 < max(differences) < 0.1
+        assert [letter.scalars["aligned"] for letter in _emulators(plain, 0)] == [1, 2]
+
+    # ----- other values of the same keys ------------------------------------------------------------------------------
+
+    @pytest.mark.parametrize(
+        ("name", "changes", "adapted", "emulated"),
+        [
+            ("none", {"pre-align-steps": 0, "realign-every": 0}, {2}, set()),
+            ("pre", {"realign-every": 0}, {2}, {0, 1}),
+            ("realign", {"pre-align-steps": 0, "realign-every": 2}, {2}, {0, 1}),
+            ("fedot", EVENLY | {"first-layers": 1, "realign-every": 0}, {0, 2}, {1}),
+            ("fedbiot", EVENLY | {"realign-every": 1, "proximal-to": "first"}, {2}, {0, 1}),
+            ("stored", {"emulator": "stored"}, {2}, {0, 1}),
+            ("whole", {"group-layers": 0}, {3}, {0, 1, 2}),
+        ],
+    )
+    def test_variants(self, bench: Bench, name: str, changes: dict[str, Any], adapted: set[int], emulated: set[int]) -> None:
+        given = {f"fedsoda__{key.replace('-', '_')}": value for key, value in changes.items()}
+        grid, requests = bench.grid(**given), list[Message]()
+        grid.before_push = requests.append
+        bench.run(grid, **given)
+        sent = {int(key.removeprefix("block-")) for _, reply in grid.received for key in read(reply.content).blobs}
+        brought = {block for letter in asked(requests, "emulator") for block in letter.scalars["blocks"]}
+        assert sent == adapted
+        assert brought <= emulated
+        assert bool(brought) == bool(emulated)
+        rounds = [letter.scalars["aligned"] for letter in asked(requests, "emulator") if letter.header.client == 0]
+        assert rounds == {"none": [], "pre": [1], "realign": [2], "fedot": [1]}.get(name, [1, 2])
+
+    def test_without_dropped_blocks_in_its_own_dtype_the_sub_model_is_the_full_model(self, bench: Bench) -> None:
+        folder = bench.run(fedsoda__group_layers=0, fedsoda__emulator="stored", federation__rounds=1)
+        assert open_model(str(folder / "sub-model")).sha256 == open_model(str(bench.model)).sha256
+
+    def test_a_pull_to_the_first_values_leaves_adapters_nearer_to_them(self, bench: Bench) -> None:
+        def size(**changes: Any) -> float:
+            folder = bench.run(bench.grid(**changes), **changes)
+            adapter = load_file(folder / "adapter" / "adapter_model.safetensors")
+            return float(sum(value.square().sum() for name, value in adapter.items() if "lora_B" in name))
+
+        far = size(training__proximal=0.0, training__steps=6)
+        assert size(training__proximal=1.0, training__steps=6, fedsoda__proximal_to="first") < far
+
+    # ----- what does not fit ------------------------------------------------------------------------------------------
+
+    @pytest.mark.parametrize(
+        ("changes", "words"),
+        [
+            ({"fedsoda__groups": 2}, r"fedsoda.group-layers = 1, groups = 2: take 4 blocks, and the emulator has 3"),
+            ({"fedsoda__adapter_layers": 4}, r"fedsoda.adapter-layers = 4, first-layers = 0: the model has 4 blocks"),
+            ({"fedsoda__public_window_tokens": 65}, r"public-window-tokens = 65: the model has 64 positions"),
+            ({"fedsoda__public_text": "/nowhere.txt"}, r"/nowhere.txt"),
+            ({"lora__layers": "0"}, r"lora.layers = '0': fedsoda.adapter-layers says which blocks are adapted"),
+            ({"fedsoda__drop": "uniform"}, r"aligned = 'starts': blocks that go at even distances leave no groups"),
+            ({"fedsoda__representation_weight": 0.0, "fedsoda__divergence_weight": 0.0}, r"are both 0"),
+        ],
+    )
+    def test_what_does_not_fit_is_told_before_anything_starts(self, bench: Bench, changes: dict[str, Any], words: str) -> None:
+        with pytest.raises(Mistake, match=words):
+            bench.run(bench.grid(), **changes)
+        assert not (bench.folder / "runs").exists()
+
+    def test_text_that_models_are_compared_on_is_not_aligned_on(self, bench: Bench) -> None:
+        with pytest.raises(Mistake, match=r"models are compared on it \(evaluation.texts\)"):
+            bench.run(bench.grid(), fedsoda__public_text=str(bench.public))
+
+    def test_a_server_killed_while_it_aligns_begins_that_alignment_again(
+        self, bench: Bench, plain: Uninterrupted, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        backward = Loop._backward
+
+        def killed_in_the_second(loop: Any, step: int) -> float:
+            if len(loop.model.model.layers) == BLOCKS - 1 and loop.settings.steps == 2 and loop.settings.beta2 == 0.95:
+                raise Killed
+            return backward(loop, step)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Loop, "_backward", killed_in_the_second)
+            with pytest.raises(Killed):
+                bench.run()
+        (folder,) = bench.runs()
+        assert json.loads((folder / "checkpoint" / "state.json").read_text())["round"] == 1
+        resumed = bench.run(bench.grid(), resume_from=str(folder))
+        assert model_files(resumed) == model_files(plain.folder)
+
+
+def _emulators(run: Uninterrupted, client: int) -> list[Letter]:
+    return [letter for letter in asked(run.requests, "emulator") if letter.header.client == client]
