@@ -40,7 +40,14 @@ def look(node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> Itera
     yield f"site       {site.name}"
     yield f"state      {private_folder(site.node.state_root())}"
     yield f"program    {code_sha256()[:12]}"
-    model, settings = site.model, site.settings
+    settings = site.settings
+    if not settings.job.NEEDS_BASE_MODEL:
+        yield "model      the run's server brings it"
+        yield f"computing  on {site.computing.device.type}, {site.computing.threads} threads"
+        require_ready(site)
+        yield f"data       {site.node.data_path or 'none of its own'}; whether it is enough, the model's tokenizer will say"
+        return
+    model = site.model
     yield f"model      {model.directory}: {model.family.name}, {len(model.plan.blocks)} blocks, hash {model.sha256[:12]}"
     computing = site.computing
     yield f"computing  on {computing.device.type}, {computing.threads} threads"

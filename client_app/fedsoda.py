@@ -23,7 +23,6 @@ def train(site: Site, request: Letter) -> Letter:
     order = validate(SubModelOrder, request.scalars)
     state = site.state(request.header)
     require_model(state, order)
-    require_within_limits(site.settings, site.model)
     return tuning.train(site, request, _beside(site, state, held_emulator(state, order.aligned)))
 
 
@@ -41,6 +40,7 @@ def evaluate(site: Site, request: Letter) -> Letter:
 
 def _beside(site: Site, state: PrivateState, held: HeldEmulator) -> tuning.Beside:
     """The emulator's LoRA, which is in the model and not trained, and the pull towards the first values of what is."""
+    require_within_limits(site.settings, site.model)
     plan, values = _emulator(site, state, held)
     penalty = partial(_pull, site) if site.settings.of(FedSodaSettings).pulls_to_first(site.settings.training) else None
     return tuning.Beside(plan, values, held.hashes, penalty, SubModelOrder)

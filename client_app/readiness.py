@@ -1,7 +1,7 @@
 """Whether a site can do what a run will ask of it, found out when it first hears of the run."""
 
 from client_app.site import Site
-from espalier.corpora.enough import require_enough
+from espalier.corpora.enough import require_enough, require_readable
 from espalier.corpora.own_data import not_allowed
 from espalier.modeling.limits import require_within_limits
 
@@ -19,7 +19,8 @@ def require_ready(site: Site) -> None:
     node = site.node
     if site.settings.evaluation.own_text and not node.allows_own_text():
         raise not_allowed()
-    if not site.settings.job.NEEDS_BASE_MODEL:
+    if not site.settings.job.NEEDS_BASE_MODEL:  # nor a tokenizer, before the server has brought one
+        require_readable(site.settings, node)
         return
     if node.data_path or node.model_path or not node.simulated:
         require_within_limits(site.settings, site.model)

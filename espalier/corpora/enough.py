@@ -11,7 +11,7 @@ from itertools import islice
 
 from espalier.corpora.client_items import client_items
 from espalier.corpora.client_text import client_windows, site_records, training_windows
-from espalier.corpora.own_data import require_own_data, require_tokens
+from espalier.corpora.own_data import require_own_data, require_tokens, told_at_the_site
 from espalier.corpora.passages import split
 from espalier.corpora.tasks.catalogue import task_named
 from espalier.corpora.tasks.reading import read_items
@@ -28,6 +28,8 @@ LARGE = 4 * 1024 * 1024
 
 FIRST_ITEMS = 1000
 """As many items of a large file are looked at."""
+
+NO_TEXT = "data-path: the site's file begins with no text; name another file"
 
 ANY_CLIENT = 0
 """A site takes its own file whole, whatever its number, which is not known yet."""
@@ -58,6 +60,26 @@ def require_enough(settings: RunSettings, node: NodeSettings, encode: Encode) ->
         training_windows(settings, node, encode, ANY_CLIENT)
     else:
         client_windows(settings, node, encode, ANY_CLIENT)
+
+
+@told_at_the_site
+def require_readable(settings: RunSettings, node: NodeSettings) -> None:
+    """Refuse a run that the site's ``data-path`` cannot serve whatever the tokenizer, where there is none as yet.
+
+    Raises
+    ------
+    Mistake
+        The file cannot be read, or holds nothing to train on.
+    """
+    on_items = settings.tunes and settings.task.name != TEXT
+    require_own_data(node, settings.data, settings.task.name if on_items else TEXT)
+    if not node.data_path:
+        return
+    if on_items:
+        if _size(node.data_path) <= LARGE or not _begins_with_items(settings, node):
+            client_items(settings, node, ANY_CLIENT)
+    elif not any(record.text.strip() for record in islice(site_records(settings.data, node), FIRST_ITEMS)):
+        raise Mistake("data-path: the first records of the site's file hold no text; name another file", NO_TEXT)
 
 
 def _size(path: str) -> int:

@@ -19,12 +19,16 @@ SHAPES = {
     "attn.q": (1024, 64), "attn.k": (1024, 64), "attn.v": (1024, 64), "attn.o": (64, 1024),
     "mlp.gate": (128, 64), "mlp.up": (128, 64), "mlp.down": (64, 128),
 }  # fmt: skip
-EXAMPLE = ModelPlan(
-    tuple(BlockPlan(i, tuple(LinearPlan(name, name, shape, "BF16") for name, shape in SHAPES.items())) for i in range(2)), 0
+BLOCKS = tuple(
+    BlockPlan(index, tuple(LinearPlan(name, name, shape, "BF16") for name, shape in SHAPES.items())) for index in range(3)
 )
+EXAMPLE = ModelPlan(BLOCKS[:2], 0)
 """A model whose replies need two parts, so that ``fetch`` has a contract too."""
+BROUGHT = ModelPlan(BLOCKS, 0)
+"""The same where clients have no base model and are brought one, a decoder: the first block is the emulator."""
 SETTINGS = {
     "evaluation.own-text": True, "lora.targets": "attn.q", "llm-pruner.spare-first": 0, "llm-pruner.spare-last": 0,
+    "fedsoda.adapter-layers": 2,
 }  # fmt: skip
 ONE_BLOCK = 8192
 """Bytes of a part that holds one block of the example model; a second part is asked for by ``fetch``."""
@@ -75,6 +79,8 @@ def _variants(method: str) -> list[tuple[ModelPlan, dict[str, Any]]]:
     if "payload" not in settings_of(method).FEDERATION:
         return [(EXAMPLE, {})]
     payloads = [{"federation.payload": payload} for payload in get_args(Payload)]
+    if not settings_of(method).NEEDS_BASE_MODEL:
+        return [(BROUGHT, payload) for payload in payloads]
     if not METHODS[method].tunes:
         return [(EXAMPLE, payload) for payload in payloads]
     encoder, classes = CLASSIFIER

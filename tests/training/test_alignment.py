@@ -1,0 +1,187 @@
+"""Alignment of a sub-model: what is trained, towards what, and whether it helps on text that it has not seen."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from tiny_model import save_tiny_llama
+from torch import Tensor
+from transformers import AutoModelForCausalLM, OPTConfig, OPTForCausalLM
+
+from espalier.corpora.tasks.batches import Batch
+from espalier.modeling.block_stream import BlockStream
+from espalier.modeling.computing import Computing
+from espalier.modeling.edits import dense
+from espalier.modeling.families import FAMILIES
+from espalier.modeling.opened import OpenedModel
+from espalier.settings.fedsoda import FedSodaSettings
+from espalier.settings.run import RunSettings, parse
+from espalier.training.adapted import AdaptedModel
+from espalier.training.alignment import Alignment, Places, Teacher, predictions
+from espalier.training.initial import initial_adapters
+from espalier.wire.adapters import AdapterPlan
+from espalier.wire.fedsoda import emulator_adapters
+from espalier.wire.structure import Structure
+from espalier.wire.tuning import trained
+
+CPU = Computing(torch.device("cpu"), torch.float32, 1)
+BLOCKS, GONE = 5, [2]
+KEPT = [0, 1, 3, 4]
+SETTINGS = parse(
+    {
+        "method": "fedsoda",
+        "fedsoda.adapter-layers": 1,
+        "fedsoda.group-layers": 1,
+        "fedsoda.groups": 1,
+        "fedsoda.align-batch": 2,
+        "fedsoda.align-learning-rate": 0.02,
+        "lora.rank": 4,
+        "lora.targets": "all",
+        "evaluation.centralized": "off",
+    }
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> OpenedModel:
+    folder = save_tiny_llama(tmp_path_factory.mktemp("base"), blocks=BLOCKS, dtype=torch.float32, std=0.15)
+    return OpenedModel(folder)
+
+
+@pytest.fixture(scope="module")
+def smaller(model: OpenedModel) -> OpenedModel:
+    return OpenedModel(model.directory, Structure.whole(model.plan).with_blocks(KEPT))
+
+
+def windows(seed: int, number: int = 8) -> Tensor:
+    return torch.randint(3, 260, (number, 12), generator=torch.Generator().manual_seed(seed))
+
+
+def plans(smaller: OpenedModel) -> tuple[AdapterPlan, AdapterPlan]:
+    """Of the emulator, whose group begins with block 1, and of the adapter, block 3."""
+    return emulator_adapters(smaller.plan, SETTINGS, [1]), trained(smaller.plan, SETTINGS)
+
+
+def alignment(smaller: OpenedModel, steps: int, settings: RunSettings = SETTINGS) -> Alignment:
+    emulator, adapter = plans(smaller)
+    job = settings.of(FedSodaSettings)
+    return Alignment(
+        student=AdaptedModel.load(smaller, CPU, settings, adapter.joined(emulator)),
+        family=smaller.family,
+        windows=windows(0),
+        places=Places({1: 2}, (2, 3)),
+        settings=job.align_training(settings.training, steps),
+        seed=3,
+        representation=job.representation_weight,
+        divergence=job.divergence_weight,
+    )
+
+
+def test_the_objective_is_the_one_that_is_written_down(model: OpenedModel, smaller: OpenedModel) -> None:
+    """Distances relative to the teacher's mean square, and the divergence of all tokens, with whole models of transformers."""
+    one = alignment(smaller, 1)
+    teacher = Teacher.walked(BlockStream(model, CPU), one.windows, range(8), {2, 3}, dense)
+    place = {number: number for number in range(8)}
+    full = AutoModelForCausalLM.from_pretrained(model.directory)
+    numbers = [2, 5]
+    with torch.no_grad():
+        batch = Batch(torch.tensor([[2], [5]]), torch.ones(2, 1, dtype=torch.int64), torch.tensor(numbers))
+        found = one.distance(one.student.whole, batch, CPU.device, teacher, place)
+        wanted, made = (m(one.windows[numbers], output_hidden_states=True) for m in (full, one.student.whole))
+    expected = torch.zeros(())
+    for row in range(2):
+        for of_student, of_teacher in ((1, 2), (2, 3)):
+            h, s = wanted.hidden_states[of_teacher + 1][row], made.hidden_states[of_student + 1][row]
+            expected += ((s - h) ** 2).mean() / (h**2).mean()
+        p, q = wanted.logits[row].log_softmax(-1), made.logits[row].log_softmax(-1)
+        expected += (p.exp() * (p - q)).sum(-1).mean()
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("weights", [(1.0, 0.0), (0.0, 1.0)])
+def test_each_weight_stands_before_its_own_part(model: OpenedModel, smaller: OpenedModel, weights: tuple[float, float]) -> None:
+    one = alignment(smaller, 1)
+    teacher = Teacher.walked(BlockStream(model, CPU), one.windows, range(8), {2, 3}, dense)
+    place = {number: number for number in range(8)}
+    batch = Batch(torch.tensor([[0]]), torch.ones(1, 1, dtype=torch.int64), torch.tensor([0]))
+
+    def distance(representation: float, divergence: float) -> float:
+        changed = replace(one, representation=representation, divergence=divergence)
+        with torch.no_grad():
+            return float(changed.distance(one.student.whole, batch, CPU.device, teacher, place))
+
+    assert distance(1.0, 1.0) == pytest.approx(distance(1.0, 0.0) + distance(0.0, 1.0), rel=1e-5)
+    assert distance(3 * weights[0], 3 * weights[1]) == pytest.approx(3 * distance(*weights), rel=1e-5)
+
+
+def test_only_lora_of_the_emulator_changes_and_unseen_text_diverges_less(model: OpenedModel, smaller: OpenedModel) -> None:
+    one, (emulator, adapter) = alignment(smaller, 60), plans(smaller)
+    start, others = initial_adapters(emulator, 0), initial_adapters(adapter, 0)
+    one.student.set({**start, **others})
+    before, unseen = {name: value.clone() for name, value in one.student.whole.state_dict().items()}, windows(99, 16)
+    full = AutoModelForCausalLM.from_pretrained(model.directory)
+    gap = _divergence(full, one.student.whole, unseen)
+    teacher = Teacher.walked(BlockStream(model, CPU), one.windows, one.numbers(), {2, 3}, dense)
+    tensors, outcome = one.run(teacher, start, others)
+    assert set(tensors) == {"block-0001"}
+    changed = {name for name, value in one.student.whole.state_dict().items() if not torch.equal(value, before[name])}
+    assert changed
+    assert all(".layers.1." in name and "lora_" in name for name in changed)
+    assert outcome.losses[-1] < 0.7 * outcome.losses[0]
+    assert _divergence(full, one.student.whole, unseen) < 0.8 * gap
+
+
+def test_the_teacher_has_the_adapter_too(model: OpenedModel, smaller: OpenedModel) -> None:
+    """What passes the full model passes the edited weights, of the windows that are wanted, in their order."""
+
+    def doubled(index: int) -> dict[str, object]:
+        return {"mlp.down": lambda weight: 2 * weight} if index == BLOCKS - 1 else {}
+
+    some = [1, 4, 6]
+    teacher = Teacher.walked(BlockStream(model, CPU), windows(0), some, {2}, doubled)  # type: ignore[arg-type]
+    full = AutoModelForCausalLM.from_pretrained(model.directory)
+    with torch.no_grad():
+        full.model.layers[-1].mlp.down_proj.weight.mul_(2)
+        states: list[Tensor] = []
+        full.model.layers[-1].register_forward_hook(
+            lambda _, __, out: states.append(out if isinstance(out, Tensor) else out[0])
+        )
+        hidden = full(windows(0)[some], output_hidden_states=True).hidden_states[3]
+    torch.testing.assert_close(teacher.outputs[2].of_windows([0, 1, 2]), hidden)
+    torch.testing.assert_close(teacher.last.of_windows([2, 0]), states[0][[2, 0]])
+
+
+@pytest.mark.parametrize("kind", ["llama", "opt"])
+def test_predictions_of_hidden_states_are_the_model_s(model: OpenedModel, kind: str) -> None:
+    if kind == "llama":
+        whole, family = AutoModelForCausalLM.from_pretrained(model.directory), model.family
+    else:
+        config = OPTConfig(
+            vocab_size=50, hidden_size=32, ffn_dim=32, num_hidden_layers=2, num_attention_heads=2, word_embed_proj_dim=16,
+            max_position_embeddings=32, do_layer_norm_before=True,
+        )  # fmt: skip
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            whole = OPTForCausalLM(config).eval()
+        family = next(one for one in FAMILIES if one.name == "opt")
+    last: list[Tensor] = []
+    whole.get_submodule(family.blocks)[-1].register_forward_hook(_into(last))
+    with torch.no_grad():
+        logits = whole(torch.arange(4, 12)[None]).logits
+        torch.testing.assert_close(predictions(whole, family, last[0]), logits)
+
+
+def _into(states: list[Tensor]) -> Callable[..., None]:
+    """A hook that notes what a block puts out."""
+
+    def note(_: object, __: object, output: Tensor | tuple[Tensor, ...]) -> None:
+        states.append(output if isinstance(output, Tensor) else output[0])
+
+    return note
+
+
+def _divergence(full: torch.nn.Module, sub: torch.nn.Module, tokens: Tensor) -> float:
+    with torch.no_grad():
+        p, q = (m(tokens).logits.log_softmax(-1) for m in (full, sub.eval()))
+    return float((p.exp() * (p - q)).sum(-1).mean())

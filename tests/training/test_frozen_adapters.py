@@ -1,0 +1,102 @@
+"""Adapters that are in the model and not trained: they compute, keep their values, and ask for no backward pass."""
+
+from typing import Any
+
+import pytest
+import torch
+from tiny_model import save_tiny_llama
+from torch import Tensor
+
+from espalier.corpora.tasks.batches import Batch
+from espalier.modeling.computing import Computing
+from espalier.modeling.opened import OpenedModel
+from espalier.settings.lora import LoraSettings
+from espalier.settings.run import parse
+from espalier.training.adapter_training import AdapterTraining
+from espalier.training.initial import initial_adapters
+from espalier.wire.adapters import AdapterPlan, adapter_plan
+
+CPU = Computing(torch.device("cpu"), torch.float32, 1)
+SETTINGS = parse({"method": "fedpetuning", "training.steps": 2, "training.batch-size": 2, "training.learning-rate": 0.01})
+BLOCKS = 6
+
+
+class Sequences:
+    """Windows of random tokens."""
+
+    def __init__(self) -> None:
+        self.tokens = torch.randint(3, 260, (8, 16), generator=torch.Generator().manual_seed(0))
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def batch(self, numbers: Any) -> Batch:
+        own = self.tokens[list(numbers)]
+        return Batch(own, torch.ones_like(own), own.clone())
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> OpenedModel:
+    return OpenedModel(save_tiny_llama(tmp_path_factory.mktemp("base"), blocks=BLOCKS))
+
+
+def plan(model: OpenedModel, layers: str) -> AdapterPlan:
+    return adapter_plan(model.plan, LoraSettings(rank=2, alpha=4.0, layers=layers))
+
+
+def training(model: OpenedModel, trained: str, frozen: str = "") -> AdapterTraining:
+    """Of some blocks' adapters, beside others with values of their own."""
+    beside = plan(model, frozen) if frozen else None
+    values = {}
+    if beside is not None:
+        generator = torch.Generator().manual_seed(1)
+        values = {
+            key: {name: torch.randn(shape, generator=generator) / 10 for name, shape in shapes.items()}
+            for key, shapes in beside.shapes().items()
+        }
+    adapters = plan(model, trained).joined(beside)
+    return AdapterTraining(model, CPU, SETTINGS, adapters, Sequences(), 0, frozen=values)  # type: ignore[arg-type]
+
+
+def saved_bytes(one: AdapterTraining, start: dict[str, dict[str, Tensor]]) -> int:
+    """What a run's steps keep for their backward passes."""
+    kept: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        one.run(start, 0, 1)
+    return sum(kept.values())
+
+
+def test_frozen_adapters_keep_their_values_and_are_not_returned(model: OpenedModel) -> None:
+    one = training(model, "5", "0,2")
+    tensors, _ = one.run(initial_adapters(plan(model, "5"), 0), 0, 2)
+    assert set(tensors) == {"block-0005"}
+    assert tensors["block-0005"]["attn.q.lora_b"].any()
+    now = one.adapted.values()
+    for key, block in one.frozen.items():
+        for name, value in block.items():
+            assert torch.equal(now[key][name], value)
+
+
+def test_they_change_what_is_learnt(model: OpenedModel) -> None:
+    start = initial_adapters(plan(model, "5"), 0)
+    alone, _ = training(model, "5").run(start, 0, 2)
+    beside, _ = training(model, "5", "0,2").run(start, 0, 2)
+    assert not torch.equal(alone["block-0005"]["attn.q.lora_a"], beside["block-0005"]["attn.q.lora_a"])
+
+
+def test_no_backward_pass_goes_below_what_is_trained(model: OpenedModel) -> None:
+    """The last block's input asks for no gradient, though adapters below it compute; so little is kept for the way back."""
+    one, asked = training(model, "5", "0,2"), list[bool]()
+    layers = one.adapted.whole.model.layers
+    handle = layers[5].register_forward_pre_hook(lambda _, inputs: asked.append(inputs[0].requires_grad))
+    one.run(initial_adapters(plan(model, "5"), 0), 0, 2)
+    handle.remove()
+    assert asked == [False, False]
+    last = saved_bytes(training(model, "5", "0,2"), initial_adapters(plan(model, "5"), 0))
+    all_blocks = saved_bytes(training(model, "all"), initial_adapters(plan(model, "all"), 0))
+    assert last < 0.5 * all_blocks
