@@ -16,7 +16,9 @@ FEEDBACK = "feedback"
 """What a client's payloads lost."""
 MOMENTS = "moments"
 """Running means of AdamW, and the number of its steps."""
-DOCUMENTS = (FEEDBACK, MOMENTS)
+CONDITIONING = "conditioning"
+"""A client's own embedding, and AdamW's moments of it (SFT-P)."""
+DOCUMENTS = (FEEDBACK, MOMENTS, CONDITIONING)
 
 
 def before(state: PrivateState, document: str, server_round: int) -> dict[str, dict[str, Tensor]]:

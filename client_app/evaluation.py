@@ -36,8 +36,8 @@ def require_many_at_a_site(site: Site, request: Letter) -> None:
         )
 
 
-Evaluated = Edits | OpenedModel
-"""What is made of the base model's weights, or a smaller model."""
+Evaluated = Edits | OpenedModel | tuple[OpenedModel, Edits]
+"""What is made of the base model's weights, a smaller model, or what is made of its weights."""
 
 
 def answer(
@@ -70,5 +70,8 @@ def answer(
 
 
 def _losses(site: Site, texts: Mapping[str, torch.Tensor], model: Evaluated, limit: float | None = None) -> dict[str, float]:
-    opened, edits = (model, dense) if isinstance(model, OpenedModel) else (site.model, model)
+    if isinstance(model, tuple):
+        opened, edits = model
+    else:
+        opened, edits = (model, dense) if isinstance(model, OpenedModel) else (site.model, model)
     return mean_losses(BlockStream(opened, site.computing), texts, edits, limit)

@@ -81,7 +81,7 @@ def train(site: Site, request: Letter, beside: Beside = NOTHING) -> Letter:
         return report
 
     def begins_with(_: PrivateState) -> dict[str, str]:
-        return {**beside.rests_on, **{key: sha256(blob) for key, blob in _brought(site, request, adapters).items()}}
+        return {**beside.rests_on, **{key: sha256(blob) for key, blob in brought_to(site, request, adapters).items()}}
 
     first_part = parts(adapters, site.settings)[0]
     return answer_once(site, request, Work(TuningReport, list(adapters.shapes()), first_part, tune, begins_with))
@@ -94,12 +94,12 @@ def _require_enough(site: Site, training: AdapterTraining, steps: Iterable[int])
     require_tokens(site.node, tokens, remedy)
 
 
-def _brought(site: Site, request: Letter, adapters: AdapterPlan) -> dict[str, bytes]:
+def brought_to(site: Site, request: Letter, adapters: AdapterPlan) -> dict[str, bytes]:
     """The global adapters' blobs of a round after the first."""
     return {} if request.header.server_round == 1 else brought(site, request, len(parts(adapters, site.settings)))
 
 
-def _delivered(site: Site, header: Header, num_parts: int) -> dict[str, bytes]:
+def delivered_to(site: Site, header: Header, num_parts: int) -> dict[str, bytes]:
     store, hashes, _ = taken(site, header, num_parts)
     return {key: store.get(blob) for key, blob in hashes.items()}
 
@@ -109,7 +109,7 @@ def _train(
 ) -> TuningReport:
     """Train, keep every blob with its loss, and report."""
     started, server_round = time.monotonic(), request.header.server_round
-    start = _global(site, adapters, _brought(site, request, adapters))
+    start = begins_with(site, adapters, brought_to(site, request, adapters))
     first_step = (server_round - 1) * site.settings.training.steps
     training = _training(site, adapters, beside, request.header.client, first_step)
     pruning, steps = SelfPruning.of(site.settings, adapters, rank_limit), site.settings.training.steps
@@ -126,7 +126,7 @@ def _train(
         samples=training.num_sequences if site.settings.federation.client_weights == "samples" else 0,
         skipped_steps=outcome.skipped_steps,
         rank=rank,
-        blob_sha256=_kept(site, state, server_round, tensors, start, rank),
+        blob_sha256=keep_blobs(site, state, server_round, tensors, start, rank),
     )
 
 
@@ -156,30 +156,36 @@ def _training(site: Site, adapters: AdapterPlan, beside: Beside, client: int, fi
         penalty=penalty,
         sequences=client_sequences(settings, site.node, site.model, client),
         seed=derive_seed(settings.seed, "training", client=client),
-        cache_folder=_cache(site),
+        cache_folder=cache_of(site),
     )
     _require_enough(site, training, range(first_step, first_step + settings.training.steps))
     return training
 
 
-def _cache(site: Site) -> Path:
+def cache_of(site: Site) -> Path:
     """Where quantised weights are kept from one message to the next."""
     return private_folder(site.node.state_root(), "quantised")
 
 
-def _global(site: Site, adapters: AdapterPlan, blobs: dict[str, bytes]) -> Tensors:
-    """The adapters that a round begins with: those of the run's seed, or what the server sent."""
+def begins_with(
+    site: Site, adapters: AdapterPlan, blobs: dict[str, bytes], first_values: Callable[[Site], Tensors] | None = None
+) -> Tensors:
+    """What a round begins with: the first values, or what the server sent; ``first_values`` where the seed's are others."""
+
+    def first() -> Tensors:
+        return initial_values(site.model, adapters, site.settings.seed) if first_values is None else first_values(site)
+
     if not blobs:
-        return initial_values(site.model, adapters, site.settings.seed)
+        return first()
     federation = site.settings.federation
     found = {key: unpack_adapters(shapes, blobs[key], federation.payload) for key, shapes in adapters.shapes().items()}
     if not site.settings.of(AdapterAveraging).delivers_differences(federation):
         return found
-    first = initial_values(site.model, adapters, site.settings.seed)
-    return {key: sums(first[key], block) for key, block in found.items()}
+    begun = first()
+    return {key: sums(begun[key], block) for key, block in found.items()}
 
 
-def _kept(site: Site, state: PrivateState, server_round: int, tensors: Tensors, start: Tensors, rank: int) -> list[str]:
+def keep_blobs(site: Site, state: PrivateState, server_round: int, tensors: Tensors, start: Tensors, rank: int) -> list[str]:
     """Keep the blobs of a round, zero beyond a rank, and with error feedback what they lose; the hashes of the blobs.
 
     They hold the trained tensors, or where differences are sent what leads to them from ``start``.
@@ -233,12 +239,12 @@ def evaluate(site: Site, request: Letter, beside: Beside = NOTHING) -> Letter:
 
     def federated() -> Tensors:
         after = header.model_copy(update={"server_round": header.server_round + 1})
-        return _global(site, whole, _delivered(site, after, len(parts(whole, site.settings))))
+        return begins_with(site, whole, delivered_to(site, after, len(parts(whole, site.settings))))
 
     if site.settings.task.name == TEXT:
         before = _edits(whole, {}, beside)
         return answer(site, request, _edits(adapters, alone, beside), lambda: _edits(whole, federated(), beside), before)
-    adapted = AdaptedModel.load(site.model, site.computing, site.settings, whole.joined(beside.plan), _cache(site))
+    adapted = AdaptedModel.load(site.model, site.computing, site.settings, whole.joined(beside.plan), cache_of(site))
     adapted.set(beside.values)
     return answer_on_task(site, request, adapted, _padded(whole, alone), federated)
 

@@ -128,6 +128,7 @@ def _work(run: Run, grid: Grid, tests: PublicTests, summary: Summary) -> None:
         run.progress.note("export_fault", f"export       {error}; the result is measured all the same", reason=str(error))
     outcome.measure(strategy.result)
     summary.take_figures(strategy.evaluation.figures, list(tests.texts), tests.metrics)
+    outcome.take_clients_figures()
     if fault is not None:
         raise fault
 

@@ -134,6 +134,12 @@ class NodeSettings(Table):
         description="Most bytes of a model that a run may bring to this site, of methods whose clients need no base model "
         "(fedsoda); 0: 64 GiB, in simulation without a limit.",
     )
+    pruned_share: float = Field(
+        0.0,
+        ge=0,
+        le=0.95,
+        description="Share that this site prunes of its own model (sft-p), which never leaves it; 0: the run's `sft-p.share`.",
+    )
     capability: float = Field(
         1.0,
         ge=0,

@@ -58,7 +58,8 @@ class AdaptedModel:
             double_quantisation=chosen.double_quantisation,
         )
         others = trained_whole(model, whole, adapters.whole)
-        parameters = put_in(whole, model.family, adapters, len(model.plan.blocks), settings.lora.dropout)
+        blocks, dropout = len(model.plan.blocks), settings.lora.dropout
+        parameters = put_in(whole, model.family, adapters, blocks, dropout) if adapters.blocks else {}
         if adapters.keep_zeros:
             keep_zeros(model, whole, adapters)
         for key, tensors in others.items():

@@ -4,7 +4,7 @@ Before the first round nothing but the order goes down, since every client makes
 the global adapters do: all parts but the last are brought by ``deliver``, and the last comes with the order.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pydantic import Field
@@ -60,6 +60,11 @@ def trained(plan: ModelPlan, run: RunSettings, rank_limit: int | None = None) ->
     return adapters if rank_limit is None else adapters.limited(rank_limit)
 
 
+Trained = Callable[[ModelPlan, RunSettings, int], AdapterPlan]
+"""What a method trains, given a rank limit."""
+trained_adapters: Trained = trained
+
+
 def blob_specs(adapters: AdapterPlan, run: RunSettings) -> dict[str, Mapping[str, TensorSpec]]:
     """The blobs that hold all adapters, in order."""
     return {key: payload_specs(shapes, run.federation.payload) for key, shapes in adapters.shapes().items()}
@@ -75,12 +80,14 @@ def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
     return training_contract(request, plan_of, run, Order)
 
 
-def training_contract(request: Letter, plan_of: PlanOf, run: RunSettings, kind_of_order: type[Order]) -> Contract:
-    """The same, of a method whose orders say more than ``Order``."""
+def training_contract(
+    request: Letter, plan_of: PlanOf, run: RunSettings, kind_of_order: type[Order], trained: Trained | None = None
+) -> Contract:
+    """The same, of a method whose orders say more than ``Order``, or that trains other tensors."""
     header, fetched = request.header, request.header.kind == "fetch"
     order: Order | PartOrder = validate(PartOrder, request.scalars) if fetched else validate(kind_of_order, request.scalars)
     _require_rank(order.rank_limit, run)
-    adapters = trained(plan_of(), run, order.rank_limit)
+    adapters = (trained or trained_adapters)(plan_of(), run, order.rank_limit)
     cut, specs = parts(adapters, run), blob_specs(adapters, run)
     arrived, values = Values(adapters, run), Values(adapters, run)
 
@@ -109,10 +116,15 @@ def training_contract(request: Letter, plan_of: PlanOf, run: RunSettings, kind_o
 
 def delivery(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
     """The contract of a ``deliver`` message: a part of the global adapters."""
-    order = validate(Order, request.scalars)
-    _require_rank(order.rank_limit, run)
     if request.header.server_round > run.federation.rounds:
         require_result_wanted(run)
+    return delivery_of(request, plan_of, run, trained)
+
+
+def delivery_of(request: Letter, plan_of: PlanOf, run: RunSettings, trained: Trained) -> Contract:
+    """The same of what a method trains; the result too."""
+    order = validate(Order, request.scalars)
+    _require_rank(order.rank_limit, run)
     adapters = trained(plan_of(), run, order.rank_limit)
     delivery = Delivery(
         order=Order,

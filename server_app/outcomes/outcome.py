@@ -59,6 +59,10 @@ class Outcome(ABC, Generic[R]):
     def measure(self, result: R) -> None:
         """Compare the result with the dense model and, in a simulation, with what pooled data lead to."""
 
+    def take_clients_figures(self) -> None:
+        """Say of which models the clients' figures are, where it is not what each would have got by itself."""
+        return
+
     def pooled(self, make: Callable[[Any], T]) -> T | None:
         """The pooled-data baseline, by the function that the method's row names; ``make`` calls it.
 

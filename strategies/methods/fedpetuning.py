@@ -20,10 +20,10 @@ from espalier.settings.libraries import require_libraries
 from espalier.settings.run import RunSettings
 from espalier.settings.seeds import derive_seed
 from espalier.wire.adapter_payload import read_adapter, sums
-from espalier.wire.adapters import HEAD_KEY, Adapter, cut_to_rank
+from espalier.wire.adapters import Adapter, cut_to_rank
 from espalier.wire.messages import Scalars, validate
 from espalier.wire.parts import PartRequest
-from espalier.wire.payload import block_key
+from espalier.wire.payload import block_of_key
 from espalier.wire.tuning import Order, PartOrder, TuningReport, parts, trained
 from pruning_kernels.factor_means import weighted_mean, zero_padded_mean
 from pruning_kernels.factors import Factors
@@ -134,9 +134,14 @@ class FedPETuning(Method):
         if server_round > 1:
             yield from self.deliveries(self._limits, server_round, omitted=1)
 
+    @property
+    def brings_result(self) -> bool:
+        """Whether the clients get the result: where they evaluate it on their own text."""
+        return self.run.settings.evaluation.own_text
+
     def deliver(self, server_round: int) -> Iterator[list[Message]]:
         """Bring the result to the clients, whole and part by part, so that they can evaluate it on their own text."""
-        if self.run.settings.evaluation.own_text:
+        if self.brings_result:
             largest = self.run.settings.lora.largest_rank
             whole = {seat.client: largest for seat in self.rounds.roster.active()}
             yield from self.deliveries(whole, server_round + 1, omitted=0)
@@ -187,8 +192,8 @@ class FedPETuning(Method):
             for name, shape in shapes.items():
                 sent = self._sent(inbox, client, key, name, shape)
                 finite = bool(torch.isfinite(self._trained(sent, start, client, name)).all())
-                if not finite or (sent.numel() and sent.abs().max().item() > self.reach.limit(key, name)):
-                    reason = f"reply refused: {key} {name}: {self.reach.reason}"
+                if not finite or (sent.numel() and sent.abs().max().item() > self.reach_of(name).limit(key, name)):
+                    reason = f"reply refused: {key} {name}: {self.reach_of(name).reason}"
                     self.rounds.drop("train", self.rounds.roster.seats[client], reason)
                     return False
         return True
@@ -198,7 +203,12 @@ class FedPETuning(Method):
     def received(self, server_round: int) -> None:
         """Take note of what the round's clients began with: what was sent to them, or the values made from the seed."""
         for key, tensors in self._first_values() if server_round == 1 else self._sent_values():
-            self.reach.note(key, tensors)
+            for name, tensor in tensors.items():
+                self.reach_of(name).note(key, {name: tensor})
+
+    def reach_of(self, name: str) -> Reach:
+        """How far training can have moved a tensor of this name."""
+        return self.reach
 
     def _first_values(self) -> Iterator[tuple[str, Mapping[str, torch.Tensor]]]:
         for key in self.averaged.blobs:
@@ -222,29 +232,30 @@ class FedPETuning(Method):
     def _limits_after(self, server_round: int) -> list[int]:
         """Rank limits to which the global adapters go next: to train them, and after the last round to evaluate the whole."""
         if server_round == self.num_rounds:
-            return [self.run.settings.lora.largest_rank] if self.run.settings.evaluation.own_text else []
+            return [self.run.settings.lora.largest_rank] if self.brings_result else []
         return [self.limit_of(seat) for seat in self.rounds.roster.active()]
 
     def _folded(self, inbox: Inbox, clients: list[int]) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
         """The mean of each block's adapters; one matrix's adapters of all clients are in memory at a time."""
         adapters = self.averaged.adapters
-        self.run.progress.begin("averaging", len(adapters.blocks))
-        for index in sorted(adapters.blocks):
-            key, tensors = block_key(index), dict[str, torch.Tensor]()
-            for adapter in adapters.blocks[index]:
+        keys = list(adapters.shapes())
+        self.run.progress.begin("averaging", sum(block_of_key(key) is not None for key in keys))
+        for key in keys:
+            index, tensors = block_of_key(key), dict[str, torch.Tensor]()
+            for adapter in adapters.blocks.get(index, ()) if index is not None else ():
                 mean = self.mean_of(adapter, self._factors(inbox, key, adapter, clients), clients)
                 tensors |= {adapter.name_a: mean.a, adapter.name_b: mean.b}
-            yield key, tensors
-            self.run.progress.step("averaged", f"block {index} of {len(clients)} clients", block=index)
-        if adapters.head:
-            yield HEAD_KEY, {name: self._mean_of_head(inbox, name, clients) for name in adapters.head}
+            whole = {name: self._mean_of_whole(inbox, key, name, clients) for name in adapters.whole.get(key, {})}
+            yield key, tensors | whole
+            if index is not None:
+                self.run.progress.step("averaged", f"block {index} of {len(clients)} clients", block=index)
 
-    def _mean_of_head(self, inbox: Inbox, name: str, clients: list[int]) -> torch.Tensor:
-        """Mean of one tensor of the classification head, float32; summed in float64, in order of client."""
-        shape, start, total = self.averaged.adapters.head[name], self._start(HEAD_KEY), 0.0
+    def _mean_of_whole(self, inbox: Inbox, key: str, name: str, clients: list[int]) -> torch.Tensor:
+        """Mean of one tensor that is trained whole, float32; summed in float64, in order of client."""
+        shape, start, total = self.averaged.adapters.whole[key][name], self._start(key), 0.0
         mean = torch.zeros(shape, dtype=torch.float64)
         for client in clients:
-            trained = self._trained(self._sent(inbox, client, HEAD_KEY, name, shape), start, client, name)
+            trained = self._trained(self._sent(inbox, client, key, name, shape), start, client, name)
             mean += trained.to(torch.float64) * self._weights[client]
             total += self._weights[client]
         return (mean / total).to(torch.float32)

@@ -20,7 +20,7 @@ from espalier.settings.run import RunSettings
 from espalier.storage.blobs import BlobStore
 from espalier.training.initial import initial_values
 from espalier.wire.adapter_payload import differences, pack_adapters, sums, unpack_adapters
-from espalier.wire.adapters import AdapterPlan
+from espalier.wire.adapters import AdapterPlan, Tensors
 from espalier.wire.payload import block_key
 from espalier.wire.tuning import trained
 
@@ -56,17 +56,23 @@ class AdapterResult:
     model : the base model
     store : where tensors are kept, for a run the checkpoint's blobs
     adapters : which there are; None: those that the run's clients train
+    first : what the run begins with; None: as the run's seed makes it
     """
 
     def __init__(
-        self, settings: RunSettings, model: OpenedModel, store: BlobStore, adapters: AdapterPlan | None = None
+        self,
+        settings: RunSettings,
+        model: OpenedModel,
+        store: BlobStore,
+        adapters: AdapterPlan | None = None,
+        first: Tensors | None = None,
     ) -> None:
         self.settings = settings
         self.model = model
         self.store = store
         self.adapters: AdapterPlan = trained(model.plan, settings) if adapters is None else adapters
-        first = initial_values(model, self.adapters, settings.seed)
-        self._first = {key: store.put(save(tensors)) for key, tensors in first.items()}
+        begun = initial_values(model, self.adapters, settings.seed) if first is None else first
+        self._first = {key: store.put(save(dict(tensors))) for key, tensors in begun.items()}
         self.blobs: dict[str, str] = dict(self._first)
         """Hash of each blob's tensors in the store, by blob key."""
         self.sent: dict[str, dict[str, str]] = {}

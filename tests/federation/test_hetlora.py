@@ -128,9 +128,9 @@ class TestHetLoRA(Promises):
     ) -> None:
         ranks, alone = {}, client_app.tuning._train_alone
 
-        def noted(site: Any, state: Any, header: Any, adapters: Any) -> Any:
+        def noted(site: Any, state: Any, header: Any, adapters: Any, *beside: Any) -> Any:
             ranks[header.client] = max(adapter.rank for _, adapter in adapters)
-            return alone(site, state, header, adapters)
+            return alone(site, state, header, adapters, *beside)
 
         monkeypatch.setattr(client_app.tuning, "_train_alone", noted)
         drawn = {"federation__rounds": 1, "federation__sampled_clients": 0.25}

@@ -1,0 +1,70 @@
+"""Routing while training (SFT-P, section 3.1): lanes of the residual stream are switched by hooks, and its width stays.
+
+A gate multiplies what a norm gives, before attention or feed-forward part read it, and what they write, before it is added.
+That is the smaller dense model of ``LaneGates.structure``, as long as gates are 0 or 1; and their gradients come with it. The
+norm sees all lanes: the paper's equation 3 routes first, its closest published code normalises first, and so the pretrained
+scale stays.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+from espalier.modeling.families import Family
+from espalier.modeling.structured.lane_gates import Gate, Gates
+from espalier.settings.mistakes import Mistake
+from espalier.wire.structure import LANES
+
+MODULES: Mapping[str, tuple[str, str]] = {
+    "attn_reads": ("norms", "norm.attn"),
+    "attn_writes": ("linears", "attn.o"),
+    "mlp_reads": ("norms", "norm.mlp"),
+    "mlp_writes": ("linears", "mlp.down"),
+}
+"""Whose output a gate switches, by canonical name."""
+
+
+class Routing:
+    """Hooks in a whole model; without gates they change nothing.
+
+    Parameters
+    ----------
+    whole : as of Hugging Face; adapters may be in it
+    family : with lanes
+    num_blocks : its blocks
+
+    Raises
+    ------
+    Mistake
+        The family's blocks are built otherwise.
+    """
+
+    def __init__(self, whole: nn.Module, family: Family, num_blocks: int) -> None:
+        if not family.has_lanes:
+            raise Mistake(
+                f"models of the family {family.name} cannot be routed: a norm must stand before attention and feed-forward "
+                "part, as in LLaMA"
+            )
+        self._gates: Gates | None = None
+        for index in range(num_blocks):
+            for kind in LANES:
+                where, name = MODULES[kind]
+                path = f"{family.blocks}.{index}.{getattr(family, where)[name]}"
+                whole.get_submodule(path).register_forward_hook(self._hook((index, kind)))
+
+    def _hook(self, gate: Gate) -> Callable[..., Tensor | None]:
+        def switch(_: nn.Module, __: Any, output: Tensor) -> Tensor | None:
+            return None if self._gates is None else output * self._gates[gate].to(output.dtype)
+
+        return switch
+
+    @contextmanager
+    def by(self, gates: Gates) -> Iterator[None]:
+        """Route by gates, (lanes,) each, on the model's device; also while a backward pass computes activations again."""
+        before, self._gates = self._gates, gates
+        try:
+            yield
+        finally:
+            self._gates = before

@@ -1,0 +1,95 @@
+"""Settings of SFT-P: every client prunes the model for itself, by masks that a shared generator makes of its own embedding."""
+
+from typing import ClassVar, Literal
+
+from pydantic import Field, field_validator
+
+from espalier.settings.federation import FederationSettings
+from espalier.settings.fedpetuning import AdapterAveraging
+from espalier.settings.lora import LoraSettings
+from espalier.settings.table import ReadWith
+from espalier.settings.training import MOST_LEARNING_RATE
+
+LEAST_SHARE, MOST_SHARE = 0.0, 0.95
+
+
+class SftPSettings(AdapterAveraging):
+    """Table ``[sft-p]`` ("SFT-P", client-conditioned structural masks trained together with LoRA)."""
+
+    ROUNDS = 10
+    WEIGHTS: ClassVar[tuple[str, ...]] = ("equal", "samples")
+    READ_WITH: ClassVar[ReadWith] = {}
+
+    share: float = Field(
+        0.2,
+        gt=LEAST_SHARE,
+        le=MOST_SHARE,
+        description="Share that every client prunes, where its own configuration (`pruned-share`) names none.",
+    )
+    shares: str = Field(
+        "", description="`0.2,0.2,0.5,0.5`: shares of simulated clients, by number; the last one repeats. Empty: `share`."
+    )
+    share_of: Literal["blocks", "model"] = Field(
+        "blocks",
+        description="Of what: of the blocks' matrices, or of all parameters, of which embeddings and norms stay (the paper's).",
+    )
+    conditioned: bool = Field(
+        True, description="A client has an embedding of its own, which never leaves it; false: one constant for all (NOC)."
+    )
+    adapters: bool = Field(True, description="LoRA is trained beside the masks (A); false: masks alone (NOA).")
+    heads: Literal["per-gate", "shared"] = Field(
+        "per-gate", description="Heads of the generator: one for each block and kind of lane, or one for each kind."
+    )
+    embedding: int = Field(32, ge=1, le=4096, description="Numbers of a client's embedding (d_e).")
+    code: int = Field(32, ge=1, le=4096, description="Numbers of the learned code of each block and kind of lane.")
+    width: int = Field(32, ge=1, le=4096, description="Width of the generator's hidden layer.")
+    estimator: Literal["reinmax", "gumbel"] = Field(
+        "reinmax", description="How gates get a gradient: ReinMax, or a straight-through sigmoid with Gumbel noise (DISP-LLM)."
+    )
+    tau: float = Field(
+        1.0,
+        gt=0,
+        description="Temperature of the estimator. The paper's 0.4 is right for `gumbel`; with `reinmax` gradients turn round.",
+    )
+    bias: float = Field(3.0, description="Constant in all logits (c), so that at first nearly all lanes are on.")
+    strength: float = Field(16.0, gt=0, le=1000, description="Weight of the budget in the training loss (lambda).")
+    learning_rate: float = Field(1e-3, gt=0, le=MOST_LEARNING_RATE, description="Learning rate of generator and embedding.")
+    weight_decay: float = Field(0.05, ge=0, description="Weight decay of generator and embedding.")
+    masks: Literal["budget", "sign"] = Field(
+        "budget",
+        description="Lanes of the model that a client is left with: those of highest logit within its budget, or those whose "
+        "logit is not negative.",
+    )
+
+    @field_validator("shares")
+    @classmethod
+    def _are_shares(cls, value: str) -> str:
+        for part in filter(None, (part.strip() for part in value.split(","))):
+            try:
+                share = float(part)
+            except ValueError:
+                raise ValueError(
+                    f"{part!r} is no number; write shares with commas between them, for instance 0.2,0.5"
+                ) from None
+            if not LEAST_SHARE < share <= MOST_SHARE:
+                raise ValueError(f"{part} is no share above {LEAST_SHARE:g} and up to {MOST_SHARE:g}")
+        return value.strip()
+
+    @property
+    def makes_alone(self) -> bool:
+        """What a client gets is its own in any case."""
+        return False
+
+    def share_of_client(self, client: int) -> float:
+        """What a simulated client prunes."""
+        given = [float(part) for part in self.shares.split(",")] if self.shares else [self.share]
+        return given[min(client, len(given) - 1)]
+
+    def contradictions(self, method: str, federation: FederationSettings, lora: LoraSettings, num_clients: int) -> list[str]:
+        """What does not fit each other in these tables."""
+        lines = super().contradictions(method, federation, lora, num_clients)
+        if lora.merge:
+            lines.append(
+                f"lora.merge = true: clients of {method} end with models of different shapes, which stay there; set it to false"
+            )
+        return lines

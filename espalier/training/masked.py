@@ -1,0 +1,169 @@
+"""Train masks and adapters together (SFT-P, equations 12 to 14): the frozen model is routed by gates that a generator makes.
+
+In every step the gates are drawn once, for all batches of it. The budget's term sees the same draw as the model.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from espalier.corpora.tasks.batches import Batch
+from espalier.modeling.structured.lane_gates import Gate, LaneGates
+from espalier.modeling.structured.routing import Routing
+from espalier.settings.run import RunSettings
+from espalier.settings.seeds import derive_seed
+from espalier.training.adapted import AdaptedModel
+from espalier.training.adapter_training import AdapterTraining, flat_name
+from espalier.training.initial import initial_adapters
+from espalier.training.loop import Loop, Moments, Trained
+from espalier.training.loss import summed_loss
+from espalier.training.mask_generator import first_generator, gate_logits
+from espalier.wire.adapters import Tensors
+from espalier.wire.mask_generator import GeneratorShape
+from espalier.wire.plan import ModelPlan
+from espalier.wire.sft_p import lora_plan, shape_of, trained
+from pruning_kernels.gates import Estimator, gumbel_gates, log_ratio, reinmax_gates
+
+EMBEDDING = "embedding"
+"""Name of the client's own embedding among what is trained; it is in no blob."""
+
+
+@dataclass(frozen=True)
+class Gating:
+    """How gates are made and held to a budget."""
+
+    estimator: Estimator = "reinmax"
+    tau: float = 1.0
+    bias: float = 3.0
+    """Added to all logits (c)."""
+    strength: float = 16.0
+    """Of the budget's term (lambda)."""
+
+
+@dataclass
+class MaskedTraining(AdapterTraining):
+    """One client's training of the generator, its own embedding, and LoRA where there is any.
+
+    ``adapters`` are those of LoRA alone, and ``run`` takes and gives LoRA and generator together.
+    """
+
+    shape: GeneratorShape = field(default_factory=lambda: GeneratorShape(32, 32, 32, "per-gate"))
+    gating: Gating = field(default_factory=Gating)
+    embedding: Tensor = field(default_factory=lambda: torch.zeros(32))
+    """(embedding,), float32: what it begins with, and afterwards what it came to."""
+    conditioned: bool = True
+    """Whether the embedding is trained."""
+    target: int = 0
+    """Weights of the blocks that may be on."""
+    spent: list[float] = field(default_factory=list)
+    """T(g) of every step's draw, over the target."""
+
+    @cached_property
+    def gates(self) -> LaneGates:
+        """The model's gates."""
+        return LaneGates(self.model.plan)
+
+    @cached_property
+    def adapted(self) -> AdaptedModel:
+        """The model with LoRA, and the generator's tensors beside it."""
+        adapted = AdaptedModel.load(self.model, self.computing, self.settings, self.adapters, self.cache_folder)
+        for key, tensors in self.shape.shapes(self.model.plan).items():
+            own = {name: nn.Parameter(torch.zeros(size, device=self.computing.device)) for name, size in tensors.items()}
+            adapted.parameters.setdefault(key, {}).update(own)
+        return adapted
+
+    @cached_property
+    def routing(self) -> Routing:
+        """The hooks."""
+        return Routing(self.adapted.whole, self.model.family, len(self.model.plan.blocks))
+
+    def masked(
+        self, start: Tensors, first_step: int, steps: int, moments: Moments | None = None
+    ) -> tuple[dict[str, dict[str, Tensor]], Trained]:
+        """Train from ``start``, LoRA and generator; the trained tensors likewise. ``embedding`` and ``spent`` change in place.
+
+        Raises
+        ------
+        Mistake
+            No step was finite, a group goes beyond ``[training]``, or the model cannot be loaded or routed.
+        """
+        adapted, chosen, routing = self.adapted, self.settings.training, self.routing
+        adapted.set(start)
+        embedding = nn.Parameter(self.embedding.to(self.computing.device, torch.float32, copy=True))
+        flat = {flat_name(key, name): value for key, block in adapted.parameters.items() for name, value in block.items()}
+        trained = flat | ({EMBEDDING: embedding} if self.conditioned else {})
+        loop = Loop(adapted.whole, trained, chosen, len(self.sequences), self.sequences.batch, self.seed, self.total_steps)
+        loop.groups = [group for group in self.groups if group.names]
+        draw = _Draw(self, embedding, first_step)
+        loop.penalty = draw.penalty
+
+        def routed(model: Any, batch: Batch, device: torch.device) -> Tensor:
+            with routing.by(draw.for_batch()):
+                return summed_loss(model, batch, device)
+
+        loop.loss = routed
+        outcome = loop.run(first_step, steps, moments)
+        self.embedding = embedding.detach().to("cpu", copy=True)
+        return adapted.values(), outcome
+
+    def logits(self, tensors: Tensors, embedding: Tensor) -> dict[Gate, Tensor]:
+        """Logits of all gates with the constant, on the CPU."""
+        found = gate_logits(self.model.plan, self.shape, tensors, embedding)
+        return {gate: own + self.gating.bias for gate, own in found.items()}
+
+
+def first_shared(plan: ModelPlan, run: RunSettings) -> dict[str, dict[str, Tensor]]:
+    """What the first round begins with, as every party makes it from the run's seed: generator and LoRA, by blob key."""
+    values = first_generator(plan, shape_of(run), run.seed)
+    for key, tensors in initial_adapters(lora_plan(plan, run), run.seed).items():
+        values.setdefault(key, {}).update(tensors)
+    return {key: values[key] for key in trained(plan, run).shapes()}
+
+
+class _Draw:
+    """The gates of a step: drawn at its first batch, and made anew of the same numbers at the others and for the budget."""
+
+    def __init__(self, training: MaskedTraining, embedding: nn.Parameter, first_step: int) -> None:
+        self._training, self._embedding = training, embedding
+        self._batches, self._step = 0, first_step - 1
+        self._uniform: dict[Gate, Tensor] = {}
+
+    def for_batch(self) -> dict[Gate, Tensor]:
+        """Gates for the next batch."""
+        if self._batches % self._training.settings.training.accumulation == 0:
+            self._step += 1
+            seed = derive_seed(self._training.seed, "gates", server_round=self._step)
+            generator = torch.Generator().manual_seed(seed)
+            device = self._training.computing.device
+            self._uniform = {
+                gate: torch.rand(width, generator=generator).clamp(1e-6, 1 - 1e-6).to(device)
+                for gate, width in self._training.gates.widths.items()
+            }
+        self._batches += 1
+        return self._gates()
+
+    def _gates(self) -> dict[Gate, Tensor]:
+        training, gating = self._training, self._training.gating
+        logits = gate_logits(training.model.plan, training.shape, training.adapted.parameters, self._embedding)
+        make: Callable[[Tensor, Tensor], Tensor] = (
+            _reinmax(gating.tau) if gating.estimator == "reinmax" else _gumbel(gating.tau)
+        )
+        return {gate: make(own + gating.bias, self._uniform[gate]) for gate, own in logits.items()}
+
+    def penalty(self) -> Tensor:
+        """lambda R(T(g), target) of the step's gates (equations 13 and 14)."""
+        spent = self._training.gates.spent(self._gates())
+        self._training.spent.append(float(spent.detach()) / self._training.target)
+        return self._training.gating.strength * log_ratio(spent, self._training.target)
+
+
+def _reinmax(tau: float) -> Callable[[Tensor, Tensor], Tensor]:
+    return lambda logits, uniform: reinmax_gates(logits, (uniform < torch.sigmoid(logits)).to(logits.dtype), tau)
+
+
+def _gumbel(tau: float) -> Callable[[Tensor, Tensor], Tensor]:
+    return lambda logits, uniform: gumbel_gates(logits, uniform, tau)

@@ -1,0 +1,46 @@
+"""SFT-P's result: the shared generator, LoRA for peft, and what clients found of the models that they made of it."""
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from espalier.modeling.edits import dense
+from espalier.modeling.export_adapter import export_adapter
+from espalier.wire.mask_generator import PREFIX
+from espalier.wire.sft_p import lora_plan
+from server_app.model_card import adapter_card
+from server_app.outcomes.outcome import Outcome
+from strategies.results.adapters import AdapterResult
+
+
+class PersonalMasksOutcome(Outcome[AdapterResult]):
+    """Each client's model stays where it is; here is what all of them were made of."""
+
+    def write(self, result: AdapterResult) -> None:
+        """``generator.safetensors``, and ``adapter/`` where LoRA was trained: it is of the full model."""
+        run = self.run
+        self.summary.report = result.report()
+        tensors: dict[str, Tensor] = {}
+        for key in result.blobs:
+            tensors |= {f"{key}.{name}": value for name, value in result.tensors(key).items() if name.startswith(PREFIX)}
+        target = run.folder.path / "generator.safetensors"
+        save_file(tensors, target, {"format": "pt"})
+        self.summary.where = f"the generator is in {target}; each client's model is at the client"
+        plan = lora_plan(run.model.plan, run.settings)
+        if plan.blocks:
+            card = adapter_card(run.settings, run.model, result.report())
+            lora = {
+                key: {name: value for name, value in result.tensors(key).items() if not name.startswith(PREFIX)}
+                for key in plan.shapes()
+            }
+            export_adapter(run.model, plan, lora.__getitem__, run.folder.path / "adapter", card)
+
+    def measure(self, result: AdapterResult) -> None:
+        """The dense model; clients measure their own."""
+        if self.tests.texts:
+            self.measure_texts({"dense": dense})
+
+    def take_clients_figures(self) -> None:
+        """What clients found on the public texts is of the federated result: each has its own model of it."""
+        self.summary.personal["federated"] = dict(self.summary.local_perplexities)
+        self.summary.local_perplexities.clear()
+        self.summary.notes.append("Federated is the mean over clients, each with a smaller model of its own.")

@@ -1,0 +1,94 @@
+"""SFT-P (client-conditioned structural masks trained together with LoRA).
+
+Clients train a generator of masks that they share, and LoRA, each beside an embedding of its own, which stays with it; the
+server averages generator and LoRA (algorithm 1, equation 15). After the last round every client makes its own smaller dense
+model of what came out, within its own budget.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from espalier.modeling.opened import OpenedModel, check_labels
+from espalier.modeling.structured.lane_gates import LaneGates
+from espalier.settings.mistakes import Mistake
+from espalier.settings.run import RunSettings
+from espalier.settings.sft_p import SftPSettings
+from espalier.settings.task import TEXT
+from espalier.settings.training import TrainingSettings
+from espalier.training.masked import first_shared
+from espalier.wire.mask_generator import PREFIX, num_parameters
+from espalier.wire.sft_p import shape_of, trained
+from strategies.engine.evaluation import ClientEvaluation
+from strategies.engine.run import Run
+from strategies.methods.fedpetuning import FedPETuning
+from strategies.methods.plausible_update import Reach
+from strategies.results.adapters import AdapterResult
+
+
+class SftP(FedPETuning):
+    """FedPETuning of a generator of masks, and of LoRA beside it.
+
+    Takes what ``FedPETuning`` does.
+    """
+
+    job: SftPSettings
+
+    def __init__(self, run: Run, evaluation: ClientEvaluation | None = None) -> None:
+        super().__init__(run, evaluation)
+        settings = _of_generator(run.settings)
+        steps = settings.steps * (self.federation.rounds - 1) if self.federation.keep_optimizer else 0
+        self.reach_of_generator = Reach(settings, steps, differences=self.federation.sends_differences)
+        self.reach_of_generator.starts = self.reach.starts  # names differ, and a checkpoint has them together
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take over what ``state`` returned."""
+        super().restore(state)
+        self.reach_of_generator.starts = self.reach.starts
+
+    def new_result(self) -> AdapterResult:
+        """Generator and LoRA, before any round."""
+        run, plan = self.run, self.run.model.plan
+        first = first_shared(plan, run.settings)
+        return AdapterResult(run.settings, run.model, run.checkpoint.blobs, trained(plan, run.settings), first)
+
+    @classmethod
+    def require_fit(cls, settings: RunSettings, model: OpenedModel, capabilities: Mapping[str, float]) -> None:
+        """Refuse a family without lanes, a share that cannot be pruned, and what FedPETuning refuses."""
+        check_labels(model.family, None, str(model.directory / "config.json"))
+        super().require_fit(settings, model, capabilities)
+        job, method = settings.of(SftPSettings), settings.method
+        if not model.family.has_lanes:
+            family = model.family.name
+            raise Mistake(f"method = '{method}': models of the family {family} have no lanes to cut; name one like LLaMA")
+        if settings.task.name != TEXT:
+            raise Mistake(f"task.name = '{settings.task.name}': {method} is for text as yet; set it to '{TEXT}'")
+        for client in range(settings.num_clients):
+            try:
+                LaneGates(model.plan).target(job.share_of_client(client), job.share_of)
+            except Mistake as mistake:
+                raise Mistake(f"{method}.{mistake}") from None
+
+    def summary(self) -> None:
+        """Show what will be done."""
+        job, settings = self.job, self.run.settings
+        size = num_parameters(shape_of(settings).shapes(self.run.model.plan))
+        lora = f"LoRA of rank {settings.lora.rank}" if job.adapters else "no LoRA"
+        shares = job.shares or f"{job.share:g}"
+        who = "each client's own" if job.conditioned else "one for all"
+        text = f"shares {shares} pruned, masks {who}, a generator of {size:,} parameters, {lora}"
+        self.run.progress.note("method", f"{settings.method:<12} {text}")
+
+    @property
+    def brings_result(self) -> bool:
+        """Clients need it for their own models."""
+        return self.evaluation.asked
+
+    def reach_of(self, name: str) -> Reach:
+        """The generator is trained at a rate of its own."""
+        return self.reach_of_generator if name.startswith(PREFIX) else self.reach
+
+
+def _of_generator(settings: RunSettings) -> TrainingSettings:
+    job, training = settings.of(SftPSettings), settings.training
+    changes = {"learning-rate": job.learning_rate, "weight-decay": job.weight_decay}
+    return TrainingSettings.model_validate(training.model_dump(by_alias=True) | changes)

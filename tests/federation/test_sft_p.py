@@ -1,0 +1,259 @@
+"""SFT-P keeps the promises of every method: generator and LoRA are averaged, embeddings, masks and budgets stay at clients."""
+
+import json
+import math
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from bench import Bench, Home, private_text, summary
+from promises import ALL_FIGURES, Promises, Uninterrupted, held_out, outgoing_bytes
+from safetensors.torch import load, load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from espalier.modeling.opened import OpenedModel
+from espalier.modeling.structured.lane_gates import LaneGates
+from espalier.settings.methods import METHODS, Row
+from espalier.settings.mistakes import Mistake
+from espalier.settings.run import RunSettings, parse
+from espalier.training.mask_generator import gate_logits
+from espalier.training.masked import first_shared
+from espalier.wire.messages import read
+from espalier.wire.sft_p import shape_of, trained
+from pruning_kernels.bitmask import pack
+
+ROW = Row(
+    title="SFT-P (every client prunes for itself, by masks of a shared generator, trained together with LoRA)",
+    settings="espalier.settings.sft_p:SftPSettings",
+    strategy="strategies.methods.sft_p:SftP",
+    job="client_app.sft_p",
+    delivery="client_app.delivery:take",
+    contracts="espalier.wire.sft_p",
+    outcome="server_app.outcomes.personal_masks:PersonalMasksOutcome",
+    tunes=True,
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def row() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setitem(METHODS, "sft-p", ROW)
+        yield
+
+
+class TestSftP(Promises):
+    """Two rounds of a few steps; two clients prune a fifth and two a half."""
+
+    method = "sft-p"
+    settings: ClassVar[dict[str, Any]] = {
+        "federation.rounds": 2,
+        "training.steps": 3,
+        "training.batch-size": 2,
+        "training.learning-rate": 0.01,
+        "lora.rank": 2,
+        "lora.alpha": 4.0,
+        "sft-p.shares": "0.2,0.2,0.5,0.5",
+        "sft-p.embedding": 8,
+        "sft-p.code": 4,
+        "sft-p.width": 6,
+        "sft-p.learning-rate": 0.01,
+        "part-bytes": 4096,
+    }
+    last_round = 1
+    result_round = 3
+    cuts_windows = "all_windows"
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def kept(cls, home: Home, tmp_path_factory: pytest.TempPathFactory) -> Uninterrupted:
+        """A run with all figures whose state directories are left as they are."""
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            monkeypatch.setattr("server_app.app._remove_private_state", lambda run: None)
+            return cls._uninterrupted(tmp_path_factory.mktemp("kept"), home, ALL_FIGURES)
+
+    # ----- what leaves a client, and what does not --------------------------------------------------------------------
+
+    def test_no_outgoing_byte_is_of_an_embedding_its_moments_or_masks(self, kept: Uninterrupted) -> None:
+        for client in range(kept.bench.num_clients):
+            own = private(kept, client)
+            assert own.keys() == {"embedding", "exp_avg", "exp_avg_sq", "step"}
+            secrets = [value.numpy().tobytes() for name, value in own.items() if name != "step"]
+            secrets += [pack(mask.numpy()[None]).tobytes() for mask in masks(kept, client).values() if not mask.all()]
+            for _, reply in kept.received:
+                data = outgoing_bytes(reply)
+                assert not [secret for secret in secrets if secret in data]
+                assert not [secret for secret in secrets if secret[: len(secret) // 2] in data and len(secret) >= 32]
+
+    def test_what_is_sent_is_generator_and_lora(self, plain: Uninterrupted) -> None:
+        expected = {key: set(own) for key, own in shared_shapes(plain).items()}
+        sent: dict[str, set[str]] = {}
+        for _, reply in plain.received:
+            for key, blob in read(reply.content).blobs.items():
+                sent.setdefault(key, set()).update(load(blob))
+        assert sent == expected
+        assert any(name.startswith("mask.") for name in sent["block-0000"])
+
+    def test_the_generator_is_the_mean_of_what_clients_sent(self, bench: Bench) -> None:
+        grid = bench.grid(federation__rounds=1)
+        folder = bench.run(grid, federation__rounds=1)
+        sent: dict[int, dict[str, dict[str, torch.Tensor]]] = {}
+        for client, reply in grid.received:
+            letter = read(reply.content)
+            if letter.header.kind in ("train", "fetch"):
+                sent.setdefault(client, {}).update({key: load(blob) for key, blob in letter.blobs.items()})
+        written = load_file(folder / "generator.safetensors")
+        for name, value in written.items():
+            key, _, tensor = name.partition(".")
+            mean = sum(sent[client][key][tensor].double() for client in sent) / len(sent)
+            torch.testing.assert_close(value.double(), mean, rtol=1e-6, atol=1e-8)
+        begun = first_shared(OpenedModel(bench.model).plan, parse(bench.config(federation__rounds=1)))
+        moved = [not torch.equal(begun[key][name], own) for key in begun for name, own in sent[0][key].items()]
+        assert all(moved)
+
+    def test_without_own_text_no_result_is_delivered_and_no_figure_of_it_returns(self, bench: Bench) -> None:
+        """A client makes its own model of the result, so that it is brought where public text is evaluated on, and not else."""
+
+        def delivered(**changes: Any) -> list[int]:
+            grid = bench.grid(**changes)
+            bench.run(grid, **changes)
+            replies = [read(reply.content) for _, reply in grid.received]
+            assert all(reply.scalars["own_losses"] == [] for reply in replies if reply.header.kind == "evaluate")
+            return [reply.header.server_round for reply in replies if reply.header.kind == "deliver"]
+
+        assert self.result_round in delivered(evaluation__local_only=True)
+        assert self.result_round not in delivered()
+
+    # ----- each client's own model ------------------------------------------------------------------------------------
+
+    def test_the_exported_model_gives_the_reported_perplexity_in_plain_transformers(self, kept: Uninterrupted) -> None:
+        """Each client's figure is that of its own smaller model, here made by zeros in transformers' full one."""
+        tokens = torch.tensor(AutoTokenizer.from_pretrained(kept.bench.model)(kept.bench.public.read_text())["input_ids"])
+        windows = tokens[: len(tokens) // 16 * 16].view(-1, 16)
+        found = [perplexity_of(masked_model(kept, client), windows) for client in range(kept.bench.num_clients)]
+        told = [client["metrics"]["perplexity/public/federated"] for client in summary(kept.folder)["clients"]]
+        assert told == pytest.approx(found, rel=1e-3)
+        metric, _ = summary(kept.folder)["metrics"]
+        assert metric["values"]["federated"] == pytest.approx(np.mean(found), rel=1e-3)
+
+    def test_figures_on_own_text_are_those_of_plain_transformers(self, kept: Uninterrupted) -> None:
+        for client, document in enumerate(summary(kept.folder)["clients"]):
+            passages = [passage for passage in private_text(client).split("\n\n") if held_out(passage)]
+            tokens = torch.tensor(AutoTokenizer.from_pretrained(kept.bench.model)("\n\n".join(passages))["input_ids"])
+            windows = tokens[: len(tokens) // 16 * 16].view(-1, 16)
+            expected = perplexity_of(masked_model(kept, client), windows)
+            assert document["metrics"]["perplexity/own-text/federated"] == pytest.approx(expected, rel=1e-3)
+
+    def test_masks_keep_within_each_client_s_own_budget(self, kept: Uninterrupted) -> None:
+        gates = LaneGates(OpenedModel(kept.bench.model).plan)
+        for client, share in enumerate((0.2, 0.2, 0.5, 0.5)):
+            spent = int(gates.spent({gate: mask.float() for gate, mask in masks(kept, client).items()}))
+            assert 0 <= int((1 - share) * gates.total) - spent < max(gates.costs.values())
+
+    def test_clients_have_masks_of_their_own(self, kept: Uninterrupted) -> None:
+        one, other = (torch.cat(list(masks(kept, client).values())) for client in (0, 1))
+        assert not torch.equal(one, other)
+
+    # ----- variants ---------------------------------------------------------------------------------------------------
+
+    def test_without_adapters_masks_alone_travel(self, bench: Bench) -> None:
+        grid = bench.grid(sft_p__adapters=False)
+        folder = bench.run(grid, **{"sft_p__adapters": False})
+        names = {name for _, reply in grid.received for blob in read(reply.content).blobs.values() for name in load(blob)}
+        assert names
+        assert all(name.startswith("mask.") for name in names)
+        assert not (folder / "adapter").exists()
+
+    def test_without_conditioning_equal_budgets_give_one_mask(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("server_app.app._remove_private_state", lambda run: None)
+        folder = bench.run(sft_p__conditioned=False, sft_p__shares="0.3")
+        run = Uninterrupted(bench, folder, [], [], "")
+        settings = parse(bench.config(sft_p__conditioned=False, sft_p__shares="0.3"))
+        found = [masks(run, client, settings, 0.3) for client in range(4)]
+        assert all(torch.equal(one[gate], found[0][gate]) for one in found for gate in one)
+
+    @pytest.mark.parametrize(
+        "changes", [{"sft_p__heads": "shared"}, {"sft_p__estimator": "gumbel", "sft_p__tau": 0.4}, {"sft_p__masks": "sign"}]
+    )
+    def test_other_generators_work(self, bench: Bench, changes: dict[str, Any]) -> None:
+        assert {client["status"] for client in summary(bench.run(bench.grid(**changes), **changes))["clients"]} == {"completed"}
+
+    @pytest.mark.parametrize(
+        ("changes", "words"),
+        [
+            ({"sft_p__shares": "0.2,x"}, "'x' is no number"),
+            ({"sft_p__shares": "0.2,0.99"}, "0.99 is no share above 0 and up to 0.95"),
+            ({"sft_p__share_of": "model", "sft_p__shares": "0.95"}, r"sft-p.share = 0.95 \(share-of = 'model'\)"),
+            ({"lora__merge": True}, "lora.merge = true: clients of sft-p end with models of different shapes"),
+        ],
+    )
+    def test_what_does_not_fit_is_told_before_anything_starts(self, bench: Bench, changes: dict[str, Any], words: str) -> None:
+        with pytest.raises(Mistake, match=words):
+            bench.run(bench.grid(), **changes)
+        assert not (bench.folder / "runs").exists()
+
+
+def shared_shapes(run: Uninterrupted) -> dict[str, dict[str, tuple[int, ...]]]:
+    """What clients share, as the settings have it."""
+    return trained(OpenedModel(run.bench.model).plan, parse(run.bench.config())).shapes()
+
+
+def private(run: Uninterrupted, client: int) -> dict[str, torch.Tensor]:
+    """What a client kept for itself after the last round."""
+    (folder,) = (run.bench.folder / "state").glob(f"*/node-{client:05d}/lasting")
+    document = json.loads((folder / "conditioning.json").read_text())
+    return load((folder / f"{document['kept'][-1]['blobs']['own']}.blob").read_bytes())
+
+
+def result_of(run: Uninterrupted) -> dict[str, dict[str, torch.Tensor]]:
+    """Generator as it was written, by blob key and name."""
+    found: dict[str, dict[str, torch.Tensor]] = {}
+    for name, value in load_file(run.folder / "generator.safetensors").items():
+        key, _, tensor = name.partition(".")
+        found.setdefault(key, {})[tensor] = value
+    return found
+
+
+def masks(
+    run: Uninterrupted, client: int, settings: RunSettings | None = None, share: float | None = None
+) -> dict[tuple[int, str], torch.Tensor]:
+    """A client's masks, made anew from what it kept and what was written."""
+    settings = settings or parse(run.bench.config())
+    plan = OpenedModel(run.bench.model).plan
+    gates, embedding = LaneGates(plan), private(run, client).get("embedding")
+    assert embedding is not None
+    logits = gate_logits(plan, shape_of(settings), result_of(run), embedding)
+    share = (0.2, 0.2, 0.5, 0.5)[client] if share is None else share
+    return gates.chosen(logits, gates.target(share, "blocks"))
+
+
+def masked_model(run: Uninterrupted, client: int) -> torch.nn.Module:
+    """transformers' full model with LoRA, and zeros in rows and columns of lanes that a client does not write or read."""
+    model = AutoModelForCausalLM.from_pretrained(run.bench.model, dtype=torch.float32)
+    lora = load_file(run.folder / "adapter" / "adapter_model.safetensors")
+    found = masks(run, client)
+    reads = {
+        "attn_reads": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        "mlp_reads": ("mlp.gate_proj", "mlp.up_proj"),
+    }
+    writes = {"attn_writes": "self_attn.o_proj", "mlp_writes": "mlp.down_proj"}
+    with torch.no_grad():
+        for index, block in enumerate(model.model.layers):
+            for name in ("q_proj", "v_proj"):
+                prefix = f"base_model.model.model.layers.{index}.self_attn.{name}"
+                block.self_attn.get_submodule(name).weight += (
+                    2.0 * lora[f"{prefix}.lora_B.weight"] @ lora[f"{prefix}.lora_A.weight"]
+                )
+            for kind, paths in reads.items():
+                for path in paths:
+                    block.get_submodule(path).weight[:, ~found[index, kind]] = 0
+            for kind, path in writes.items():
+                block.get_submodule(path).weight[~found[index, kind]] = 0
+    return model
+
+
+def perplexity_of(model: Any, windows: torch.Tensor) -> float:
+    with torch.no_grad():
+        losses = [model(input_ids=window[None], labels=window[None]).loss.item() for window in windows]
+    return math.exp(sum(losses) / len(losses))

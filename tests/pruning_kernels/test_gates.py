@@ -1,0 +1,144 @@
+"""Gates: gradients against the published estimator and enumeration, budgets against a slow loop."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from pruning_kernels.gates import gumbel_gates, log_ratio, reinmax_gates, within_budget
+
+
+def reinmax_of_two_classes(z: Tensor, drawn: Tensor, tau: float, gradient: Tensor) -> Tensor:
+    """The published algorithm on one-hot vectors: pi_0, then D = (softmax(l / tau) + sample) / 2, then twice the
+    straight-through gradient at D less half of that at pi_0; derivatives by autograd."""
+    logits = torch.stack([z, torch.zeros_like(z)], dim=-1).requires_grad_(True)
+    sample = torch.stack([drawn, 1 - drawn], dim=-1)
+    at_sample = torch.stack([gradient, torch.zeros_like(gradient)], dim=-1)
+    middle = ((logits / tau).softmax(-1) + sample) / 2
+    as_logits = middle.detach().log().requires_grad_(True)
+    (first,) = torch.autograd.grad((as_logits.softmax(-1) * at_sample).sum(), as_logits)
+    (second,) = torch.autograd.grad((logits.softmax(-1) * at_sample).sum(), logits)
+    return (2 * first - second / 2)[..., 0]
+
+
+@pytest.mark.parametrize("tau", [1.0, 1.5])
+def test_reinmax_is_the_published_estimator_on_two_classes(tau: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    z = torch.randn(50, generator=generator, dtype=torch.float64) * 3
+    drawn = (torch.rand(50, generator=generator, dtype=torch.float64) < torch.sigmoid(z)).double()
+    weights = torch.randn(50, generator=generator, dtype=torch.float64)
+    asked = z.clone().requires_grad_(True)
+    gates = reinmax_gates(asked, drawn, tau)
+    assert torch.equal(gates, drawn)
+    (gates * weights).sum().backward()
+    expected = reinmax_of_two_classes(z, drawn, tau, weights)
+    # at another temperature the middle point is softmax(l / tau)'s, whose own logits are not the model's
+    torch.testing.assert_close(asked.grad, expected)
+
+
+@pytest.mark.parametrize("z", [-2.0, 0.0, 0.7, 3.0])
+def test_its_expectation_is_the_enumerated_gradient_of_a_quadratic(z: float) -> None:
+    """f(g) = (g - 0.3)^2 of three gates with a product between them, over all eight draws."""
+    values = torch.tensor([z, 0.5, -1.0], dtype=torch.float64)
+
+    def f(g: Tensor) -> Tensor:
+        return ((g - 0.3) ** 2).sum() + 0.5 * g[0] * g[1] - g[1] * g[2]
+
+    exact = values.clone().requires_grad_(True)
+    probabilities, total = torch.sigmoid(exact), torch.zeros((), dtype=torch.float64)
+    expected = torch.zeros(3, dtype=torch.float64)
+    for draw in itertools.product((0.0, 1.0), repeat=3):
+        drawn = torch.tensor(draw, dtype=torch.float64)
+        probability = torch.where(drawn > 0, probabilities, 1 - probabilities).prod()
+        total = total + probability * f(drawn)
+        asked = values.clone().requires_grad_(True)
+        f(reinmax_gates(asked, drawn)).backward()
+        assert asked.grad is not None
+        expected += probability.detach() * asked.grad
+    total.backward()
+    assert exact.grad is not None
+    torch.testing.assert_close(expected, exact.grad)
+
+
+def test_the_paper_s_temperature_turns_the_gradient_round() -> None:
+    """Where a gate is likely on, and should be off: descent with 0.4 would switch it on further."""
+
+    def mean_gradient(tau: float) -> float:
+        total = 0.0
+        for drawn, probability in (
+            (1.0, torch.sigmoid(torch.tensor(3.0)).item()),
+            (0.0, 1 - torch.sigmoid(torch.tensor(3.0)).item()),
+        ):
+            z = torch.tensor(3.0, requires_grad=True)
+            ((reinmax_gates(z, torch.tensor(drawn), tau) - 0.3) ** 2).backward()
+            assert z.grad is not None
+            total += probability * z.grad.item()
+        return total
+
+    true = (0.7**2 - 0.3**2) * torch.sigmoid(torch.tensor(3.0)).item() * (1 - torch.sigmoid(torch.tensor(3.0)).item())
+    assert mean_gradient(1.0) == pytest.approx(true, rel=1e-4)
+    assert mean_gradient(1.0) > 0 > mean_gradient(0.4)
+
+
+def test_gumbel_gates_are_hard_and_have_the_soft_one_s_gradient() -> None:
+    generator = torch.Generator().manual_seed(0)
+    z = torch.randn(200, generator=generator, dtype=torch.float64).requires_grad_(True)
+    u = torch.rand(200, generator=generator, dtype=torch.float64).clamp(1e-6, 1 - 1e-6)
+    gates = gumbel_gates(z, u, 0.4)
+    assert set(gates.round(decimals=12).tolist()) == {0.0, 1.0}
+    on = [math.log(a / (1 - a)) + b > 0 for a, b in zip(u.tolist(), z.tolist(), strict=True)]
+    assert (gates.detach() > 0.5).tolist() == on
+    gates.sum().backward()
+    soft = torch.sigmoid((z + u.log() - (1 - u).log()) / 0.4).detach()
+    torch.testing.assert_close(z.grad, soft * (1 - soft) / 0.4)
+
+
+@pytest.mark.parametrize(("spent", "expected"), [(50.0, math.log(2)), (100.0, 0.0), (200.0, math.log(2)), (0.0, math.log(100))])
+def test_a_missed_budget_counts_the_same_on_both_sides(spent: float, expected: float) -> None:
+    assert float(log_ratio(torch.tensor(spent), 100.0)) == pytest.approx(expected)
+
+
+def slow_choice(logits: list[float], costs: list[int], pools: list[int], target: int) -> list[bool]:
+    """By a loop over ranks, each time looking for the best gate that is left."""
+    chosen, left = set[int](), target
+    for pool in sorted(set(pools)):
+        best = max((i for i in range(len(logits)) if pools[i] == pool), key=lambda i: (logits[i], -i))
+        chosen.add(best)
+        left -= costs[best]
+    rest = set(range(len(logits))) - chosen
+    while rest:
+        best = max(rest, key=lambda i: (logits[i], -i))
+        rest.discard(best)
+        if costs[best] <= left:
+            chosen.add(best)
+            left -= costs[best]
+    return [i in chosen for i in range(len(logits))]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_gates_spend_the_budget_but_for_less_than_one_gate(seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    number = 60
+    logits = np.round(generator.normal(size=number), 1)
+    pools = np.sort(generator.integers(0, 4, number))
+    pools = np.unique(pools, return_inverse=True)[1]
+    costs = np.array([3, 7, 5, 11])[pools]
+    target = int(costs.sum() * generator.uniform(0.3, 1.1))
+    found = within_budget(torch.tensor(logits), torch.tensor(costs), torch.tensor(pools), target)
+    assert found.tolist() == slow_choice(logits.tolist(), costs.tolist(), pools.tolist(), target)
+    spent = int(costs[found.numpy()].sum())
+    assert spent <= target
+    if not found.all():
+        assert target - spent < costs[~found.numpy()].min()
+    assert set(pools[found.numpy()].tolist()) == set(pools.tolist())
+
+
+def test_what_cannot_be_is_told() -> None:
+    two, pools = torch.tensor([5, 5]), torch.tensor([0, 1])
+    with pytest.raises(ValueError, match="one gate of each kind costs 10, and 9 may be spent"):
+        within_budget(torch.zeros(2), two, pools, 9)
+    with pytest.raises(ValueError, match="NaN"):
+        within_budget(torch.tensor([float("nan"), 0.0]), two, pools, 10)
