@@ -79,7 +79,7 @@ def take_piece(site: Site, request: Letter) -> Letter:
     with in_turn(kept.folder):
         if not kept.is_sound():
             kept.store.put(data)
-            if not kept.lacking(manifest):
+            if kept.has_all(manifest):
                 kept.put_together(manifest)
     return reply_to(request, NoScalars())
 
@@ -115,6 +115,10 @@ class _Kept:
     def lacking(self, manifest: Manifest) -> list[int]:
         """Pieces that are not here, or damaged."""
         return [index for index, piece in enumerate(manifest.piece_sha256) if not self.store.is_whole(piece)]
+
+    def has_all(self, manifest: Manifest) -> bool:
+        """Whether all pieces are here; whether they are whole, reading them tells."""
+        return all(self.store.has(piece) for piece in manifest.piece_sha256)
 
     def is_sound(self) -> bool:
         """Whether the files are here, with the bytes that were offered."""

@@ -107,7 +107,7 @@ def _shards(directory: Path) -> list[Path]:
     if index.exists():
         try:
             names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-            if not all(isinstance(name, str) for name in names):
+            if not all(isinstance(name, str) and Path(name).name == name for name in names):  # a file beside it, no other
                 raise ValueError
         except (ValueError, KeyError, AttributeError, TypeError):
             raise Mistake(f"{index}: is not a safetensors index; copy the model again") from None

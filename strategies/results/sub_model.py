@@ -26,7 +26,7 @@ from espalier.training.alignment import Places
 from espalier.wire.adapters import AdapterPlan
 from espalier.wire.fedsoda import emulator_adapters
 from espalier.wire.model_folder import FILES, Manifest
-from espalier.wire.payload import block_key
+from espalier.wire.payload import MOST_BLOBS, block_key
 from espalier.wire.structure import Structure
 from espalier.wire.tuning import trained
 from strategies.results.adapters import AdapterResult
@@ -232,6 +232,11 @@ def manifest_of(folder: Path, piece_bytes: int) -> Manifest:
     hashes = [_sha256_of(folder / name) for name in names]
     whole = Manifest(tuple(names), tuple(sizes), tuple(hashes), piece_bytes, ())
     starts = range(0, whole.num_bytes, piece_bytes)
+    if len(starts) > MOST_BLOBS:
+        raise Mistake(
+            f"part-bytes = {piece_bytes}: the sub-model would travel in {len(starts)} pieces, at most {MOST_BLOBS} are allowed; "
+            f"set it to {-(-whole.num_bytes // MOST_BLOBS)} or more"
+        )
     pieces = [_sha256(_bytes_between(folder, whole, start, min(start + piece_bytes, whole.num_bytes))) for start in starts]
     return Manifest(whole.names, whole.sizes, whole.file_sha256, piece_bytes, tuple(pieces))
 

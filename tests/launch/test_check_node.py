@@ -95,6 +95,22 @@ def test_a_model_path_is_opened(run: dict[str, Any], node: dict[str, Any], tmp_p
 # ----- the words of the command ---------------------------------------------------------------------------------------
 
 
+def test_a_site_without_a_base_model_is_looked_at_as_far_as_that_goes(
+    run: dict[str, Any], node: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The run's server brings the model, and with it the tokenizer."""
+    own = {key: value for key, value in node.items() if key != "model-path"}
+    assert check({"node": own, "run": run | {"method": "fedsoda"}}) == 0
+    shown = capsys.readouterr().out
+    assert "model      the run's server brings it" in shown
+    assert own["data-path"] in shown
+    missing = own | {"data-path": str(Path(own["data-path"]).parent / "none.txt")}
+    assert check({"node": missing, "run": run | {"method": "fedsoda"}}) == 2
+    Path(own["data-path"]).write_text("\n\n  \n")
+    assert check({"node": own, "run": run | {"method": "fedsoda"}}) == 2
+    assert "the file is empty" in capsys.readouterr().err
+
+
 def test_a_node_configuration_is_read_as_flower_reads_it(tmp_path: Path) -> None:
     given = 'site="hospital-a" data-path="/data/my notes.txt" windows=16 own-text=true capability=1.5'
     expected = {"site": "hospital-a", "data-path": "/data/my notes.txt", "windows": 16, "own-text": True, "capability": 1.5}

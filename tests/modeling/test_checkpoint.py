@@ -93,7 +93,9 @@ def test_a_missing_shard_is_named(sharded: Path, tmp_path: Path) -> None:
         Checkpoint(tmp_path)
 
 
-@pytest.mark.parametrize("index", ["", "{", "[]", "{}", '{"weight_map": 3}', '{"weight_map": ["a"]}'])
+@pytest.mark.parametrize(
+    "index", ["", "{", "[]", "{}", '{"weight_map": 3}', '{"weight_map": ["a"]}', '{"weight_map": {"a": "../b.safetensors"}}']
+)
 def test_a_damaged_index_is_named(folder: Path, index: str) -> None:
     (folder / "model.safetensors.index.json").write_text(index)
     with pytest.raises(Mistake, match=r"model.safetensors.index.json: is not a safetensors index"):
