@@ -3,9 +3,10 @@
 It lies in ``<state-dir>/models/<hash of the folder>``, for its owner alone. A folder that was not used for as long as the node
 keeps its runs' state is removed with them.
 
-Covers: a file is opened only after its bytes had the hash that the folder's own hash is made of; one that was changed since is
-hashed again, and the model brought again if it is another one.
-Does not cover: what the model is. A site trains on whatever its server brings, within ``most-model-bytes``.
+Covers: a real site takes a model only if its owner says how much there may be of them (``most-model-bytes``). A file is opened
+only after its bytes had the hash that the folder's own hash is made of; one that was changed since is hashed again, and the
+model brought again if it is another one.
+Does not cover: what the model is. A site that takes one trains on whatever its server brings.
 """
 
 import hashlib
@@ -44,12 +45,7 @@ def take_offer(site: Site, request: Letter) -> Letter:
         The model is larger than the site's owner allows.
     """
     manifest = validate(Offer, request.scalars).manifest()
-    most = site.node.most("most_model_bytes")
-    if most is not None and manifest.num_bytes > most:
-        raise Mistake(
-            f"most-model-bytes = {most}: this site's owner allows no larger model, the run's has {manifest.num_bytes} bytes; "
-            "raise it in --node-config"
-        )
+    _require_room(site, manifest)
     state, kept = site.state(request.header), _Kept(site, manifest.sha256)
     with state.locked():
         state.save_lasting(MODEL, {"sha256": manifest.sha256, "offer": request.scalars})
@@ -58,6 +54,24 @@ def take_offer(site: Site, request: Letter) -> Letter:
         if not lacking and not kept.is_sound():
             kept.put_together(manifest)
     return reply_to(request, Lacking(pieces=lacking))
+
+
+def _require_room(site: Site, manifest: Manifest) -> None:
+    """Raise Mistake unless the site's owner allows this model beside those that earlier runs brought."""
+    most, wanted = site.node.most_bytes_of_models(), manifest.num_bytes
+    if most is None:
+        return
+    if wanted > most:
+        raise Mistake(
+            f"most-model-bytes = {most}: this site's owner allows no larger model, the run's has {wanted} bytes; raise it in "
+            "--node-config"
+        )
+    others = (file for file in private_folder(site.node.state_root(), "models").rglob("*") if manifest.sha256 not in file.parts)
+    if sum(file.stat().st_size for file in others if file.is_file()) + wanted > most:
+        raise Mistake(
+            f"most-model-bytes = {most}: models of earlier runs take so much that this one, of {wanted} bytes, has no room; "
+            "raise it in --node-config, or remove some below models/ in the site's state-dir"
+        )
 
 
 def take_piece(site: Site, request: Letter) -> Letter:

@@ -4,6 +4,12 @@ from client_app.site import Site
 from espalier.corpora.enough import require_enough, require_readable
 from espalier.corpora.own_data import not_allowed
 from espalier.modeling.limits import require_within_limits
+from espalier.settings.mistakes import Mistake
+
+NO_MODEL_FROM_OUTSIDE = (
+    "most-model-bytes: this site takes no model that a run's server brings; its owner can allow it, with for instance "
+    "most-model-bytes=8000000000 in --node-config"
+)
 
 
 def require_ready(site: Site) -> None:
@@ -19,6 +25,8 @@ def require_ready(site: Site) -> None:
     node = site.node
     if site.settings.evaluation.own_text and not node.allows_own_text():
         raise not_allowed()
+    if not site.settings.job.NEEDS_BASE_MODEL and node.most_bytes_of_models() == 0:
+        raise Mistake(NO_MODEL_FROM_OUTSIDE, NO_MODEL_FROM_OUTSIDE)
     if not site.settings.job.NEEDS_BASE_MODEL:  # nor a tokenizer, before the server has brought one
         require_readable(site.settings, node)
         return

@@ -1,10 +1,17 @@
-"""Repeat the tables of FedSODA's paper.
+"""Repeat the tables of FedSODA's paper, and measure its comparisons with a model and a task of one's own.
 
     python -m benchmarks.fedsoda tables                       # seconds, no weights, no network
     python -m benchmarks.fedsoda tables --out docs/studies/fedsoda --tokens 2048
+    python -m benchmarks.fedsoda methods --model DIRECTORY --data FILE --test FILE --public FILE
+    python -m benchmarks.fedsoda ablation | combinations | public | rounds | memory ...
 
 ``tables`` counts what Tables 2, 4, 7 and 8, section 5 and appendix C print, and says which of it cannot be reproduced. It
 prints Markdown; with ``--out`` it also writes ``tables.md`` and, a row for each printed figure, ``tables.csv``.
+
+The others train. ``--data`` is the task's training file, whose records are dealt out to ten clients, ``--test`` its test items,
+and ``--public`` a text of another domain, on which the server compares blocks and aligns. Results of runs are kept in
+``--work``, for all studies together; rows go to ``docs/studies/fedsoda-<study>.csv`` (a study that was stopped goes on there),
+and at the end there are a Markdown table and a plot beside it. ``--set KEY=VALUE`` changes a setting of all runs.
 """
 
 import argparse
@@ -28,7 +35,28 @@ def _tables(given: argparse.Namespace) -> None:
     print(text, end="")
 
 
-COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {"tables": _tables}
+def _measure(given: argparse.Namespace) -> None:
+    from benchmarks.fedsoda.measured import measure
+
+    measure(given)
+
+
+def _memory(given: argparse.Namespace) -> None:
+    from benchmarks.fedsoda.memory import measure
+
+    measure(given)
+
+
+MEASURED = {
+    "methods": "four methods over four distributions of the data",
+    "ablation": "with and without the two alignments",
+    "combinations": "layers of a group, groups, and the interval of alignment",
+    "public": "public text of the task's domain, or of another",
+    "rounds": "loss after every round",
+}
+COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {
+    "tables": _tables, **dict.fromkeys(MEASURED, _measure), "memory": _memory
+}  # fmt: skip
 """Name of a study -> what does it. Each imports its own needs, so that counting does not wait for what trains."""
 
 
@@ -40,7 +68,25 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     tables = commands.add_parser("tables", help="count what the paper prints; no weights")
     tables.add_argument("--out", type=Path, metavar="DIR", help="directory for tables.md and tables.csv")
     tables.add_argument("--tokens", type=int, default=512, help="of the sequence whose operations are counted")
+    for name, what in {**MEASURED, "memory": "peak memory of a client, by method"}.items():
+        _add_measured(commands.add_parser(name, help=what))
     return parser.parse_args(arguments)
+
+
+def _add_measured(study: argparse.ArgumentParser) -> None:
+    study.add_argument("--model", required=True, help="directory of a Hugging Face model of at least 8 blocks")
+    study.add_argument("--task", default="arc-easy", help="whose records are in --data and --test")
+    study.add_argument("--data", type=Path, required=True, help="training records, JSON Lines")
+    study.add_argument("--test", type=Path, required=True, help="test items, JSON Lines")
+    study.add_argument("--public", type=Path, required=True, help="text of another domain")
+    study.add_argument("--records", type=int, default=1000, help="of all clients together, at most")
+    study.add_argument("--letters", type=int, default=100_000, help="of each public text, at most")
+    study.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as in training.steps=5")
+    study.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    study.add_argument("--threads", type=int, default=1)
+    study.add_argument("--device", default="cpu", choices=("auto", "cpu", "cuda"))
+    study.add_argument("--work", type=Path, default=Path("runs/fedsoda"), help="where results of runs are kept")
+    study.add_argument("--out", type=Path, default=Path("docs/studies"))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

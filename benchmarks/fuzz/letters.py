@@ -4,6 +4,7 @@ import json
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -27,15 +28,25 @@ SHAPES = {
     "mlp.gate": (256, 64), "mlp.up": (256, 64), "mlp.down": (64, 256),
 }  # fmt: skip
 LINEARS = tuple(LinearPlan(name, name, shape, "BF16") for name, shape in SHAPES.items())
-PLAN = ModelPlan(tuple(BlockPlan(index, LINEARS) for index in range(2)), 0)
+BLOCKS = tuple(BlockPlan(index, LINEARS) for index in range(3))
+PLAN = ModelPlan(BLOCKS[:2], 0)
+BROUGHT = ModelPlan(BLOCKS, 0)
+"""The model of clients that are brought one: an emulator of one block, and an adapter of two."""
 SETTINGS = {
     "evaluation.own-text": True, "evaluation.texts": "public=public.txt", "evaluation.window-tokens": 4,
     "lora.targets": "attn.q", "part-bytes": 1024, "llm-pruner.spare-first": 0, "llm-pruner.spare-last": 0,
+    "fedsoda.adapter-layers": 2,
 }  # fmt: skip
 KINDS: tuple[Kind, ...] = ("enrol", "train", "fetch", "deliver", "evaluate")
 HALF = struct.pack("<Q", 0x5555555555555555)
 """A word of a mask that prunes every second weight."""
 HASH = "0" * 64
+DELIVERED: dict[str, dict[str, Any]] = {
+    "model": {"names": ["config.json"], "sizes": [8], "file_sha256": [HASH], "piece_bytes": 8, "piece_sha256": [HASH]},
+    "piece": {"model_sha256": HASH, "index": 0, "size": 8},
+    "emulator": {"blocks": [0], "aligned": 1},
+}
+"""What FedSODA's clients are brought beside the adapter's LoRA, by the word that says so."""
 Records = dict[str, Any]
 """A message's records by name."""
 
@@ -48,26 +59,31 @@ class Exchange:
     request: Letter
     reply: Letter
 
+    def plan(self) -> ModelPlan:
+        """The model that the letters are about."""
+        return plan_of(self.settings)
 
-def plan() -> ModelPlan:
-    """The model of all letters."""
-    return PLAN
+
+def plan_of(settings: RunSettings) -> ModelPlan:
+    """The model of a run's letters."""
+    return PLAN if settings.job.NEEDS_BASE_MODEL else BROUGHT
 
 
 def exchanges() -> list[Exchange]:
-    """One per method and kind."""
+    """One per method, kind and form."""
     alone = {method: parse({"method": method, **SETTINGS}).job.makes_alone for method in METHODS}
     return [
-        _exchange(method, kind, server_round)
+        _exchange(method, kind, server_round, what)
         for method in METHODS
         for kind in KINDS
         if kind != "alone" or alone[method]
-        for server_round in _rounds(method, kind)
+        for server_round, what in _forms(method, kind)
     ]
 
 
-def _exchange(method: str, kind: Kind, server_round: int) -> Exchange:
+def _exchange(method: str, kind: Kind, server_round: int, what: str) -> Exchange:
     settings = parse({"method": method, **SETTINGS})
+    plan = partial(plan_of, settings)
     header = Header(
         schema_version=SCHEMA_VERSION,
         kind=kind,
@@ -79,17 +95,26 @@ def _exchange(method: str, kind: Kind, server_round: int) -> Exchange:
         part=1 if kind == "fetch" else 0,
         num_parts=1,
     )
-    request = Letter(header, _asked(method, kind, server_round))
+    request = Letter(header, _asked(method, kind, server_round, what))
     up = contract_for(request, plan, settings).up
     blobs = {key: _blob(specs) for key, specs in up.specs(NoScalars()).items()}
     if kind == "fetch":
         request.scalars["blob_sha256"] = [sha256(blob) for blob in blobs.values()]
     contract = contract_for(request, plan, settings)
     request.blobs = {key: _blob(specs) for key, specs in contract.down.specs(NoScalars()).items()}
-    reply = Letter(header.model_copy(update={"num_parts": contract.num_parts}), _told(method, kind, server_round, blobs), blobs)
+    told = {"pieces": [0]} if what == "model" else _told(method, kind, server_round, blobs)
+    reply = Letter(header.model_copy(update={"num_parts": contract.num_parts}), told, blobs)
     check(request, contract.down)
     check_reply(reply, request, contract)
     return Exchange(settings, request, reply)
+
+
+def _forms(method: str, kind: Kind) -> Sequence[tuple[int, str]]:
+    """The round of each form that such a message has, and what is brought where that is not the method's result."""
+    rounds = _rounds(method, kind)
+    if (method, kind) != ("fedsoda", "deliver"):
+        return [(server_round, "") for server_round in rounds]
+    return [*((rounds[0], what) for what in DELIVERED), (rounds[0] + 1, "")]
 
 
 def _rounds(method: str, kind: Kind) -> Sequence[int]:
@@ -102,7 +127,9 @@ def _rounds(method: str, kind: Kind) -> Sequence[int]:
     return [single[kind]] if kind in single else rounds
 
 
-def _asked(method: str, kind: Kind, server_round: int) -> dict[str, Any]:
+def _asked(method: str, kind: Kind, server_round: int, what: str) -> dict[str, Any]:
+    if what:
+        return {"what": what, **DELIVERED[what]}
     if kind == "evaluate":
         texts = Texts(names=["public"], num_windows=[2], window_tokens=4, own_text=True)
         return texts.model_dump()
@@ -124,7 +151,9 @@ def _asked(method: str, kind: Kind, server_round: int) -> dict[str, Any]:
             "deliver": layers | versions | {"num_kept": [linear.num_weights // 2 for linear in LINEARS] * 2},
         }
         return of_kind[kind]
-    return {"rank_limit": 4 if kind == "alone" else 8} | ({"rank": 8, "blob_sha256": [HASH]} if kind == "fetch" else {})
+    named = {"model_sha256": HASH, "aligned": 1} if (method, kind) == ("fedsoda", "train") else {}
+    more = {"rank": 8, "blob_sha256": [HASH]} if kind == "fetch" else named
+    return {"rank_limit": 4 if kind == "alone" else 8} | more
 
 
 def _told(method: str, kind: Kind, server_round: int, blobs: Mapping[str, bytes]) -> dict[str, Any]:
@@ -149,7 +178,7 @@ def _told(method: str, kind: Kind, server_round: int, blobs: Mapping[str, bytes]
         "llm-pruner": {},
         "fedspallm": {"calibration_windows": 0, "damping": 0.01},
     }
-    return hashes | more.get(method, {"samples": 8 if method == "fedpetuning" else 0, "skipped_steps": 0, "rank": 8})
+    return hashes | more.get(method, {"samples": 0 if method == "hetlora" else 8, "skipped_steps": 0, "rank": 8})
 
 
 def _blob(specs: Mapping[str, TensorSpec]) -> bytes:
@@ -240,12 +269,12 @@ def letters(random: Random, known: list[Exchange]) -> Iterator[None]:
         content = changed_records(random, exchange.request)
         yield
         letter = read(content)
-        check(letter, contract_for(letter, plan, exchange.settings).down)
+        check(letter, contract_for(letter, exchange.plan, exchange.settings).down)
         return
     content = changed_records(random, exchange.reply)
     yield
     num_bytes(content)
     ledger.record_refused(0, exchange.request.header, content)
     letter = read(content)
-    check_reply(letter, exchange.request, contract_for(exchange.request, plan, exchange.settings))
+    check_reply(letter, exchange.request, contract_for(exchange.request, exchange.plan, exchange.settings))
     ledger.record("up", 0, letter, content)

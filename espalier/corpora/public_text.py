@@ -8,8 +8,8 @@ from espalier.corpora.windows import Encode, evaluation_windows
 from espalier.settings.run import EvaluationSettings
 
 
-def public_text(name: str, path: str) -> str | FileText:
-    """Text of one entry of ``evaluation.texts``: a file as it is, or the held-out part of a built-in text.
+def public_text(name: str, path: str, key: str = "evaluation.texts") -> str | FileText:
+    """A public text, which ``key`` names: a file as it is, or the held-out part of a built-in text.
 
     Raises
     ------
@@ -17,7 +17,7 @@ def public_text(name: str, path: str) -> str | FileText:
         The file is missing, empty or not UTF-8.
     """
     if path:
-        return FileText(path, "evaluation.texts")
+        return FileText(path, key)
     return public_part(name)
 
 

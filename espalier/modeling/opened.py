@@ -181,7 +181,7 @@ class OpenedModel:
             return build_config(self.config)
         from transformers import AutoConfig
 
-        config = AutoConfig.from_pretrained(self.directory, local_files_only=True)
+        config = AutoConfig.from_pretrained(self.directory, local_files_only=True, trust_remote_code=False)
         vars(config).pop(CONFIG_KEY, None)  # else it would be said of modules that are not quantised
         return config
 
@@ -286,7 +286,7 @@ def _tokenizer_in(directory: Path, stamps: object) -> "PreTrainedTokenizerBase":
     with importing():
         from transformers import AutoTokenizer
 
-        return AutoTokenizer.from_pretrained(directory, local_files_only=True)
+        return AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
 
 
 def check_labels(family: Family, num_labels: int | None, where: str) -> None:

@@ -31,7 +31,6 @@ MOST = {
     "most_windows": 4096,
     "most_rounds": 1000,
     "most_runs": 100,
-    "most_model_bytes": 64 * 1024**3,
 }
 """The limits of a site whose owner names no others."""
 
@@ -131,8 +130,8 @@ class NodeSettings(Table):
     most_model_bytes: int = Field(
         0,
         ge=0,
-        description="Most bytes of a model that a run may bring to this site, of methods whose clients need no base model "
-        "(fedsoda); 0: 64 GiB, in simulation without a limit.",
+        description="Most bytes of all models together that runs may bring to this site, of methods whose clients need no base "
+        "model (fedsoda), and so whether they may; 0: none, in simulation without a limit.",
     )
     pruned_share: float = Field(
         0.0,
@@ -201,6 +200,10 @@ class NodeSettings(Table):
     def fewest_tokens(self) -> int:
         """Fewest tokens of an answer: as the owner says, else 2048; a simulated site has nothing to hide."""
         return self.least_tokens or (1 if self.simulated else LEAST_TOKENS)
+
+    def most_bytes_of_models(self) -> int | None:
+        """Most bytes of models that servers bring here; None: without a limit. Without its owner's word a site takes none."""
+        return None if self.simulated and not self.most_model_bytes else self.most_model_bytes
 
     def most(self, limit: str) -> int | None:
         """A limit by its name (``most_steps`` ...): as the owner says, else the default; a simulated site has none."""

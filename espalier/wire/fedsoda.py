@@ -4,6 +4,7 @@ Clients have no base model. ``deliver`` brings the sub-model, which is named by 
 before the first round and after each alignment; then, from the second round on, the adapter's.
 """
 
+from dataclasses import replace
 from typing import Any
 
 from pydantic import Field
@@ -58,7 +59,8 @@ def emulator_adapters(plan: ModelPlan, run: RunSettings, blocks: list[int]) -> A
 
 def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
     """The contract of a ``train`` message (part 0) or of a ``fetch`` of a later part."""
-    return tuning.training_contract(request, plan_of, run, SubModelOrder)
+    made = tuning.training_contract(request, plan_of, run, SubModelOrder)
+    return replace(made, observer=TRAINED) if made.observer == tuning.OBSERVER else made
 
 
 def delivery(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
@@ -101,6 +103,10 @@ def _emulator(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
     return delivery.contract(request, run.method)
 
 
+TRAINED = tuning.OBSERVER.replace(
+    "the server chooses the adapters to begin with, so it chooses at what it looks",
+    "the server chooses the model, its tokenizer and the adapters to begin with, so it chooses at what it looks",
+)
 OFFERED = "which pieces of the sub-model this node lacks, so whether it took part in a run with the same one before"
 
 EXAMPLES: dict[Kind | tuple[Kind, int], dict[str, Any]] = {

@@ -104,7 +104,7 @@ class FedSoda(FedPETuning):
         path = "" if job.public_text in BUILT_IN_TEXTS else job.public_text
         what = f"{settings.method}.public-text"
         return evaluation_windows(
-            public_text(job.public_text, path), model.encode, job.public_window_tokens, job.public_windows, what
+            public_text(job.public_text, path, what), model.encode, job.public_window_tokens, job.public_windows, what
         )
 
     def summary(self) -> None:

@@ -234,7 +234,7 @@ def manifest_of(folder: Path, piece_bytes: int) -> Manifest:
     starts = range(0, whole.num_bytes, piece_bytes)
     if len(starts) > MOST_BLOBS:
         raise Mistake(
-            f"part-bytes = {piece_bytes}: the sub-model would travel in {len(starts)} pieces, at most {MOST_BLOBS} are allowed; "
+            f"part-bytes = {piece_bytes}: the sub-model would travel in {len(starts)} pieces, at most {MOST_BLOBS} may; "
             f"set it to {-(-whole.num_bytes // MOST_BLOBS)} or more"
         )
     pieces = [_sha256(_bytes_between(folder, whole, start, min(start + piece_bytes, whole.num_bytes))) for start in starts]

@@ -86,6 +86,16 @@ class TestFedSoda(Promises):
         """The sub-model."""
         return run.folder / "sub-model"
 
+    def test_a_site_decides_whether_it_is_evaluated_on_its_text(self, on_own_text: Bench) -> None:
+        grid = on_own_text.grid()
+        for client, context in enumerate(grid.contexts.values()):
+            context.node_config |= {"site": f"site-{client}", "own-text": client != 1, "least-tokens": 30}
+            context.node_config["most-model-bytes"] = 10**6
+        grid.simulated = False
+        document = summary(on_own_text.run(grid))
+        assert "this site does not allow it" in document["refused"]["site-1"]
+        assert {client["site"] for client in document["clients"]} == {f"site-{client}" for client in (0, 2, 3)}
+
     def test_a_site_whose_model_takes_less_is_refused_when_it_enrols(self, bench: Bench) -> None:
         """Clients have no model of their own: one that a site names is not looked at."""
         grid = bench.grid()
@@ -203,6 +213,26 @@ class TestFedSoda(Promises):
         assert {client["status"] for client in summary(folder)["clients"]} == {"completed"}
         assert model_files(folder) == model_files(plain.folder)
 
+    def test_a_real_site_takes_a_model_if_its_owner_says_so(self, on_own_text: Bench) -> None:
+        """And as much of them as it says, those of earlier runs counted."""
+        grid = on_own_text.grid()
+        for client, context in enumerate(grid.contexts.values()):
+            context.node_config |= {"site": f"site-{client}", "own-text": True, "least-tokens": 30}
+            context.node_config |= {"most-model-bytes": 10**6} if client else {}
+        grid.simulated = False
+        document = summary(on_own_text.run(grid))
+        assert "this site takes no model that a run's server brings" in document["refused"]["site-0"]
+        assert {client["status"] for client in document["clients"]} == {"completed"}
+        (first,) = (on_own_text.folder / "state" / "models").glob("*/files")
+        size = sum(file.stat().st_size for file in first.iterdir())
+        again = on_own_text.grid(fedsoda__groups=2, fedsoda__group_layers=0)
+        for client, context in enumerate(again.contexts.values()):
+            context.node_config |= {"site": f"site-{client}", "own-text": True, "least-tokens": 30}
+            context.node_config["most-model-bytes"] = int(1.8 * size)
+        again.simulated = False
+        with pytest.raises(RunFailed, match="models of earlier runs take so much that this one"):
+            on_own_text.run(again, fedsoda__groups=2, fedsoda__group_layers=0)
+
     def test_a_site_may_allow_no_model_so_large(self, bench: Bench) -> None:
         grid = bench.grid()
         next(iter(grid.contexts.values())).node_config["most-model-bytes"] = 1000
@@ -298,7 +328,7 @@ class TestFedSoda(Promises):
             ({"fedsoda__groups": 2}, r"fedsoda.group-layers = 1, groups = 2: take 4 blocks, and the emulator has 3"),
             ({"fedsoda__adapter_layers": 4}, r"fedsoda.adapter-layers = 4, first-layers = 0: the model has 4 blocks"),
             ({"fedsoda__public_window_tokens": 65}, r"public-window-tokens = 65: the model has 64 positions"),
-            ({"fedsoda__public_text": "/nowhere.txt"}, r"/nowhere.txt"),
+            ({"fedsoda__public_text": "/nowhere.txt"}, r"/nowhere.txt(?s:.*)fedsoda.public-text"),
             ({"lora__layers": "0"}, r"lora.layers = '0': fedsoda.adapter-layers says which blocks are adapted"),
             ({"fedsoda__drop": "uniform"}, r"aligned = 'starts': blocks that go at even distances leave no groups"),
             ({"fedsoda__representation_weight": 0.0, "fedsoda__divergence_weight": 0.0}, r"are both 0"),

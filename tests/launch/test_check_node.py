@@ -99,7 +99,7 @@ def test_a_site_without_a_base_model_is_looked_at_as_far_as_that_goes(
     run: dict[str, Any], node: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The run's server brings the model, and with it the tokenizer."""
-    own = {key: value for key, value in node.items() if key != "model-path"}
+    own = {key: value for key, value in node.items() if key != "model-path"} | {"most-model-bytes": 10**9}
     assert check({"node": own, "run": run | {"method": "fedsoda"}}) == 0
     shown = capsys.readouterr().out
     assert "model      the run's server brings it" in shown

@@ -75,7 +75,8 @@ def test_paths_mean_what_they_mean_where_the_command_is_given(tmp_path: Path, mo
         (["fedprllm", "fedspallm.sparsity=0.5"], "fedspallm.sparsity = 0.5: "),  # also the default, if it is given
         (
             ["fedspallm", "lora.rank=4"],
-            "lora.rank = 4: method = 'fedspallm' does not read it; leave it out, or choose method = 'fedpetuning' or 'hetlora'",
+            "lora.rank = 4: method = 'fedspallm' does not read it; leave it out, or choose method = 'fedpetuning' or "
+            "'fedsoda' or 'hetlora'",
         ),
         (
             ["hetlora", "fedpetuning.aggregation=svd"],
@@ -223,7 +224,7 @@ def test_words_may_follow_options(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_an_unknown_preset_names_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "fedprlm", "--app", str(APP)]) == 2
-    assert "known presets are fedpetuning, fedprllm" in capsys.readouterr().err
+    assert "known presets are fedbiot, fedot, fedpetuning, fedprllm" in capsys.readouterr().err
 
 
 def test_a_preset_that_cannot_be_read_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -127,6 +127,7 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sites]:
     data = (f"model={shared.model}", "data.source=text", f"data.path={folder}/text-{{client}}.txt", "data.window-tokens=32")
     words = (*data, f"evaluation.texts=public={shared.public}", "evaluation.window-tokens=32", "part-bytes=1024")
     own = {site: f'model-path="{shared.model}" data-path="{text}"' for site, text in texts.items()}
+    own = {site: f"{config} most-model-bytes=1000000000" for site, config in own.items()}
     own[PLAIN] += ' allow-methods="fedprllm"'
     with federation(folder, (*SITES, PLAIN), own, warm=SITES) as started, ThreadPoolExecutor() as pool:
         runs = {}

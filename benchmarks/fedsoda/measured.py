@@ -1,0 +1,59 @@
+"""One measured study from the command line: its data, conditions, rows and report."""
+
+import argparse
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from benchmarks.fedsoda.cells import ALIGNING, COMMON
+from benchmarks.fedsoda.report import write_report
+from benchmarks.fedsoda.runs import Bench
+from benchmarks.fedsoda.sources import make_sources
+from benchmarks.fedsoda.studies import STUDIES, work
+from benchmarks.fedspallm.rows import Rows
+from espalier.modeling.computing import set_up
+from espalier.modeling.opened import open_model
+from espalier.settings.mistakes import Mistake
+from espalier.settings.run import parse
+from espalier.storage.blobs import sha256
+
+
+def measure(given: argparse.Namespace) -> None:
+    """Do a study, or what is missing of it, and write its report."""
+    study, changes = STUDIES[given.command], chosen(given.set)
+    common = {
+        **changes, "model": given.model, "threads": given.threads, "device": given.device, "task.name": given.task,
+        "task.test-path": str(given.test),
+    }  # fmt: skip
+    plain = {key: value for key, value in {**COMMON, **common}.items() if not key.startswith("fedsoda.")}
+    settings = parse({**plain, "method": "fedpetuning", "data.source": "jsonl", "data.path": str(given.data)})
+    model = open_model(settings.model)
+    sources = make_sources(settings, given.data, given.public, given.work / "data", given.records, given.letters)
+    data = {file.name: sha256(file.read_bytes()) for file in (sources.clients, sources.in_domain, sources.out_of_domain)}
+    inputs = {"model": model.sha256, "tests": sha256(sources.tested.read_bytes()), **data}
+    conditions = {
+        "model": {"name": model.directory.name, "parameters": model.plan.num_parameters, "sha256": model.sha256},
+        "settings": {"task.name": given.task, **COMMON, **ALIGNING, **changes},
+        "data": {"records": sources.clients.read_text(encoding="utf-8").count("\n"), **data},
+        "threads": given.threads,
+        "device": given.device,
+    }
+    bench = Bench(model, set_up(settings, Path()), common, sources, given.work / "results", inputs)
+    path = given.out / f"fedsoda-{given.command}"
+    rows = Rows(path.with_suffix(".csv"), study.keys, study.figures, conditions)
+    work(study, bench, given.seeds, rows)
+    write_report(study, rows, conditions, path)
+
+
+def chosen(pairs: list[str]) -> dict[str, Any]:
+    """Settings of the command line, each value as TOML reads it, or as it stands."""
+    found: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals:
+            raise Mistake(f"--set {pair}: is no KEY=VALUE, for instance training.steps=5")
+        try:
+            found[key] = tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError:
+            found[key] = value
+    return found

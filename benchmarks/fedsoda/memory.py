@@ -1,0 +1,122 @@
+"""Peak memory of a client while it trains, by method: a fresh process for each, which opens what clients hold and trains it."""
+
+import argparse
+import gc
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.fedsoda.cells import COMMON, IID, METHODS, Cell
+from benchmarks.fedsoda.measured import chosen
+from benchmarks.fedspallm.rows import Rows
+from benchmarks.larger_than_memory import peak
+from espalier.modeling.computing import set_up
+from espalier.modeling.opened import open_model
+from espalier.modeling.quantised import bitsandbytes
+from espalier.modeling.structured.similar_groups import evenly_dropped
+from espalier.settings.fedsoda import FedSodaSettings
+from espalier.settings.mistakes import Mistake
+from espalier.settings.node import simulated_node
+from espalier.settings.run import RunSettings, parse
+from espalier.training.adapter_training import AdapterTraining
+from espalier.training.initial import initial_adapters
+from espalier.training.sequences import client_sequences
+from espalier.wire.tuning import trained
+from strategies.results.sub_model import write_sub_model
+
+KEYS, FIGURES = ("method",), ("interpreter_mib", "peak_mib", "client_mib")
+MIB = 1 << 20
+STEPS = 4
+
+
+def measure(given: argparse.Namespace) -> None:
+    """Measure every method, and write ``fedsoda-memory.csv`` and a Markdown table."""
+    changes = chosen(given.set)
+    common = {
+        **changes, "model": given.model, "threads": given.threads, "device": given.device, "task.name": given.task,
+        "data.source": "jsonl", "data.path": str(given.data), "training.steps": STEPS, "federation.rounds": 1,
+    }  # fmt: skip
+    model = open_model(given.model)
+    conditions = {
+        "model": {"name": model.directory.name, "sha256": model.sha256}, "settings": {**COMMON, **changes}, "steps": STEPS,
+        "threads": given.threads, "device": given.device,
+    }  # fmt: skip
+    path = given.out / "fedsoda-memory"
+    rows = Rows(path.with_suffix(".csv"), KEYS, FIGURES, conditions)
+    for cell in rows.missing({"method": name} for name in METHODS):
+        rows.add(cell, **in_a_fresh_process(Cell(cell["method"], IID, METHODS[cell["method"]]).settings(common)))
+    write_table(rows, path)
+
+
+def write_table(rows: Rows, path: Path) -> None:
+    """Write ``<path>.md``."""
+    conditions = rows.conditions
+    batch = conditions["settings"]["training.batch-size"]
+    lines = [
+        "# Peak memory of a client",
+        "",
+        f"Model `{conditions['model']['name']}`, {conditions['steps']} steps of {batch} sequences. "
+        f"[Figures](./{path.name}.csv), [conditions](./{path.name}.json).",
+        "",
+        "| | before the model is loaded, MiB | at most, MiB | difference, MiB |",
+        "|---|---:|---:|---:|",
+    ]
+    lines += [f"| {row['method']} | {' | '.join(f'{float(row[name]):.1f}' for name in FIGURES)} |" for row in rows.rows]
+    path.with_suffix(".md").write_text("\n".join([*lines, ""]))
+
+
+def in_a_fresh_process(settings: Mapping[str, Any]) -> dict[str, float]:
+    """What a process of its own measures.
+
+    Raises
+    ------
+    Mistake
+        It did not end well.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        checked = parse(settings)
+        given = {**settings, "held": _write_held(checked, Path(scratch)), "cache": scratch}
+        done = subprocess.run(
+            [sys.executable, "-m", "benchmarks.fedsoda.memory", json.dumps(given)], stdout=subprocess.PIPE, text=True
+        )
+    if done.returncode:
+        raise Mistake(f"memory: the process of {settings['method']} ended with {done.returncode}; see above")
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def _write_held(settings: RunSettings, scratch: Path) -> str:
+    """The model that clients hold: the sub-model, of which blocks go at even distances (which ones makes no difference)."""
+    if not isinstance(settings.job, FedSodaSettings):
+        return settings.model
+    model, target = open_model(settings.model), scratch / "sub-model"
+    gone = evenly_dropped(settings.job.emulator_of(len(model.plan.blocks)), settings.job.num_dropped)
+    write_sub_model(model, [block.index for block in model.plan.blocks if block.index not in gone], target, settings)
+    return str(target)
+
+
+def train(given: dict[str, Any]) -> dict[str, float]:
+    """Load what a client holds, and train in this process."""
+    held, cache = given.pop("held"), Path(given.pop("cache"))
+    settings = parse(given)
+    model, computing = open_model(held), set_up(settings, cache)
+    adapters, sequences = trained(model.plan, settings), client_sequences(settings, simulated_node(), model, 0)
+    model.new_skeleton()
+    if settings.training.base == "nf4":
+        bitsandbytes()
+    import peft  # noqa: F401  # whatever is imported later would count as the model's memory
+
+    gc.collect()
+    before = peak()
+    training = AdapterTraining(model, computing, settings, adapters, sequences, settings.seed, cache_folder=cache)
+    training.run(initial_adapters(adapters, settings.seed), 0, settings.training.steps)
+    most = peak()
+    return {"interpreter_mib": before / MIB, "peak_mib": most / MIB, "client_mib": (most - before) / MIB}
+
+
+if __name__ == "__main__":
+    print(json.dumps(train(json.loads(sys.argv[1]))))

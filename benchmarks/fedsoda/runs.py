@@ -1,0 +1,211 @@
+"""Whole runs of the app in this process, and what they come to: the result of each is kept, so that no run is made twice."""
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context, Message, RecordDict
+from safetensors.torch import load
+from torch import Tensor
+
+from benchmarks.fedsoda.cells import FEDPETUNING, IID, IN_DOMAIN, METHODS, Cell, rounds
+from benchmarks.fedsoda.sources import Sources
+from client_app.app import app
+from espalier.corpora.client_items import as_tests, public_items
+from espalier.corpora.tasks.catalogue import task_named
+from espalier.corpora.tasks.item import Item
+from espalier.corpora.tasks.scored_items import ScoredItems
+from espalier.evaluation.chance import chance_of_options, majority_share, uniform_loss
+from espalier.evaluation.scores import score
+from espalier.modeling.computing import Computing
+from espalier.modeling.opened import OpenedModel
+from espalier.settings.run import RunSettings, parse
+from espalier.storage.atomic import write_json
+from espalier.storage.blobs import BlobStore
+from espalier.training.adapted import AdaptedModel
+from espalier.training.initial import initial_adapters
+from espalier.wire.messages import read
+from espalier.wire.payload import block_key
+from espalier.wire.tuning import trained
+from server_app.app import run_method
+from tests.in_process import InProcessGrid
+
+Scores = dict[str, float]
+Adapters = dict[str, dict[str, Tensor]]
+TEST_BATCH = 16
+"""Items that are scored together; it changes scores by rounding alone."""
+PATHS = ("model", "data.path", "task.test-path", "fedsoda.public-text", "evaluation.texts")
+"""Settings that name files; a result is kept under all others."""
+
+
+@dataclass
+class Bench:
+    """What all runs share.
+
+    Parameters
+    ----------
+    model, computing : the full model, threads and device
+    common : settings of the run that no cell varies, flat
+    sources : the files that runs read
+    work : where results are kept
+    inputs : hashes of model and data, part of a result's name
+    """
+
+    model: OpenedModel
+    computing: Computing
+    common: Mapping[str, Any]
+    sources: Sources
+    work: Path
+    inputs: Mapping[str, str] = field(default_factory=dict)
+
+    def settings(self, cell: Cell, seed: int) -> dict[str, Any]:
+        """Settings of one run, flat."""
+        settings = cell.settings(self.common) | {"seed": seed, "data.source": "jsonl", "data.path": str(self.sources.clients)}
+        settings["evaluation.texts"] = f"tested={self.sources.tested}"
+        settings.pop("task.test-path", None)  # items are scored here, with every method's adapters in the same full model
+        if settings["method"] == "fedsoda":
+            sources = self.sources
+            settings["fedsoda.public-text"] = str(sources.in_domain if cell.public == IN_DOMAIN else sources.out_of_domain)
+        return settings
+
+    def result(self, cell: Cell, seed: int) -> dict[str, Any]:
+        """What a cell's run came to; one that was made before is not made again."""
+        settings = self.settings(cell, seed)
+        named = {key: value for key, value in settings.items() if key not in PATHS}
+        named |= {"public": cell.public if settings["method"] == "fedsoda" else "", **self.inputs}
+        path = self.work / f"{hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()[:16]}.json"
+        if not path.exists():
+            found = self._run(settings, self._is_followed(cell))
+            self.work.mkdir(parents=True, exist_ok=True)
+            write_json(path, {"settings": named, **found})
+        document: dict[str, Any] = json.loads(path.read_text())
+        return document
+
+    def _is_followed(self, cell: Cell) -> bool:
+        """Whether every round's loss is of interest."""
+        same = (cell.settings(self.common), cell.public)
+        return any((other.settings(self.common), other.public) == same for other in rounds())
+
+    def _run(self, settings: Mapping[str, Any], followed: bool) -> dict[str, Any]:
+        started = time.process_time()
+        with tempfile.TemporaryDirectory() as scratch:
+            folder, after = watched_run(settings, Path(scratch))
+            seconds = time.process_time() - started
+            summary = json.loads((folder / "summary.json").read_text())
+        clients, report = settings["num-clients"], summary["report"]
+        perplexities = next(one["values"] for one in summary["metrics"] if one["name"] == "perplexity")
+        stored = report.get("sub_model_bytes") or sum(file.stat().st_size for file in files_of(self.model.directory))
+        return {
+            "scores": self.score(after[-1]),
+            "losses": [self.score(adapters, self._right)["loss"] for adapters in after] if followed else [],
+            "perplexity": perplexities["federated"],
+            "dense_perplexity": perplexities["dense"],
+            "sub_model_perplexity": report.get("sub_model_perplexity", {}).get("tested"),
+            "bytes_up": summary["bytes_up"] / clients,
+            "bytes_down": summary["bytes_down"] / clients,
+            "bytes_stored": stored,
+            "trained": report["trained_parameters"],
+            "dropped": report.get("dropped_blocks", []),
+            "cpu_seconds": seconds,
+        }
+
+    # ----- scores -----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def plain(self) -> RunSettings:
+        """Settings under which every block of the full model, in float32, has adapters."""
+        tested = {"task.test-path": self.common["task.test-path"]}
+        return parse(self.settings(Cell(FEDPETUNING, IID, METHODS[FEDPETUNING]), 0) | tested)
+
+    @cached_property
+    def items(self) -> ScoredItems:
+        """The test items."""
+        return self._encoded(public_items(self.plain))
+
+    @cached_property
+    def _right(self) -> ScoredItems:
+        """The test items with their right options alone, for losses."""
+        whole = public_items(self.plain)
+        return self._encoded([replace(item, contexts=(item.prompt,), options=(item.gold,), answer=0) for item in whole])
+
+    def _encoded(self, items: list[Item]) -> ScoredItems:
+        return as_tests(self.plain, items, self.model.tokenizer, False, self.model.num_positions)
+
+    @cached_property
+    def _adapted(self) -> AdaptedModel:
+        return AdaptedModel.load(self.model, self.computing, self.plain, trained(self.model.plan, self.plain))
+
+    def score(self, adapters: Adapters, items: ScoredItems | None = None) -> Scores:
+        """Scores of the full model with adapters in some of its blocks; first adapters, in the others, change nothing."""
+        first = initial_adapters(trained(self.model.plan, self.plain), self.plain.seed)
+        self._adapted.set({**first, **adapters})
+        return score(self._adapted.whole, items or self.items, False, TEST_BATCH, self.computing.device)
+
+    @cached_property
+    def dense(self) -> Scores:
+        """Scores of the full model as it is."""
+        return self.score({})
+
+    @cached_property
+    def chance(self) -> Scores:
+        """What a model reaches that has learnt nothing: of accuracies by guessing, or by naming the commonest class."""
+        items = public_items(self.plain)
+        share = majority_share(items) if task_named(self.plain.task.name).classes else chance_of_options(items)
+        return {"loss": uniform_loss(len(self.model.tokenizer)), **{name: share for name in self.dense if name != "loss"}}
+
+
+def watched_run(settings: Mapping[str, Any], scratch: Path) -> tuple[Path, list[Adapters]]:
+    """Do a run.
+
+    Returns
+    -------
+    (folder, after) : the run directory, and the global adapters after each round under the full model's numbers
+    """
+    os.environ["ESPALIER_STATE_DIR"] = str(scratch / "state")
+    config = {**settings, "out-dir": str(scratch / "runs"), "enrol-seconds": 1.0}
+    number, after = settings["num-clients"], list[Adapters]()
+    nodes = [{"partition-id": client, "num-partitions": number} for client in range(number)]
+    grid = InProcessGrid(app, nodes, config)
+
+    def look(message: Message) -> None:
+        header = read(message.content).header
+        if header.kind == "train" and header.server_round == len(after) + 2:
+            (folder,) = (scratch / "runs").iterdir()
+            after.append(kept_adapters(folder))
+
+    grid.before_push = look
+    with contextlib.redirect_stdout(io.StringIO()):
+        folder = run_method(grid, Context(1, 0, {}, RecordDict(), config))
+    after.append(kept_adapters(folder))
+    if len(after) != settings["federation.rounds"]:
+        raise RuntimeError(f"{folder}: {len(after)} rounds were seen of {settings['federation.rounds']}")
+    return folder, after
+
+
+def kept_adapters(folder: Path) -> Adapters:
+    """The global adapters in a run's checkpoint, under the numbers of the full model's blocks."""
+    state = json.loads((folder / "checkpoint" / "state.json").read_text())["state"]
+    store, dropped = BlobStore(folder / "checkpoint" / "blobs"), state.get("dropped") or []
+    blobs = state.get("adapter", state)["blobs"]
+    return {block_key(full_number(int(key.rpartition("-")[2]), dropped)): load(store.get(blob)) for key, blob in blobs.items()}
+
+
+def full_number(index: int, dropped: list[int]) -> int:
+    """The full model's number of a sub-model's block."""
+    for gone in sorted(dropped):
+        index += gone <= index
+    return index
+
+
+def files_of(directory: Path) -> list[Path]:
+    """A model's files of weights."""
+    return sorted(directory.glob("*.safetensors"))
