@@ -1,0 +1,119 @@
+"""What the studies compare: settings of each cell, by the names of its row and column. No model is opened here.
+
+The model of the studies has 8 blocks, so that what the paper prunes of 28 and more is scaled down: 2 blocks go, wherever the
+paper's 12 do.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+from benchmarks.fedsoda.paper import RANK, TARGETS
+
+DROPPED = 2
+"""Blocks that go, with every method that prunes."""
+SODA: dict[str, Any] = {
+    "method": "fedsoda", "training.base": "nf4", "training.proximal": 0.01, "fedsoda.adapter-layers": 3,
+    "fedsoda.group-layers": 1, "fedsoda.groups": DROPPED, "fedsoda.realign-every": 5,
+}  # fmt: skip
+OFFSITE: dict[str, Any] = {
+    "method": "fedsoda", "fedsoda.drop": "uniform", "fedsoda.dropped-layers": DROPPED, "fedsoda.aligned": "all",
+    "fedsoda.emulator": "stored",
+}  # fmt: skip
+"""What FedOT and FedBiOT share: blocks go at even distances, and nothing is quantised."""
+FEDPETUNING, FEDOT, FEDBIOT, FEDSODA = "FedPETuning", "FedOT", "FedBiOT", "FedSODA"
+METHODS: dict[str, dict[str, Any]] = {
+    FEDPETUNING: {"method": "fedpetuning"},
+    FEDOT: {**OFFSITE, "fedsoda.first-layers": 1, "fedsoda.adapter-layers": 2, "fedsoda.realign-every": 0},
+    FEDBIOT: {
+        **OFFSITE, "fedsoda.adapter-layers": 3, "fedsoda.realign-every": 1, "fedsoda.proximal-to": "first",
+        "training.proximal": 0.01,
+    },
+    FEDSODA: SODA,
+}  # fmt: skip
+IID = "IID"
+ALPHAS = (5.0, 0.5, 0.1)
+"""Concentrations of the Dirichlet distributions. The paper has three levels and does not print them."""
+DISTRIBUTIONS: dict[str, dict[str, Any]] = {
+    IID: {}, **{f"alpha {alpha:g}": {"data.partition": "dirichlet", "data.alpha": alpha} for alpha in ALPHAS}
+}  # fmt: skip
+COMMON: dict[str, Any] = {
+    "num-clients": 10, "federation.rounds": 10, "federation.sampled-clients": 0.5,
+    "training.steps": 2, "training.batch-size": 4, "training.learning-rate": 1e-2,
+    "task.max-tokens": 64, "task.max-test-tokens": 64, "task.max-test-items": 100,
+    "lora.rank": RANK, "lora.alpha": 2.0 * RANK, "lora.targets": ",".join(TARGETS),
+    "evaluation.window-tokens": 64, "evaluation.max-windows": 16,
+    "evaluation.local-only": False, "evaluation.centralized": "off",
+}  # fmt: skip
+"""Of every run, where the command line gives no others."""
+ALIGNING: dict[str, Any] = {
+    "fedsoda.public-windows": 64, "fedsoda.public-window-tokens": 64, "fedsoda.pre-align-steps": 40,
+    "fedsoda.realign-steps": 10, "fedsoda.align-batch": 4, "fedsoda.align-learning-rate": 5e-3,
+}  # fmt: skip
+"""Of every run with a sub-model, likewise."""
+IN_DOMAIN, OUT_OF_DOMAIN = "in-domain", "out-of-domain"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run, but for its seed."""
+
+    arm: str
+    """What is compared."""
+    place: str
+    """Where: a distribution of the data over clients."""
+    method: Mapping[str, Any]
+    """Settings that belong to the arm."""
+    spread: Mapping[str, Any] = field(default_factory=dict)
+    """Settings that belong to the place."""
+    public: str = OUT_OF_DOMAIN
+    """Which public text the server has."""
+
+    def settings(self, common: Mapping[str, Any]) -> dict[str, Any]:
+        """Settings of the run, flat; what is common to all yields to what is the cell's."""
+        aligning = {key: value for key, value in ALIGNING.items() if self._reads(key)}
+        chosen = {key: value for key, value in common.items() if self._reads(key)}
+        return {**COMMON, **aligning, **chosen, **self.method, **self.spread}
+
+    def _reads(self, key: str) -> bool:
+        """Whether the method's table has a key, if it is of a method's."""
+        return self.method["method"] == "fedsoda" or not key.startswith("fedsoda.")
+
+
+def methods() -> Iterator[Cell]:
+    """Four methods over four distributions (Table 2, Figure 3); evenly dealt out first."""
+    for (place, spread), (arm, settings) in product(DISTRIBUTIONS.items(), METHODS.items()):
+        yield Cell(arm, place, settings, spread)
+
+
+def ablation() -> Iterator[Cell]:
+    """With and without the two alignments (Tables 3 and 5)."""
+    arms: dict[str, dict[str, Any]] = {
+        "none": {"fedsoda.pre-align-steps": 0, "fedsoda.realign-every": 0},
+        "pre": {"fedsoda.realign-every": 0},
+        "realign": {"fedsoda.pre-align-steps": 0},
+        "both": {},
+    }
+    for arm, changes in arms.items():
+        yield Cell(arm, IID, {**SODA, **changes})
+
+
+def combinations() -> Iterator[Cell]:
+    """Layers of a group against groups, and the interval of alignment (Tables 4, 7 and 8)."""
+    for pruned, groups in ((1, 2), (2, 1)):
+        yield Cell(f"(n, p) = ({pruned}, {groups})", IID, {**SODA, "fedsoda.group-layers": pruned, "fedsoda.groups": groups})
+    for interval in (2, 5, 10):
+        yield Cell(f"r = {interval}", IID, {**SODA, "fedsoda.realign-every": interval})
+
+
+def public() -> Iterator[Cell]:
+    """Public text of the task's own domain, or of another (Figure 4)."""
+    for text in (IN_DOMAIN, OUT_OF_DOMAIN):
+        yield Cell(text, IID, SODA, public=text)
+
+
+def rounds() -> Iterator[Cell]:
+    """The four methods, whose adapters are scored after every round (Table 9)."""
+    for arm, settings in METHODS.items():
+        yield Cell(arm, IID, settings)
