@@ -28,7 +28,7 @@ def test_it_has_the_two_commands() -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_has_a_row_with_its_paper_its_preset_and_its_page(method: str) -> None:
     _, _, paper, leaves, _, page = ROWS[method]
-    assert "(https://arxiv.org/abs/" in paper
+    assert re.search(r"\(https://(arxiv\.org/abs/|openreview\.net/forum\?id=)", paper)
     assert leaves.strip()
     assert f"(docs/methods/{method}.md)" in page
     assert (ROOT / "conf" / f"{method}.toml").exists()

@@ -47,13 +47,17 @@ def work(study: Study, bench: Bench, seeds: Sequence[int], rows: Rows) -> None:
         return
     for place in dict.fromkeys(cell.place for cell in study.cells()):
         for seed in seeds:
-            for arm in (CHANCE, DENSE):
+            runs = [cell for cell in study.cells() if cell.place == place]
+            for arm in (CHANCE, DENSE, *(cell.arm for cell in runs)):
                 key = {"seed": seed, "arm": arm, "place": place}
-                if rows.missing(iter([key])):
-                    rows.add(key, **_figures(bench.chance if arm == CHANCE else bench.dense))
-            for cell in study.cells():
-                key = {"seed": seed, "arm": cell.arm, "place": place}
-                if cell.place == place and rows.missing(iter([key])):
+                if not rows.missing(iter([key])):
+                    continue
+                if arm == CHANCE:
+                    rows.add(key, **_figures(bench.chance))
+                elif arm == DENSE:  # every run measures its perplexity
+                    rows.add(key, **_figures({**bench.dense, "perplexity": bench.result(runs[0], seed)["dense_perplexity"]}))
+                else:
+                    (cell,) = (cell for cell in runs if cell.arm == arm)
                     rows.add(key, **_of_run(bench.result(cell, seed)))
 
 

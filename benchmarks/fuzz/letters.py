@@ -167,7 +167,8 @@ def _told(method: str, kind: Kind, server_round: int, blobs: Mapping[str, bytes]
         return {"seconds": 0.5}
     if kind != "train":
         return {}
-    hashes = {"seconds": 0.5, "blob_sha256": [sha256(blob) for blob in blobs.values()] * 2}
+    number = 3 if method == "sft-p" else 2  # its generator is a blob beside those of the blocks
+    hashes = {"seconds": 0.5, "blob_sha256": [sha256(blob) for blob in blobs.values()] * number}
     if method == "llm-streamline":
         of_all = len(LINEARS) if server_round > 1 else 1
         hashes["blob_sha256"] = [sha256(blob) for blob in blobs.values()] * of_all
@@ -178,7 +179,7 @@ def _told(method: str, kind: Kind, server_round: int, blobs: Mapping[str, bytes]
         "llm-pruner": {},
         "fedspallm": {"calibration_windows": 0, "damping": 0.01},
     }
-    return hashes | more.get(method, {"samples": 0 if method == "hetlora" else 8, "skipped_steps": 0, "rank": 8})
+    return hashes | more.get(method, {"samples": 0 if method in ("hetlora", "sft-p") else 8, "skipped_steps": 0, "rank": 8})
 
 
 def _blob(specs: Mapping[str, TensorSpec]) -> bytes:

@@ -131,6 +131,16 @@ METHODS: dict[str, Row] = {
         outcome="server_app.outcomes.structured:StructuredOutcome",
         baseline="strategies.baselines.centralized_structured:llm_streamline_of_all",
     ),
+    "sft-p": Row(
+        title="SFT-P (every client prunes for itself, by masks of a shared generator, trained together with LoRA)",
+        settings="espalier.settings.sft_p:SftPSettings",
+        strategy="strategies.methods.sft_p:SftP",
+        job="client_app.sft_p",
+        delivery="client_app.delivery:take",
+        contracts="espalier.wire.sft_p",
+        outcome="server_app.outcomes.personal_masks:PersonalMasksOutcome",
+        tunes=True,
+    ),
 }
 
 

@@ -12,6 +12,7 @@ from espalier.settings.run import parse
 from espalier.wire.contract import FAILED, Contract, Side
 from espalier.wire.contracts import contract_for, of_method
 from espalier.wire.evaluation import Texts
+from espalier.wire.mask_generator import PREFIX
 from espalier.wire.messages import SCHEMA_VERSION, Header, Kind, Letter, NoScalars
 from espalier.wire.plan import BlockPlan, LinearPlan, ModelPlan
 
@@ -38,6 +39,7 @@ BLOCK_AND_HEAD: dict[Payload, int] = {"float32": 40_000, "bfloat16": 20_000, "nf
 """Bytes of a part that holds the adapters of one block, or those of the last block and the head."""
 KINDS: tuple[Kind, ...] = ("enrol", "train", "fetch", "deliver", "alone", "evaluate")
 HEAD = "an encoder's classification head"
+MASKS = "a generator of masks"
 FAILURE = (
     "why the client could not do its part; it may name a setting with its value, a limit or a path of the site, never what was "
     "found or counted in its data"
@@ -128,15 +130,20 @@ def _fields(sides: list[Side]) -> str:
     """Tensors with their dtypes, those of one dtype together, and the scalars."""
     dtypes: dict[str, set[str]] = {}
     for name, spec in (pair for side in sides for specs in side.specs(NoScalars()).values() for pair in specs.items()):
-        dtypes.setdefault(HEAD if name.startswith("head.") else _of_a_matrix(name), set()).add(spec.dtype)
+        dtypes.setdefault(_shown(name), set()).add(spec.dtype)
     together: dict[tuple[bool, str], list[str]] = {}
     for name in sorted(dtypes):
-        together.setdefault((name == HEAD, " or ".join(sorted(dtypes[name]))), []).append(name)
+        together.setdefault((name in (HEAD, MASKS), " or ".join(sorted(dtypes[name]))), []).append(name)
     tensors = [
         f"{', '.join(names)}{'' if of_head else ' per matrix'} ({dtype})"
         for (of_head, dtype), names in sorted(together.items())
     ]
     return "; ".join([*tensors, *(f"`{name}`" for name in sides[0].scalars.model_fields)])
+
+
+def _shown(name: str) -> str:
+    """A tensor's name without that of its matrix, or what it is a part of."""
+    return HEAD if name.startswith("head.") else MASKS if name.startswith(PREFIX) else _of_a_matrix(name)
 
 
 def _of_a_matrix(name: str) -> str:

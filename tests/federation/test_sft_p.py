@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,7 +14,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from espalier.modeling.opened import OpenedModel
 from espalier.modeling.structured.lane_gates import LaneGates
-from espalier.settings.methods import METHODS, Row
 from espalier.settings.mistakes import Mistake
 from espalier.settings.run import RunSettings, parse
 from espalier.training.mask_generator import gate_logits
@@ -23,24 +21,6 @@ from espalier.training.masked import first_shared
 from espalier.wire.messages import read
 from espalier.wire.sft_p import shape_of, trained
 from pruning_kernels.bitmask import pack
-
-ROW = Row(
-    title="SFT-P (every client prunes for itself, by masks of a shared generator, trained together with LoRA)",
-    settings="espalier.settings.sft_p:SftPSettings",
-    strategy="strategies.methods.sft_p:SftP",
-    job="client_app.sft_p",
-    delivery="client_app.delivery:take",
-    contracts="espalier.wire.sft_p",
-    outcome="server_app.outcomes.personal_masks:PersonalMasksOutcome",
-    tunes=True,
-)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def row() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setitem(METHODS, "sft-p", ROW)
-        yield
 
 
 class TestSftP(Promises):
