@@ -3,9 +3,10 @@
 It lies in ``<state-dir>/models/<hash of the folder>``, for its owner alone. A folder that was not used for as long as the node
 keeps its runs' state is removed with them.
 
-Covers: a real site takes a model only if its owner says how much there may be of them (``most-model-bytes``). A file is opened
-only after its bytes had the hash that the folder's own hash is made of; one that was changed since is hashed again, and the
-model brought again if it is another one.
+Covers: in a run a site takes one model, so that no question is asked again with another model or tokenizer. A real site takes a
+model only if its owner says how much there may be of them (``most-model-bytes``). A file is opened only after its bytes had the
+hash that the folder's own hash is made of; one that was changed since is hashed again, and the model brought again if it is
+another one.
 Does not cover: what the model is. A site that takes one trains on whatever its server brings.
 """
 
@@ -45,11 +46,15 @@ def take_offer(site: Site, request: Letter) -> Letter:
         The model is larger than the site's owner allows.
     """
     manifest = validate(Offer, request.scalars).manifest()
-    _require_room(site, manifest)
-    state, kept = site.state(request.header), _Kept(site, manifest.sha256)
+    state = site.state(request.header)
     with state.locked():
+        if offered_sha256(state) not in ("", manifest.sha256):
+            raise Mistake("deliver: this site was offered another model in this run; begin a new run")
+        _require_room(site, manifest)
+        kept = _Kept(site, manifest.sha256)
         state.save_lasting(MODEL, {"sha256": manifest.sha256, "offer": request.scalars})
     with in_turn(kept.folder):
+        kept.store.keep_only(manifest.piece_sha256)  # of another cut of the same files
         lacking = [] if kept.is_sound() else kept.lacking(manifest)
         if not lacking and not kept.is_sound():
             kept.put_together(manifest)
@@ -88,7 +93,9 @@ def take_piece(site: Site, request: Letter) -> Letter:
         raise StateLost("deliver: a piece of a model came that was not offered here; offer it again")
     manifest, kept = validate(Offer, offered["offer"]).manifest(), _Kept(site, piece.model_sha256)
     data = views(request.blobs[PIECE])[BYTES].tobytes()
-    if piece.index >= len(manifest.piece_sha256) or sha256(data) != manifest.piece_sha256[piece.index]:
+    if piece.index >= len(manifest.piece_sha256) or len(data) != manifest.piece_size(piece.index):
+        raise Mistake(f"deliver: piece {piece.index} is not of the size that was offered")
+    if sha256(data) != manifest.piece_sha256[piece.index]:
         raise Mistake(f"deliver: piece {piece.index} does not have the hash that was offered")
     with in_turn(kept.folder):
         if not kept.is_sound():

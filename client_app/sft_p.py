@@ -4,6 +4,8 @@ Generator and LoRA travel. The client's embedding, AdamW's moments of it, the ma
 """
 
 import time
+from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -12,7 +14,7 @@ from client_app.answered_once import Work, answer_once
 from client_app.evaluation import answer
 from client_app.kernel_mistakes import mistakes_of_kernels
 from client_app.site import Site
-from client_app.task_evaluation import require_own_data
+from client_app.task_evaluation import answer_on_task, require_own_data
 from espalier.corpora.own_data import require_tokens
 from espalier.modeling.adapters import factors_of, merged
 from espalier.modeling.edits import Edits
@@ -22,14 +24,16 @@ from espalier.modeling.structured.trained_cut import cut_adapter_plan, cut_train
 from espalier.settings.mistakes import Mistake
 from espalier.settings.seeds import derive_seed
 from espalier.settings.sft_p import SftPSettings
+from espalier.settings.task import TEXT
 from espalier.storage.blobs import sha256
 from espalier.storage.private import PrivateState
+from espalier.training.adapted import AdaptedModel
 from espalier.training.adapter_training import flat_name
 from espalier.training.groups import Group
 from espalier.training.mask_generator import first_embedding, gate_logits
 from espalier.training.masked import EMBEDDING, Gating, MaskedTraining, first_shared
 from espalier.training.sequences import client_sequences
-from espalier.wire.adapters import Tensors
+from espalier.wire.adapters import AdapterPlan, Tensors
 from espalier.wire.messages import Header, Letter, validate
 from espalier.wire.payload import block_key
 from espalier.wire.sft_p import lora_plan, shape_of, trained
@@ -144,17 +148,37 @@ def own_target(site: Site, header: Header) -> int:
 # ----- the model that the masks leave ------------------------------------------------------------------------------------
 
 
-def smaller_model(site: Site, header: Header, tensors: Tensors, embedding: Tensor) -> tuple[OpenedModel, Edits]:
-    """The dense model that a generator and an embedding leave, within the budget, and what merges LoRA into it."""
-    job, plan = site.settings.of(SftPSettings), site.model.plan
-    gates = LaneGates(plan)
-    logits = gate_logits(plan, shape_of(site.settings), tensors, embedding)
-    biased = {gate: own + job.bias for gate, own in logits.items()}
-    structure = gates.structure(gates.chosen(biased, own_target(site, header) if job.masks == "budget" else None))
-    adapters = lora_plan(plan, site.settings)
-    cut, own = cut_adapter_plan(adapters, plan, structure), cut_trained(_lora_of(tensors), plan, structure)
-    edits = merged(lambda index: factors_of(cut, index, own.get(block_key(index), {})))
-    return OpenedModel(site.model.directory, structure), edits
+@dataclass(frozen=True)
+class SmallerModel:
+    """The dense model that a generator and an embedding leave, within the client's budget, and LoRA cut to its shape."""
+
+    model: OpenedModel
+    adapters: AdapterPlan
+    tensors: Tensors
+    """Values of LoRA."""
+
+    @staticmethod
+    def of(site: Site, header: Header, tensors: Tensors, embedding: Tensor) -> "SmallerModel":
+        """Make it."""
+        job, plan = site.settings.of(SftPSettings), site.model.plan
+        gates = LaneGates(plan)
+        logits = gate_logits(plan, shape_of(site.settings), tensors, embedding)
+        biased = {gate: own + job.bias for gate, own in logits.items()}
+        structure = gates.structure(gates.chosen(biased, own_target(site, header) if job.masks == "budget" else None))
+        adapters = cut_adapter_plan(lora_plan(plan, site.settings), plan, structure)
+        smaller = OpenedModel(site.model.directory, structure)
+        return SmallerModel(smaller, adapters, cut_trained(_lora_of(tensors), plan, structure))
+
+    @property
+    def edits(self) -> Edits:
+        """What merges LoRA into it."""
+        return merged(lambda index: factors_of(self.adapters, index, self.tensors.get(block_key(index), {})))
+
+    def loaded(self, site: Site) -> Any:
+        """All of it in memory, with LoRA."""
+        adapted = AdaptedModel.load(self.model, site.computing, site.settings, self.adapters, tuning.cache_of(site))
+        adapted.set(self.tensors)
+        return adapted.whole
 
 
 def _lora_of(tensors: Tensors) -> dict[str, dict[str, Tensor]]:
@@ -163,11 +187,18 @@ def _lora_of(tensors: Tensors) -> dict[str, dict[str, Tensor]]:
 
 
 def evaluate(site: Site, request: Letter) -> Letter:
-    """Loss of the client's own smaller model on public text; on its own text also of what its last round's training led to."""
+    """Losses of the client's own smaller model, on public text or items, and on its own beside those of the dense model."""
     header, settings = request.header, site.settings
     state, plan = site.state(header), trained(site.model.plan, settings)
     after = header.model_copy(update={"server_round": header.server_round + 1})
     tensors = tuning.begins_with(site, plan, tuning.delivered_to(site, after, len(parts(plan, settings))), _first)
-    embedding = own_embedding(site, state, after)
-    mine = smaller_model(site, header, tensors, embedding)
-    return answer(site, request, mine, lambda: mine)
+    mine = SmallerModel.of(site, header, tensors, own_embedding(site, state, after))
+    if settings.task.name == TEXT:
+        return answer(site, request, (mine.model, mine.edits), lambda: (mine.model, mine.edits))
+
+    def model_of(name: str) -> Any:
+        if name != "dense":
+            return mine.loaded(site)
+        return AdaptedModel.load(site.model, site.computing, settings, AdapterPlan({}), tuning.cache_of(site)).whole
+
+    return answer_on_task(site, request, model_of)

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable
+from typing import Any
 
 from client_app.evaluation import require_many_at_a_site, require_own_text
 from client_app.site import Site, reply_to
@@ -11,9 +12,7 @@ from espalier.corpora.tasks.scored_items import ScoredItems, from_arrays
 from espalier.evaluation.scores import score
 from espalier.settings.mistakes import Mistake
 from espalier.settings.task import TEXT
-from espalier.training.adapted import AdaptedModel
-from espalier.wire.adapters import Tensors
-from espalier.wire.evaluation import LOSS_DIGITS, OWN_LOSS_LIMIT, TEST_BLOB, Losses
+from espalier.wire.evaluation import LOSS_DIGITS, OWN_LOSS_LIMIT, OWN_TEXT_MODELS, TEST_BLOB, Losses
 from espalier.wire.messages import Header, Letter
 from espalier.wire.payload import unpack_tensors
 
@@ -45,33 +44,27 @@ def _require_that_model_takes(site: Site, items: ScoredItems, classes: bool) -> 
         )
 
 
-def answer_on_task(
-    site: Site, request: Letter, adapted: AdaptedModel, alone: Tensors, federated: Callable[[], Tensors]
-) -> Letter:
-    """Scores of what the client trained alone on public items that were sent along, and losses of all models on its own.
+def answer_on_task(site: Site, request: Letter, model_of: Callable[[str], Any]) -> Letter:
+    """Scores of the client's own result on public items that were sent along, and losses of all models on its own.
 
     Parameters
     ----------
-    adapted : the base model, with adapters that change nothing
-    alone : what the client trained by itself
-    federated : the federated adapters; asked for only if they are to be evaluated
+    model_of : gives the whole model, in evaluation mode, of a name of ``OWN_TEXT_MODELS``; asked for those that are evaluated,
+        one after the other
     """
     started, size = time.monotonic(), site.settings.training.batch_size
     require_many_at_a_site(site, request)
     classes, device = site.model.family.kind == "encoder", site.computing.device
     report = Losses(losses=[], own_losses=[], seconds=0.0)
-    base = adapted.values()
     if TEST_BLOB in request.blobs:
         items = from_arrays(unpack_tensors(request.blobs[TEST_BLOB]))
         _require_that_model_takes(site, items, classes)
-        adapted.set(alone)
-        scores = score(adapted.whole, items, classes, size, device)
+        scores = score(model_of("local_only"), items, classes, size, device)
         report.test_scores = [round(scores[metric], LOSS_DIGITS) for metric in request.scalars["test_metrics"]]
     if request.scalars["own_text"]:
         own = _own_items(site, request.header)
-        for tensors in (base, alone, federated()):  # in the order of OWN_TEXT_MODELS
-            adapted.set(tensors)
-            loss = score(adapted.whole, own, classes, size, device, OWN_LOSS_LIMIT)["loss"]
+        for name in OWN_TEXT_MODELS:
+            loss = score(model_of(name), own, classes, size, device, OWN_LOSS_LIMIT)["loss"]
             report.own_losses.append(round(loss, LOSS_DIGITS))
     report.seconds = time.monotonic() - started
     return reply_to(request, report)

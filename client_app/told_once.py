@@ -50,5 +50,5 @@ def _asked(state: PrivateState, request: Letter) -> str:
     """All that an answer depends on, beside the client's own data: what was asked, and the results that are evaluated."""
     number = request.header.server_round
     blobs = {key: sha256(blob) for key, blob in sorted(request.blobs.items())}
-    results = [state.documents(number), state.documents(number + 1)]
+    results = [state.documents(number), state.documents(number + 1), state.brought()]
     return sha256(json.dumps([number, sorted(request.scalars.items()), blobs, results]).encode())

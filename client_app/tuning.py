@@ -246,7 +246,18 @@ def evaluate(site: Site, request: Letter, beside: Beside = NOTHING) -> Letter:
         return answer(site, request, _edits(adapters, alone, beside), lambda: _edits(whole, federated(), beside), before)
     adapted = AdaptedModel.load(site.model, site.computing, site.settings, whole.joined(beside.plan), cache_of(site))
     adapted.set(beside.values)
-    return answer_on_task(site, request, adapted, _padded(whole, alone), federated)
+    base = adapted.values()
+    tensors: dict[str, Callable[[], Tensors]] = {
+        "dense": lambda: base,
+        "local_only": lambda: _padded(whole, alone),
+        "federated": federated,
+    }
+
+    def model_of(name: str) -> Any:
+        adapted.set(tensors[name]())
+        return adapted.whole
+
+    return answer_on_task(site, request, model_of)
 
 
 def _padded(whole: AdapterPlan, tensors: Tensors) -> dict[str, dict[str, Tensor]]:

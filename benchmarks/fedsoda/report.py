@@ -62,7 +62,8 @@ def _of_cells(study: Study, rows: Rows) -> list[str]:
         lines += paired_table(arms, study.pairs, [name for name in SCORES if _has(found, name)], place, digits=3)
     first = [row for row in rows.rows if row["place"] == places[0] and row["cpu_seconds"]]
     explained = (
-        "A client's, mean over clients, in all rounds together; `MB down` has the model that it stores where one is sent."
+        "A client's, mean over clients, in all rounds together. What it stores it is sent once, except with FedPETuning, whose "
+        "clients have the model; `MB down` is all else."
     )
     return [*lines, f"## Costs ({places[0]})", "", explained, "", *_table(first, COSTS), ""]
 

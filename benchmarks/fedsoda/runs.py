@@ -98,20 +98,20 @@ class Bench:
     def _run(self, settings: Mapping[str, Any], followed: bool) -> dict[str, Any]:
         started = time.process_time()
         with tempfile.TemporaryDirectory() as scratch:
-            folder, after = watched_run(settings, Path(scratch))
+            run = watched_run(settings, Path(scratch))
             seconds = time.process_time() - started
-            summary = json.loads((folder / "summary.json").read_text())
+            summary = json.loads((run.folder / "summary.json").read_text())
         clients, report = settings["num-clients"], summary["report"]
         perplexities = next(one["values"] for one in summary["metrics"] if one["name"] == "perplexity")
         stored = report.get("sub_model_bytes") or sum(file.stat().st_size for file in files_of(self.model.directory))
         return {
-            "scores": self.score(after[-1]),
-            "losses": [self.score(adapters, self._right)["loss"] for adapters in after] if followed else [],
+            "scores": self.score(run.after[-1]),
+            "losses": [self.score(adapters, self._right)["loss"] for adapters in run.after] if followed else [],
             "perplexity": perplexities["federated"],
             "dense_perplexity": perplexities["dense"],
             "sub_model_perplexity": report.get("sub_model_perplexity", {}).get("tested"),
             "bytes_up": summary["bytes_up"] / clients,
-            "bytes_down": summary["bytes_down"] / clients,
+            "bytes_down": (summary["bytes_down"] - run.model_bytes) / clients,
             "bytes_stored": stored,
             "trained": report["trained_parameters"],
             "dropped": report.get("dropped_blocks", []),
@@ -163,21 +163,31 @@ class Bench:
         return {"loss": uniform_loss(len(self.model.tokenizer)), **{name: share for name in self.dense if name != "loss"}}
 
 
-def watched_run(settings: Mapping[str, Any], scratch: Path) -> tuple[Path, list[Adapters]]:
-    """Do a run.
+@dataclass
+class Watched:
+    """A run of the app."""
 
-    Returns
-    -------
-    (folder, after) : the run directory, and the global adapters after each round under the full model's numbers
-    """
+    folder: Path
+    """Its directory."""
+    after: list[Adapters]
+    """The global adapters after each round, under the full model's numbers."""
+    model_bytes: int
+    """Of pieces of the sub-model that were sent. Clients of one machine share what it has: later ones are sent none."""
+
+
+def watched_run(settings: Mapping[str, Any], scratch: Path) -> Watched:
+    """Do a run, and look at its messages and checkpoints."""
     os.environ["ESPALIER_STATE_DIR"] = str(scratch / "state")
     config = {**settings, "out-dir": str(scratch / "runs"), "enrol-seconds": 1.0}
-    number, after = settings["num-clients"], list[Adapters]()
+    number, after, pieces = settings["num-clients"], list[Adapters](), list[int]()
     nodes = [{"partition-id": client, "num-partitions": number} for client in range(number)]
     grid = InProcessGrid(app, nodes, config)
 
     def look(message: Message) -> None:
-        header = read(message.content).header
+        letter = read(message.content)
+        header = letter.header
+        if letter.scalars.get("what") == "piece":
+            pieces.append(letter.scalars["size"])
         if header.kind == "train" and header.server_round == len(after) + 2:
             (folder,) = (scratch / "runs").iterdir()
             after.append(kept_adapters(folder))
@@ -188,7 +198,7 @@ def watched_run(settings: Mapping[str, Any], scratch: Path) -> tuple[Path, list[
     after.append(kept_adapters(folder))
     if len(after) != settings["federation.rounds"]:
         raise RuntimeError(f"{folder}: {len(after)} rounds were seen of {settings['federation.rounds']}")
-    return folder, after
+    return Watched(folder, after, sum(pieces))
 
 
 def kept_adapters(folder: Path) -> Adapters:

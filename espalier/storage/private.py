@@ -194,6 +194,11 @@ class PrivateState:
         """SHA-256 of each JSON document of a round by name: whether two moments found the same state."""
         return {file.stem: sha256(file.read_bytes()) for file in sorted(self._round(server_round).glob("*.json"))}
 
+    def brought(self) -> dict[str, str]:
+        """SHA-256 of what a server brought for the whole run, by name: a model, and what it is used with."""
+        names = [folder / name for folder in (self.folder / "lasting",) for name in ("model.json", "emulator.json")]
+        return {file.stem: sha256(file.read_bytes()) for file in names if file.exists()}
+
     def save_lasting(self, name: str, value: dict[str, Any]) -> None:
         """Save a JSON document that the client keeps whatever the round, atomically."""
         write_json(self._open(self.folder / "lasting") / f"{name}.json", value, OWNER_ONLY_FILE)

@@ -5,9 +5,11 @@ from torch import Tensor
 
 from espalier.modeling.edits import dense
 from espalier.modeling.export_adapter import export_adapter
+from espalier.wire.adapters import AdapterPlan
 from espalier.wire.mask_generator import PREFIX
 from espalier.wire.sft_p import lora_plan
 from server_app.model_card import adapter_card
+from server_app.outcomes.items import measure_items
 from server_app.outcomes.outcome import Outcome
 from strategies.results.adapters import AdapterResult
 
@@ -38,9 +40,13 @@ class PersonalMasksOutcome(Outcome[AdapterResult]):
         """The dense model; clients measure their own."""
         if self.tests.texts:
             self.measure_texts({"dense": dense})
+        if self.tests.encoded is not None:
+            measure_items(self.run, AdapterPlan({}), {"dense": {}}, self.tests, self.summary)
 
     def take_clients_figures(self) -> None:
         """What clients found on the public texts is of the federated result: each has its own model of it."""
         self.summary.personal["federated"] = dict(self.summary.local_perplexities)
         self.summary.local_perplexities.clear()
+        for metric, values in self.summary.local_scores.items():
+            self.summary.scores.setdefault(metric, {})["federated"] = sum(values.values()) / len(values)
         self.summary.notes.append("Federated is the mean over clients, each with a smaller model of its own.")

@@ -192,6 +192,10 @@ class FedSoda(FedPETuning):
     def prepare(self, server_round: int) -> Iterator[list[Message]]:
         """Draw the round's clients, and bring them what they lack: the sub-model, the alignment, the adapter's LoRA."""
         self.draw(server_round)
+        held = len(self._held)
+        yield from self._files(server_round, [client for client in self._limits if client not in self._held])
+        if len(self._held) > held:
+            self._save(self.rounds.finished)  # nobody was asked yet: a resumption does not bring the same files again
         yield from self._sub_model(server_round, list(self._limits))
         if server_round > 1:
             yield from self.deliveries(self._limits, server_round, omitted=1)
@@ -242,7 +246,6 @@ class FedSoda(FedPETuning):
                 data = np.frombuffer(self.result.piece(index), dtype=np.uint8)
                 yield from self.bring(server_round, [(piece, {PIECE: pack_tensors({BYTES: data})})], wanting)
         self._held |= dict.fromkeys(self._lacking, 0)
-        self._save(server_round - 1)  # a resumption does not bring the same files again
 
     def note_delivered(self, letter: Letter) -> None:
         """A client has answered an offer."""
@@ -256,6 +259,10 @@ class FedSoda(FedPETuning):
             yield told, {key: emulator.blob(key, limit) for key in keys}
 
 
+def _file(path: str) -> Path:
+    return Path(path).expanduser().resolve()
+
+
 def _require_public_text(settings: RunSettings) -> None:
     """Refuse public text that models are compared on.
 
@@ -266,7 +273,8 @@ def _require_public_text(settings: RunSettings) -> None:
     """
     chosen = settings.of(FedSodaSettings).public_text
     texts = settings.evaluation.named_texts()
-    same = chosen in texts if chosen in BUILT_IN_TEXTS else Path(chosen) in {Path(path) for path in texts.values() if path}
+    paths = {_file(path) for path in (*texts.values(), settings.task.test_path) if path}
+    same = chosen in texts if chosen in BUILT_IN_TEXTS else _file(chosen) in paths
     if same:
         raise Mistake(
             f"{settings.method}.public-text = '{chosen}': models are compared on it (evaluation.texts), and would be "

@@ -13,7 +13,6 @@ from espalier.modeling.structured.lane_gates import LaneGates
 from espalier.settings.mistakes import Mistake
 from espalier.settings.run import RunSettings
 from espalier.settings.sft_p import SftPSettings
-from espalier.settings.task import TEXT
 from espalier.settings.training import TrainingSettings
 from espalier.training.masked import first_shared
 from espalier.wire.mask_generator import PREFIX, num_parameters
@@ -60,8 +59,6 @@ class SftP(FedPETuning):
         if not model.family.has_lanes:
             family = model.family.name
             raise Mistake(f"method = '{method}': models of the family {family} have no lanes to cut; name one like LLaMA")
-        if settings.task.name != TEXT:
-            raise Mistake(f"task.name = '{settings.task.name}': {method} is for text as yet; set it to '{TEXT}'")
         for client in range(settings.num_clients):
             try:
                 LaneGates(model.plan).target(job.share_of_client(client), job.share_of)

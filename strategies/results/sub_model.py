@@ -62,6 +62,9 @@ class SubModelResult:
     def decide(self, dropped: list[int], starts: list[int], distances: list[float]) -> None:
         """Make the sub-model without some blocks."""
         self.dropped, self.starts, self.distances = dropped, starts, distances
+        write_sub_model(
+            self.base, self.kept, self.folder, self.settings
+        )  # anew: what lies there may be of a run that was killed
         self._open()
 
     @property
@@ -90,15 +93,7 @@ class SubModelResult:
         return list(self._emulator) if self.job.aligned == "all" else [group.smaller for group in self.groups]
 
     def _open(self) -> None:
-        """Write the sub-model, unless it is there, and open it.
-
-        Raises
-        ------
-        Mistake
-            What is there, or was written now, is not what an earlier part of the run offered.
-        """
-        if not self.folder.exists():
-            write_sub_model(self.base, self.kept, self.folder, self.settings)
+        """Open the sub-model."""
         self.model = open_model(str(self.folder))
         self.manifest = manifest_of(self.folder, self.settings.part_bytes)
         self.adapter = AdapterResult(self.settings, self.model, self.store)
@@ -133,7 +128,10 @@ class SubModelResult:
         if state["dropped"] is None:
             return
         self.aligned = state["aligned"]
-        self.decide(state["dropped"], state["starts"], state["distances"])
+        self.dropped, self.starts, self.distances = state["dropped"], state["starts"], state["distances"]
+        if not self.folder.exists():
+            write_sub_model(self.base, self.kept, self.folder, self.settings)
+        self._open()
         if self.manifest.sha256 != state["sub-model"]:
             raise Mistake(
                 f"{self.folder}: is not the sub-model that the run began with; remove it, so that it is made again, with the "

@@ -21,7 +21,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from espalier.modeling.opened import OpenedModel, open_model
 from espalier.settings.mistakes import Mistake
 from espalier.training.loop import Loop
-from espalier.wire.messages import Letter, read
+from espalier.wire.messages import Letter, address, read
+from espalier.wire.payload import pack_tensors
 from strategies.engine.rounds import RunFailed
 from strategies.results import sub_model
 
@@ -233,6 +234,42 @@ class TestFedSoda(Promises):
         with pytest.raises(RunFailed, match="models of earlier runs take so much that this one"):
             on_own_text.run(again, fedsoda__groups=2, fedsoda__group_layers=0)
 
+    def test_a_site_takes_one_model_in_a_run(self, bench: Bench) -> None:
+        """Else a server could ask the same data again and again, each time with another tokenizer."""
+        grid, requests = bench.grid(), list[Message]()
+        grid.before_push = requests.append
+        bench.killed(lambda header: header.kind == "train", grid)
+        offer = asked(requests, "model")[0]
+        (node, context) = next(iter(grid.contexts.items()))
+
+        def answer(**changes: Any) -> Letter:
+            letter = Letter(offer.header, offer.scalars | changes)
+            return read(grid.answer(address(letter, node, 60.0), context).content)
+
+        assert answer().scalars == {"pieces": []}
+        other = answer(file_sha256=["0" * 64, *offer.scalars["file_sha256"][1:]])
+        assert "this site was offered another model in this run" in other.scalars["reason"]
+
+    def test_a_piece_is_of_the_size_that_was_offered(self, bench: Bench) -> None:
+        grid, requests = bench.grid(), list[Message]()
+        grid.before_push = requests.append
+        bench.killed(lambda header: header.kind == "train", grid)
+        piece = asked(requests, "piece")[0]
+        (node, context) = next(iter(grid.contexts.items()))
+        longer = pack_tensors({"bytes": np.zeros(piece.scalars["size"] + 1, dtype=np.uint8)})
+        letter = Letter(piece.header, piece.scalars | {"size": piece.scalars["size"] + 1}, {"piece": longer})
+        reply = read(grid.answer(address(letter, node, 60.0), context).content)
+        assert "is not of the size that was offered" in reply.scalars["reason"]
+
+    def test_a_run_of_which_a_client_hears_at_its_end_resumes(self, bench: Bench) -> None:
+        """A client that no round drew gets the sub-model for the evaluation alone."""
+        few = {"federation__sampled_clients": 0.25, "evaluation__local_only": True}
+        whole = bench.run(bench.grid(**few), **few)
+        folder = bench.killed(lambda header: header.kind == "evaluate", bench.grid(**few), **few)
+        assert json.loads((folder / "checkpoint" / "state.json").read_text())["round"] == 2
+        resumed = bench.run(bench.grid(**few), resume_from=str(folder), **few)
+        assert model_files(resumed) == model_files(whole)
+
     def test_a_site_may_allow_no_model_so_large(self, bench: Bench) -> None:
         grid = bench.grid()
         next(iter(grid.contexts.values())).node_config["most-model-bytes"] = 1000
@@ -329,6 +366,7 @@ class TestFedSoda(Promises):
             ({"fedsoda__adapter_layers": 4}, r"fedsoda.adapter-layers = 4, first-layers = 0: the model has 4 blocks"),
             ({"fedsoda__public_window_tokens": 65}, r"public-window-tokens = 65: the model has 64 positions"),
             ({"fedsoda__public_text": "/nowhere.txt"}, r"/nowhere.txt(?s:.*)fedsoda.public-text"),
+            ({"lora__rank_pattern": "3.attn.q=1"}, r"lora.rank-pattern: 3.attn.q: the sub-model has other numbers"),
             ({"lora__layers": "0"}, r"lora.layers = '0': fedsoda.adapter-layers says which blocks are adapted"),
             ({"fedsoda__drop": "uniform"}, r"aligned = 'starts': blocks that go at even distances leave no groups"),
             ({"fedsoda__representation_weight": 0.0, "fedsoda__divergence_weight": 0.0}, r"are both 0"),

@@ -193,6 +193,10 @@ def test_a_study_runs_the_app_once_for_each_cell(small: list[str], tmp_path: Pat
     assert [line.rpartition(",")[0] for line in lines[1:]] == [f"0,{arm},{n}" for arm in (FEDOT, FEDSODA) for n in range(3)]
     results = sorted((tmp_path / "work" / "results").glob("*.json"))
     assert len(results) == 2
+    for result in map(json.loads, (path.read_text() for path in results)):
+        assert 0 < result["bytes_down"] < result["bytes_stored"]  # the sub-model, which comes once, is counted apart
+        assert result["trained"] == 3 * 2 * ((64 + 64) + 2 * (32 + 64) + 2 * (64 + 64))  # of q, k, v, up and down
+        assert len(result["dropped"]) == 2
     monkeypatch.setattr("benchmarks.fedsoda.runs.run_method", lambda *_: pytest.fail("a run was made twice"))
     monkeypatch.setattr(cells, "DISTRIBUTIONS", {IID: {}})
     assert main(["methods", *small]) == 0
