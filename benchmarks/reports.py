@@ -8,6 +8,9 @@ import json
 import sys
 from pathlib import Path
 
+from benchmarks.fedsoda import memory as fedsoda_memory
+from benchmarks.fedsoda import report as fedsoda_report
+from benchmarks.fedsoda import studies as fedsoda_studies
 from benchmarks.fedspallm import report as fedspallm
 from benchmarks.fedspallm import rows as by_columns
 from benchmarks.fedspallm import studies as fedspallm_studies
@@ -42,6 +45,11 @@ def write_again(csv: Path) -> bool:
         tuning.write_report(tuned.title, tuned.panels, rows, conditions, path)
     elif (study_name := csv.stem.partition("-ties-")[0]) in fedprllm.TITLES:
         fedprllm.write_report(study_name, Rows(csv, conditions), path)
+    elif csv.stem == "fedsoda-memory":
+        fedsoda_memory.write_table(by_columns.Rows(csv, fedsoda_memory.KEYS, fedsoda_memory.FIGURES, conditions), path)
+    elif family == "fedsoda" and name in fedsoda_studies.STUDIES:
+        soda = fedsoda_studies.STUDIES[name]
+        fedsoda_report.write_report(soda, by_columns.Rows(csv, soda.keys, soda.figures, conditions), conditions, path)
     else:
         return False
     return True
