@@ -120,6 +120,8 @@ class TestToyMethod(Promises):
 
         assert "node-00002" not in enrolled()
         monkeypatch.setattr(ToySettings, "NEEDS_BASE_MODEL", False)
+        brought = bench.model
+        monkeypatch.setattr("client_app.downloaded_model.downloaded_model", lambda *_: brought)
         assert "node-00002" in enrolled()
 
     def test_what_is_decided_before_a_round_is_in_the_checkpoint_before_a_message_leaves(
