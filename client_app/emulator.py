@@ -6,7 +6,7 @@ from typing import Any
 from client_app.delivery import take
 from client_app.downloaded_model import offered_sha256, take_offer, take_piece
 from client_app.site import Site, reply_to
-from espalier.settings.mistakes import StateLost
+from espalier.settings.mistakes import Mistake, StateLost
 from espalier.storage.private import PrivateState
 from espalier.wire.fedsoda import NEVER, EmulatorPart, SubModelOrder
 from espalier.wire.messages import Letter, NoScalars, validate
@@ -52,11 +52,14 @@ class HeldEmulator:
 
         Raises
         ------
-        Mistake
+        StateLost
             One is gone or damaged.
         """
         store = state.blobs_of(EMULATOR)
-        return {key: store.get(blob) for key, blob in self.hashes.items()}
+        try:
+            return {key: store.get(blob) for key, blob in self.hashes.items()}
+        except Mistake as mistake:
+            raise StateLost(f"train: the emulator's LoRA at this site: {mistake}") from None
 
 
 def held_emulator(state: PrivateState, aligned: int | None = None) -> HeldEmulator:
@@ -65,7 +68,7 @@ def held_emulator(state: PrivateState, aligned: int | None = None) -> HeldEmulat
     Raises
     ------
     StateLost
-        That alignment was not brought here, or only parts of it.
+        That alignment was not brought here.
     """
     kept = _kept(state)
     if aligned is None:

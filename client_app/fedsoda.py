@@ -1,7 +1,5 @@
 """FedSODA at a client: tune the adapter's LoRA on the sub-model that the server brought, beside the emulator's frozen LoRA."""
 
-from functools import partial
-
 import torch
 from torch import Tensor
 
@@ -10,6 +8,7 @@ from client_app.emulator import HeldEmulator, held_emulator, require_model
 from client_app.site import Site
 from espalier.modeling.limits import require_within_limits
 from espalier.settings.fedsoda import FedSodaSettings
+from espalier.settings.mistakes import StateLost
 from espalier.storage.private import PrivateState
 from espalier.training.initial import initial_values
 from espalier.wire.adapter_payload import sums, unpack_adapters
@@ -42,7 +41,7 @@ def _beside(site: Site, state: PrivateState, held: HeldEmulator) -> tuning.Besid
     """The emulator's LoRA, which is in the model and not trained, and the pull towards the first values of what is."""
     require_within_limits(site.settings, site.model)
     plan, values = _emulator(site, state, held)
-    penalty = partial(_pull, site) if site.settings.of(FedSodaSettings).pulls_to_first(site.settings.training) else None
+    penalty = _Pull(site) if site.settings.of(FedSodaSettings).pulls_to_first(site.settings.training) else None
     return tuning.Beside(plan, values, held.hashes, penalty, SubModelOrder)
 
 
@@ -51,6 +50,8 @@ def _emulator(site: Site, state: PrivateState, held: HeldEmulator) -> tuple[Adap
         return None, {}
     settings, blobs = site.settings, held.blobs(state)
     plan = emulator_adapters(site.model.plan, settings, held.blocks)
+    if lacking := sorted(plan.shapes().keys() - blobs.keys()):
+        raise StateLost(f"train: of the emulator's LoRA {', '.join(lacking)} was not brought to this site")
     found = {key: unpack_adapters(shapes, blobs[key], settings.federation.payload) for key, shapes in plan.shapes().items()}
     if not settings.of(FedSodaSettings).delivers_differences(settings.federation):
         return plan, found
@@ -58,12 +59,20 @@ def _emulator(site: Site, state: PrivateState, held: HeldEmulator) -> tuple[Adap
     return plan, {key: sums(first[key], block) for key, block in found.items()}
 
 
-def _pull(site: Site, adapters: AdapterPlan, values: Tensors) -> Tensor:
-    """``mu / 2 ||w - w_first||^2`` (FedBiOT's regulariser), float32, ()."""
-    first, strength = initial_values(site.model, adapters, site.settings.seed), site.settings.training.proximal
-    squares = [
-        (value - first[key][name].to(value.device)).square().sum()
-        for key, block in values.items()
-        for name, value in block.items()
-    ]
-    return strength / 2 * torch.stack(squares).sum()
+class _Pull:
+    """FedBiOT's regulariser: the distance to the first values of what is trained, which are made once."""
+
+    def __init__(self, site: Site) -> None:
+        self._site, self._first = site, dict[str, dict[str, Tensor]]()
+
+    def __call__(self, adapters: AdapterPlan, values: Tensors) -> Tensor:
+        """``mu / 2 ||w - w_first||^2``, float32, ()."""
+        if not self._first:
+            made = initial_values(self._site.model, adapters, self._site.settings.seed)
+            self._first = {
+                key: {name: made[key][name].to(value.device) for name, value in block.items()} for key, block in values.items()
+            }
+        squares = [
+            (value - self._first[key][name]).square().sum() for key, block in values.items() for name, value in block.items()
+        ]
+        return self._site.settings.training.proximal / 2 * torch.stack(squares).sum()

@@ -57,6 +57,8 @@ class Method(Strategy):
         """The last round that ``before_round`` prepared."""
         self._asked: list[int] = []
         """Clients of the round."""
+        self._catching_up: set[int] = set()
+        """Those among them that lost what they were brought, and are brought it again."""
         self._reports: dict[int, dict[str, Any]] = {}
         """What each client of the round said when it had done its work."""
 
@@ -195,6 +197,7 @@ class Method(Strategy):
             if self._prepared < server_round and self.before_round(server_round):
                 self._prepared = server_round
                 self._save(server_round - 1)
+            self.rounds.lost, self._catching_up = {} if self.catches_up() else None, set()
             self._exchange_all(self.prepare(server_round))
             self.rounds.require_quorum(len(self.rounds.roster.active()), f"are left for round {server_round}")
             replies = self.rounds.exchange(self.configure_train(server_round, nothing, config, grid), self.next_part)
@@ -205,7 +208,7 @@ class Method(Strategy):
             self.rounds.finished = server_round
             run.progress.note("checkpoint", f"checkpoint   after round {server_round}", round=server_round)
 
-        last, self.rounds.evaluating = self.rounds.finished, True
+        last, self.rounds.evaluating, self.rounds.lost = self.rounds.finished, True, None
         self._exchange_all(self.deliver(last))
         self._let_work_alone(last)
         replies = self.rounds.exchange(self.configure_evaluate(last, nothing, config, grid))
@@ -240,8 +243,13 @@ class Method(Strategy):
     ) -> Iterator[list[Message]]:
         """Requests that bring scalars and blobs to clients that still take part, one part after the other; None: to all."""
         for part, (scalars, blobs) in enumerate(parts):
-            seats = [seat for seat in self.rounds.roster.active() if clients is None or seat.client in clients]
+            seats = [seat for seat in self.receiving() if clients is None or seat.client in clients]
             yield [self.rounds.request("deliver", seat, server_round, scalars, dict(blobs), part) for seat in seats]
+
+    def receiving(self) -> list[Seat]:
+        """Clients that still take part, without those that lost what they were brought and do not catch up yet."""
+        behind = set(self.rounds.lost or ()) - self._catching_up
+        return [seat for seat in self.rounds.roster.active() if seat.client not in behind]
 
     def note_delivered(self, letter: Letter) -> None:
         """Take note of the answer to a ``deliver``, where the method's contract lets it say something."""
@@ -253,8 +261,7 @@ class Method(Strategy):
         """The round's orders, to those of its clients that still take part."""
         active = {seat.client for seat in self.rounds.roster.active()}
         self._asked = [client for client in self.clients_of(server_round) if client in active]
-        self.rounds.lost = {} if self.catches_up() else None
-        return self._orders(server_round, self._asked)
+        return self._orders(server_round, [client for client in self._asked if client not in (self.rounds.lost or {})])
 
     def _orders(self, server_round: int, clients: Iterable[int]) -> list[Message]:
         orders = ((self.rounds.roster.seats[client], *self.order(server_round, client)) for client in clients)
@@ -278,6 +285,7 @@ class Method(Strategy):
         lost = sorted(self.rounds.lost or {})
         if not lost:
             return
+        self._catching_up = set(lost)
         self._exchange_all(self.bring_again(server_round, lost))
         active = {seat.client for seat in self.rounds.roster.active()}
         again = self._orders(server_round, [client for client in lost if client in active])

@@ -90,7 +90,7 @@ class Rounds:
     finished: int = 0
     """Rounds that are finished."""
     lost: dict[int, str] | None = None
-    """Clients that said in this round that they lost their state, and why; None where the method cannot bring it back."""
+    """Clients that said in this round that they lost their state, and why; None where it cannot be brought back."""
     evaluating: bool = False
     """Rounds are over: a client that fails now keeps its contribution."""
     look_for_nodes: Callable[[], None] = lambda: None
@@ -301,9 +301,9 @@ class Rounds:
         return letter
 
     def _is_to_catch_up(self, entry: _Pending, letter: Letter) -> bool:
-        """Whether a client lost the state of earlier rounds and can be brought what it needs; once in a round."""
+        """Whether a client lost what was brought to it and can be brought it again; once in a round."""
         seat, header, reason = entry.seat, entry.request.header, str(letter.scalars["reason"])
-        if self.lost is None or seat.client in self.lost or header.kind != "train" or header.server_round == 1:
+        if self.lost is None or seat.client in self.lost or header.kind not in ("deliver", "train"):
             return False
         if not letter.scalars.get("lost"):
             return False

@@ -150,7 +150,7 @@ class FedPETuning(Method):
         """The global adapters for clients with these rank limits, but for the last parts that are ``omitted``."""
         cut = {client: self._parts(limit)[: -omitted or None] for client, limit in limits.items()}
         for part in range(max(map(len, cut.values()), default=0)):
-            receiving = [seat for seat in self.rounds.roster.active() if part < len(cut.get(seat.client, ()))]
+            receiving = [seat for seat in self.receiving() if part < len(cut.get(seat.client, ()))]
             orders = ((seat, limits[seat.client]) for seat in receiving)
             yield [
                 self.rounds.request("deliver", seat, server_round, Order(rank_limit=limit), self._blobs(limit, part), part)

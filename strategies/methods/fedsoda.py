@@ -9,11 +9,13 @@ FedOT and FedBiOT are the same with other settings: other blocks for the adapter
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from flwr.app import Message
+from torch import Tensor
 
 from espalier.corpora.public_text import public_text
 from espalier.corpora.windows import evaluation_windows
@@ -30,6 +32,7 @@ from espalier.settings.fedsoda import FedSodaSettings
 from espalier.settings.mistakes import Mistake
 from espalier.settings.run import BUILT_IN_TEXTS, RunSettings
 from espalier.settings.seeds import derive_seed
+from espalier.storage.blobs import sha256
 from espalier.training.adapted import AdaptedModel
 from espalier.training.alignment import Alignment, Teacher
 from espalier.wire.fedsoda import EmulatorPart, SubModelOrder
@@ -98,7 +101,7 @@ class FedSoda(FedPETuning):
         return job.aligns or (job.drop == "similar" and job.group_layers > 0)
 
     @staticmethod
-    def public_windows(settings: RunSettings, model: OpenedModel) -> Any:
+    def public_windows(settings: RunSettings, model: OpenedModel) -> Tensor:
         """Windows of the public text: (windows, tokens), int64."""
         job = settings.of(FedSodaSettings)
         path = "" if job.public_text in BUILT_IN_TEXTS else job.public_text
@@ -106,6 +109,17 @@ class FedSoda(FedPETuning):
         return evaluation_windows(
             public_text(job.public_text, path, what), model.encode, job.public_window_tokens, job.public_windows, what
         )
+
+    def _public_sha256(self) -> str:
+        """Hash of the windows that the server reads; empty where it reads none."""
+        if not self.reads_public_text(self.job):
+            return ""
+        return sha256(self.windows.numpy().tobytes())
+
+    @cached_property
+    def windows(self) -> Tensor:
+        """Windows of the public text: (windows, tokens), int64."""
+        return self.public_windows(self.run.settings, self.run.model)
 
     def summary(self) -> None:
         """Show what will be done."""
@@ -117,13 +131,19 @@ class FedSoda(FedPETuning):
         self.run.progress.note("method", f"{self.run.settings.method:<12} {text}")
 
     def state(self) -> dict[str, Any]:
-        """The sub-model, all LoRA, and what each client has of it."""
-        return super().state() | {"held": {str(client): aligned for client, aligned in sorted(self._held.items())}}
+        """The sub-model, all LoRA, what each client has of it, and which public text all of it rests on."""
+        held = {str(client): aligned for client, aligned in sorted(self._held.items())}
+        return super().state() | {"held": held, "public": self._public_sha256()}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take over what ``state`` returned."""
         super().restore(state)
         self._held = {int(client): aligned for client, aligned in state["held"].items()}
+        if state["public"] != self._public_sha256():
+            raise Mistake(
+                f"{self.run.settings.method}.public-text = '{self.job.public_text}': is not the text that the run began with; "
+                "put that one back, or begin a new run"
+            )
         if self.result.dropped is not None:
             self.rounds.plan = self.result.model.plan
 
@@ -149,7 +169,7 @@ class FedSoda(FedPETuning):
         else:
             run.progress.begin("comparing", 1)
             stream = BlockStream(run.model, run.computing)
-            distances = angular_distances(stream, self.public_windows(run.settings, run.model), job.group_layers, emulator)
+            distances = angular_distances(stream, self.windows, job.group_layers, emulator)
             starts = similar_groups(distances, job.group_layers, job.groups, emulator[0])
             dropped = dropped_of_groups(starts, job.group_layers)
             run.progress.step("compared", f"outputs of {len(emulator)} blocks")
@@ -169,7 +189,7 @@ class FedSoda(FedPETuning):
         alignment = Alignment(
             student=student,
             family=run.model.family,
-            windows=self.public_windows(run.settings, run.model),
+            windows=self.windows,
             places=result.places(),
             settings=training,
             seed=derive_seed(run.settings.seed, "alignment", server_round=server_round),

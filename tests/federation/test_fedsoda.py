@@ -5,6 +5,7 @@ import math
 import re
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,11 +19,14 @@ from safetensors.torch import load, load_file
 from tiny_model import save_tiny_llama
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import client_app.fedsoda
 from espalier.modeling.opened import OpenedModel, open_model
 from espalier.settings.mistakes import Mistake
+from espalier.training.alignment import Alignment, Places, Teacher
 from espalier.training.loop import Loop
+from espalier.wire.adapters import Tensors
 from espalier.wire.messages import Letter, address, read
-from espalier.wire.payload import pack_tensors
+from espalier.wire.payload import pack_tensors, unpack_tensors
 from strategies.engine.rounds import RunFailed
 from strategies.results import sub_model
 
@@ -198,21 +202,90 @@ class TestFedSoda(Promises):
         with pytest.raises((Mistake, RunFailed), match=wanted):
             bench.run(federation__rounds=1)
 
-    def test_a_client_that_lost_everything_is_brought_it_again(self, bench: Bench, plain: Uninterrupted) -> None:
-        """Between two rounds its state goes, and the model with it."""
+    @pytest.mark.parametrize(
+        ("server_round", "what"), [(1, "piece"), (1, "emulator"), (1, "train"), (2, "emulator"), (2, "train")]
+    )
+    def test_a_client_that_lost_everything_is_brought_it_again(
+        self, bench: Bench, plain: Uninterrupted, server_round: int, what: str
+    ) -> None:
+        """Its state goes, and the model with it, right before a message of any kind."""
+        grid, lost = bench.grid(), []
+
+        def lose(message: Message) -> None:
+            letter = read(message.content)
+            kind, header = letter.scalars.get("what", letter.header.kind), letter.header
+            if (kind, header.server_round, header.client) == (what, server_round, 1) and not lost:
+                lost.append(header)
+                for folder in [*(bench.folder / "state").glob("*/node-00001"), bench.folder / "state" / "models"]:
+                    shutil.rmtree(folder)
+
+        grid.before_push = lose
+        folder = bench.run(grid)
+        assert lost
+        assert {client["status"] for client in summary(folder)["clients"]} == {"completed"}
+        assert model_files(folder) == model_files(plain.folder)
+
+    @pytest.mark.parametrize("part", ["document", "blob"])
+    def test_a_client_that_lost_a_part_of_the_emulator_is_brought_it_again(
+        self, bench: Bench, plain: Uninterrupted, part: str
+    ) -> None:
         grid, lost = bench.grid(), []
 
         def lose(message: Message) -> None:
             header = read(message.content).header
             if (header.kind, header.server_round, header.client) == ("train", 2, 1) and not lost:
-                lost.append(header)
-                for folder in (bench.folder / "state").glob("*/node-00001"):
-                    shutil.rmtree(folder)
+                (document,) = (bench.folder / "state").glob("*/node-00001/**/emulator.json")
+                kept = json.loads(document.read_text())
+                lost.append(kept["kept"][-1]["parts"].popitem())
+                if part == "document":
+                    document.write_text(json.dumps(kept))
+                    return
+                (blob,) = lost[0][1].values()
+                for file in document.parent.parent.rglob(f"*{blob}*"):
+                    file.write_bytes(b"")
 
         grid.before_push = lose
         folder = bench.run(grid)
+        assert lost
         assert {client["status"] for client in summary(folder)["clients"]} == {"completed"}
         assert model_files(folder) == model_files(plain.folder)
+
+    def test_an_order_on_another_sub_model_or_alignment_is_not_worked_on(self, bench: Bench) -> None:
+        """Nor, once a round was answered, on other values of the same alignment."""
+        grid, requests = bench.grid(evaluation__local_only=True), list[Message]()
+
+        def note(message: Message) -> None:
+            requests.append(message)
+            if read(message.content).header.kind in ("alone", "evaluate"):
+                raise Killed
+
+        grid.before_push = note
+        with pytest.raises(Killed):
+            bench.run(grid, evaluation__local_only=True)
+        (node, context) = next(iter(grid.contexts.items()))
+
+        def ask(letter: Letter, **changes: Any) -> Letter:
+            changed = Letter(letter.header, letter.scalars | changes, letter.blobs)
+            return read(grid.answer(address(changed, node, 60.0), context).content)
+
+        order = next(letter for letter in reversed(asked(requests, "train")) if letter.header.client == 0)
+        assert "was not brought to this site" in ask(order, model_sha256="0" * 64).scalars["reason"]
+        assert "is of another round" in ask(order, aligned=3).scalars["reason"]
+        assert ask(order).header.status != "failed"
+        last = next(letter for letter in reversed(asked(requests, "emulator")) if letter.header.client == 0)
+        zeros = {
+            key: pack_tensors({n: np.zeros_like(v) for n, v in unpack_tensors(b).items()}) for key, b in last.blobs.items()
+        }
+        assert ask(replace(last, blobs=zeros)).header.status != "failed"
+        assert "another order of round 2" in ask(order).scalars["reason"]
+
+    def test_another_public_text_is_no_resumption(self, bench: Bench) -> None:
+        text = bench.folder / "align.txt"
+        text.write_text(private_text(98))
+        folder = bench.killed(lambda header: header.server_round == 2, fedsoda__public_text=str(text))
+        text.write_text(private_text(97))
+        with pytest.raises(Mistake, match=r"fedsoda.public-text = '.*align.txt': is not the text that the run began with"):
+            bench.run(resume_from=str(folder), fedsoda__public_text=str(text))
 
     def test_a_real_site_takes_a_model_if_its_owner_says_so(self, on_own_text: Bench) -> None:
         """And as much of them as it says, those of earlier runs counted."""
@@ -309,6 +382,78 @@ class TestFedSoda(Promises):
         down = numbers(asked(plain.requests, "train"))  # in the first round nothing comes down: it is made from the seed
         emulator = numbers(asked(plain.requests, "emulator"))  # before the first round and the second
         assert (up, down, emulator) == (clients * rounds * u, clients * (rounds - 1) * u, clients * 2 * u)
+
+    def test_an_alignment_has_the_current_adapter_in_both_models(
+        self, bench: Bench, plain: Uninterrupted, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What the second alignment begins with, against models of transformers and what clients were brought."""
+        begun = []
+        run = Alignment.run
+
+        def noted(alignment: Alignment, teacher: Teacher, start: Tensors, adapter: Tensors) -> Any:
+            done = run(alignment, teacher, start, adapter)
+            begun.append((alignment, teacher, start, alignment.student.values()))
+            return done
+
+        monkeypatch.setattr(Alignment, "run", noted)
+        report = summary(bench.run(bench.grid()))["report"]
+        alignment, teacher, start, values = begun[1]
+        brought = {key: load(blob) for key, blob in asked(plain.requests, "train")[-1].blobs.items()}
+        assert list(brought) == [f"block-{BLOCKS - 2:04d}"]
+        for key, tensors in brought.items():
+            for name, tensor in tensors.items():
+                torch.testing.assert_close(values[key][name].cpu(), tensor.float())
+        (first,) = ({key: load(blob) for key, blob in letter.blobs.items()} for letter in _emulators(plain, 0)[:1])
+        for key, tensors in first.items():
+            for name, tensor in tensors.items():
+                torch.testing.assert_close(start[key][name].cpu(), tensor.float())
+        ((full, smaller),) = report["groups"]
+        assert alignment.places == Places({smaller: full + 1}, (BLOCKS - 3, BLOCKS - 2))
+        model, states = AutoModelForCausalLM.from_pretrained(bench.model, dtype=torch.float32), list[torch.Tensor]()
+        paths = {"attn.q": "self_attn.q_proj", "attn.v": "self_attn.v_proj", "mlp.down": "mlp.down_proj"}
+        layer = model.model.layers[-1]
+        ((_, tensors),) = brought.items()
+        for name, path in paths.items():
+            weight = layer.get_submodule(path).weight
+            weight.data = merged({key: value.float() for key, value in tensors.items()}, weight.data, name)
+        layer.register_forward_hook(lambda _, __, out: states.append(out if isinstance(out, torch.Tensor) else out[0]))
+        with torch.no_grad():
+            model(alignment.windows[list(teacher.numbers)])
+        found = teacher.last.of_windows(range(len(teacher.numbers)))
+        torch.testing.assert_close(found.float(), states[0], rtol=1e-3, atol=1e-4)
+
+    @pytest.mark.parametrize("changes", [{"federation__payload": "bfloat16"}, {"federation__payload": "nf4"}])
+    def test_clients_train_on_the_aligned_sub_model_whatever_its_lora_travels_in(
+        self, bench: Bench, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What a client puts beside the adapter is near to what the server aligned, and not nothing."""
+        beside = list[Tensors]()
+        make = client_app.fedsoda._emulator
+
+        def noted(*arguments: Any) -> Any:
+            plan, values = make(*arguments)
+            beside.append(values)
+            return plan, values
+
+        monkeypatch.setattr(client_app.fedsoda, "_emulator", noted)
+        aligned = list[dict[str, dict[str, torch.Tensor]]]()
+        run = Alignment.run
+
+        def kept(*arguments: Any) -> Any:
+            done = run(*arguments)
+            aligned.append(done[0])
+            return done
+
+        monkeypatch.setattr(Alignment, "run", kept)
+        bench.run(bench.grid(**changes), federation__rounds=1, **changes)
+        made = aligned[0]
+        assert beside
+        for values in beside:
+            assert values.keys() == made.keys()
+            for key, tensors in made.items():
+                for name, tensor in tensors.items():
+                    assert (values[key][name] - tensor).norm() < 0.2 * tensor.norm() + 1e-3
+                    assert tensor.norm() > 0
 
     def test_realignment_begins_where_the_last_one_ended(self, plain: Uninterrupted) -> None:
         first, second = ({key: load(blob) for key, blob in letter.blobs.items()} for letter in _emulators(plain, 0))
