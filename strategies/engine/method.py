@@ -104,8 +104,8 @@ class Method(Strategy):
         """Scalars of a ``fetch`` of blobs with these hashes."""
         return PartRequest(blob_sha256=hashes)
 
-    def catches_up(self) -> bool:
-        """Whether a client that lost its state can be brought what it needs."""
+    def catches_up(self, server_round: int) -> bool:
+        """Whether a client that lost its state can be brought what it needs for a round."""
         return False
 
     def bring_again(self, server_round: int, lost: Sequence[int]) -> Iterable[Iterable[Message]]:
@@ -197,7 +197,7 @@ class Method(Strategy):
             if self._prepared < server_round and self.before_round(server_round):
                 self._prepared = server_round
                 self._save(server_round - 1)
-            self.rounds.lost, self._catching_up = {} if self.catches_up() else None, set()
+            self.rounds.lost, self._catching_up = {} if self.catches_up(server_round) else None, set()
             self._exchange_all(self.prepare(server_round))
             self.rounds.require_quorum(len(self.rounds.roster.active()), f"are left for round {server_round}")
             replies = self.rounds.exchange(self.configure_train(server_round, nothing, config, grid), self.next_part)

@@ -82,9 +82,9 @@ class FedPrLLM(Method):
         """Whole blocks' masks."""
         return parts_of(mask_blobs(self.run.model.plan, self.settings, server_round), self.run.settings.part_bytes)
 
-    def catches_up(self) -> bool:
+    def catches_up(self, server_round: int) -> bool:
         """Whether a client goes on from the hidden states of an earlier round."""
-        return self.settings.strategy == "iterative"
+        return self.settings.strategy == "iterative" and server_round > 1
 
     def bring_again(self, server_round: int, lost: Sequence[int]) -> Iterator[list[Message]]:
         """All that was decided, to clients that lost their hidden states: they walk from the beginning."""

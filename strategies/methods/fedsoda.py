@@ -220,7 +220,7 @@ class FedSoda(FedPETuning):
         if server_round > 1:
             yield from self.deliveries(self._limits, server_round, omitted=1)
 
-    def catches_up(self) -> bool:
+    def catches_up(self, server_round: int) -> bool:
         """A client may lose its state, or the sub-model."""
         return True
 

@@ -163,9 +163,9 @@ class FedSpaLLM(Method):
         """The sample says of which layers."""
         return SamplePart(blocks=self._samples[client], blob_sha256=hashes)
 
-    def catches_up(self) -> bool:
-        """A client may lose its layers of the global model."""
-        return True
+    def catches_up(self, server_round: int) -> bool:
+        """A client may lose its layers of the global model; the first round begins with the base model's."""
+        return server_round > 1
 
     def bring_again(self, server_round: int, lost: Sequence[int]) -> Iterator[list[Message]]:
         """The layers that they read in this round, to clients that lost theirs."""
