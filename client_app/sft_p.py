@@ -113,7 +113,7 @@ def _training(site: Site, state: PrivateState, header: Header) -> MaskedTraining
         cache_folder=tuning.cache_of(site),
         groups=[Group(generator, rate, job.weight_decay)],
         shape=shape,
-        gating=Gating(job.estimator, job.tau, job.bias, job.strength),
+        gating=Gating(job.estimator, job.tau, job.bias, job.strength, job.norm),
         embedding=own_embedding(site, state, header),
         conditioned=job.conditioned,
         target=own_target(site, header),
@@ -164,7 +164,8 @@ class SmallerModel:
         gates = LaneGates(plan)
         logits = gate_logits(plan, shape_of(site.settings), tensors, embedding)
         biased = {gate: own + job.bias for gate, own in logits.items()}
-        structure = gates.structure(gates.chosen(biased, own_target(site, header) if job.masks == "budget" else None))
+        chosen = gates.chosen(biased, own_target(site, header) if job.masks == "budget" else None)
+        structure = gates.structure(chosen, norm_of_read=job.norm == "read")
         adapters = cut_adapter_plan(lora_plan(plan, site.settings), plan, structure)
         smaller = OpenedModel(site.model.directory, structure)
         return SmallerModel(smaller, adapters, cut_trained(_lora_of(tensors), plan, structure))

@@ -51,6 +51,10 @@ class SftPSettings(AdapterAveraging):
         gt=0,
         description="Temperature of the estimator. The paper's 0.4 is right for `gumbel`; with `reinmax` gradients turn round.",
     )
+    norm: Literal["all", "read"] = Field(
+        "all",
+        description="Lanes that a norm sees: all, as in DISP-LLM's code, or those alone that are read behind it (equation 3).",
+    )
     bias: float = Field(3.0, description="Constant in all logits (c), so that at first nearly all lanes are on.")
     strength: float = Field(16.0, gt=0, le=1000, description="Weight of the budget in the training loss (lambda).")
     learning_rate: float = Field(1e-3, gt=0, le=MOST_LEARNING_RATE, description="Learning rate of generator and embedding.")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from espalier.corpora.tasks.batches import Batch
 from espalier.modeling.structured.lane_gates import Gate, LaneGates
-from espalier.modeling.structured.routing import Routing
+from espalier.modeling.structured.routing import Norm, Routing
 from espalier.settings.run import RunSettings
 from espalier.settings.seeds import derive_seed
 from espalier.training.adapted import AdaptedModel
@@ -42,6 +42,8 @@ class Gating:
     """Added to all logits (c)."""
     strength: float = 16.0
     """Of the budget's term (lambda)."""
+    norm: Norm = "all"
+    """Lanes that norms see."""
 
 
 @dataclass
@@ -79,7 +81,7 @@ class MaskedTraining(AdapterTraining):
     @cached_property
     def routing(self) -> Routing:
         """The hooks."""
-        return Routing(self.adapted.whole, self.model.family, len(self.model.plan.blocks))
+        return Routing(self.adapted.whole, self.model.family, len(self.model.plan.blocks), self.gating.norm)
 
     def masked(
         self, start: Tensors, first_step: int, steps: int, moments: Moments | None = None

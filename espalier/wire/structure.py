@@ -97,6 +97,8 @@ class Structure:
     """The blocks that stay, in order."""
     added_biases: tuple[str, ...] = ()
     """Canonical names among ``ADDED_BIASES``: these matrices have a bias in all blocks, also where the base's have none."""
+    norm_of_read: bool = False
+    """Whether a norm sees the lanes that are read behind it alone, and not all of the residual stream."""
 
     def __post_init__(self) -> None:
         if not self.blocks:
@@ -149,7 +151,9 @@ class Structure:
             kept = {kind: tuple(below.kept(kind)[number] for number in block.kept(kind)) for kind in KINDS}
             blocks.append(BlockStructure(below.source, **kept))
         added = tuple(name for name in ADDED_BIASES if name in {*self.added_biases, *inner.added_biases})
-        return Structure(inner.base, tuple(blocks), added)
+        if self.norm_of_read != inner.norm_of_read and self.cuts_lanes and inner.cuts_lanes:
+            raise Mistake("structure: the two models that are put together have other norms (norm_of_read); prune them alike")
+        return Structure(inner.base, tuple(blocks), added, self.norm_of_read or inner.norm_of_read)
 
     # ----- what it keeps ----------------------------------------------------------------------------------------------
 
@@ -179,6 +183,7 @@ class Structure:
                 {"source": block.source, **{kind: as_ranges(block.kept(kind)) for kind in KINDS}} for block in self.blocks
             ],
             "added_biases": list(self.added_biases),
+            **({"norm_of_read": True} if self.norm_of_read else {}),
         }
 
     @staticmethod
@@ -198,7 +203,7 @@ class Structure:
                 BlockStructure(_count(block["source"]), **{kind: from_ranges(block[kind]) for kind in KINDS})
                 for block in document["blocks"]
             )
-            return Structure(base, blocks, tuple(document["added_biases"]))
+            return Structure(base, blocks, tuple(document["added_biases"]), bool(document.get("norm_of_read", False)))
         except Mistake as mistake:
             raise Mistake(f"{where}: {str(mistake).removeprefix('structure: ')}") from None
         except (KeyError, TypeError, ValueError, AttributeError):

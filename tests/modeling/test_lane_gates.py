@@ -26,7 +26,7 @@ from espalier.modeling.edits import dense
 from espalier.modeling.opened import OpenedModel
 from espalier.modeling.structured.export import export_structured
 from espalier.modeling.structured.lane_gates import Gate, LaneGates
-from espalier.modeling.structured.routing import Routing
+from espalier.modeling.structured.routing import Norm, Routing
 from espalier.modeling.structured.trained_cut import cut_adapter_plan, cut_trained
 from espalier.modeling.whole import load_whole
 from espalier.settings.lora import LoraSettings
@@ -70,14 +70,14 @@ def windows(number: int = 3) -> Tensor:
     return torch.randint(3, 260, (number, 10), generator=torch.Generator().manual_seed(5))
 
 
-@pytest.mark.parametrize("share", [0.2, 0.5])
-def test_routed_equals_compiled(model: OpenedModel, share: float, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("share", "norm"), [(0.2, "all"), (0.5, "all"), (0.5, "read")])
+def test_routed_equals_compiled(model: OpenedModel, share: float, norm: Norm, tmp_path: Path) -> None:
     """Logits to 1e-5, tokens that are generated with a cache, and parameters."""
     gates = LaneGates(model.plan)
     chosen = random_gates(gates, share)
-    smaller = OpenedModel(model.directory, gates.structure(chosen))
+    smaller = OpenedModel(model.directory, gates.structure(chosen, norm_of_read=norm == "read"))
     whole = load_whole(model, CPU, "float32")
-    routing = Routing(whole, model.family, len(model.plan.blocks))
+    routing = Routing(whole, model.family, len(model.plan.blocks), norm)
     export_structured(smaller, dense, tmp_path / "compiled", "compact")
     compiled = AutoModelForCausalLM.from_pretrained(tmp_path / "compiled", trust_remote_code=True).eval()
     with torch.no_grad():
@@ -116,11 +116,28 @@ def test_adapters_follow(model: OpenedModel) -> None:
     torch.testing.assert_close(found, routed.flatten(0, 1), rtol=0, atol=1e-5)
 
 
-def test_gradients_reach_the_gates(model: OpenedModel) -> None:
+def test_a_norm_may_see_what_is_read_alone(model: OpenedModel) -> None:
+    """Equation 3: the norm of the selected lanes, as a plain RMS norm of that width computes it."""
+    gates = LaneGates(model.plan)
+    chosen = random_gates(gates, 0.5)
+    whole = load_whole(model, CPU, "float32")
+    seen, norm = list[Tensor](), whole.model.layers[1].post_attention_layernorm
+    with torch.no_grad(), Routing(whole, model.family, 3, "read").by({gate: own.float() for gate, own in chosen.items()}):
+        norm.register_forward_hook(lambda _, inputs, output: seen.extend((inputs[0], output)))
+        whole(windows(1))
+    stream, found = seen
+    lanes = chosen[1, "mlp_reads"].nonzero().squeeze(1)
+    expected = torch.nn.functional.rms_norm(stream[..., lanes], (len(lanes),), norm.weight[lanes], norm.variance_epsilon)
+    torch.testing.assert_close(found[..., lanes], expected)
+    assert not found[..., ~chosen[1, "mlp_reads"]].any()
+
+
+@pytest.mark.parametrize(("norm", "kind"), [("all", "mlp_writes"), ("read", "mlp_writes"), ("read", "mlp_reads")])
+def test_gradients_reach_the_gates(model: OpenedModel, norm: Norm, kind: str) -> None:
     """Numerically, through a gate between 0 and 1, which no model that is used has."""
     gates = LaneGates(model.plan)
     whole = load_whole(model, CPU, "float32").double()
-    routing, at = Routing(whole, model.family, 3), (1, "mlp_writes")
+    routing, at = Routing(whole, model.family, 3, norm), (1, kind)
     values = {gate: torch.full((width,), 0.7, dtype=torch.float64) for gate, width in gates.widths.items()}
 
     def loss(moved: Tensor) -> Tensor:

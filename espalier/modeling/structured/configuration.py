@@ -97,4 +97,5 @@ def _widths(plan: ModelPlan, structure: Structure) -> dict[str, Any]:
         "channels": [each.channels for each in units],
         "biases": list(structure.added_biases),
         "lanes": lanes if structure.cuts_lanes else None,
+        **({"norm_of_read": True} if structure.cuts_lanes and structure.norm_of_read else {}),
     }

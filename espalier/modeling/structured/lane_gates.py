@@ -6,7 +6,7 @@ grouped queries as they are.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -88,13 +88,13 @@ class LaneGates:
         pools = torch.arange(len(sizes)).repeat_interleave(sizes)
         return dict(zip(self.widths, within_budget(flat, costs, pools, target).split(sizes.tolist()), strict=True))
 
-    def structure(self, chosen: Gates) -> Structure:
-        """The smaller model that these gates leave."""
+    def structure(self, chosen: Gates, *, norm_of_read: bool = False) -> Structure:
+        """The smaller model that these gates leave; ``norm_of_read``: its norms see the lanes that are read alone."""
         kept = {
             block.index: {kind: chosen[block.index, kind].nonzero().squeeze(1).tolist() for kind in LANES}
             for block in self.plan.blocks
         }
-        return Structure.whole(self.plan).keeping(kept)
+        return replace(Structure.whole(self.plan).keeping(kept), norm_of_read=norm_of_read)
 
 
 def lane_cost(block: BlockPlan, kind: str) -> int:

@@ -10,6 +10,7 @@ torch and transformers alone. ``config.json`` says how wide each block is, under
 - ``biases``: matrices that have a bias whether or not the family gives them one, ``attn.o`` and ``mlp.down``
 - ``lanes``: null, or for each block which lanes of the residual stream attention and feed-forward part read and write, as
   ranges ``"0-3,7"``; what is read is selected behind the norm, what is written is put in its lanes among zeros
+- ``norm_of_read``: where it is true, a norm divides by the root mean square of the lanes that are read, not of all
 """
 
 from typing import Any, ClassVar
@@ -76,6 +77,17 @@ class ReadLanes(Lanes):
         return output.index_select(-1, self.on(output.device))
 
 
+class NormReadLanes(ReadLanes):
+    """The same of an RMS norm that is to see the selected lanes alone."""
+
+    def __call__(self, norm: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        """(..., width) -> (..., lanes)."""
+        squares, epsilon = inputs[0].float().square(), float(norm.variance_epsilon)  # type: ignore[arg-type]
+        seen = squares.index_select(-1, self.on(output.device)).mean(-1, keepdim=True)
+        factor = ((squares.mean(-1, keepdim=True) + epsilon) / (seen + epsilon)).sqrt()
+        return (super().__call__(norm, inputs, output) * factor).to(output.dtype)
+
+
 class WriteLanes(Lanes):
     """Forward hook of attention or feed-forward part: puts its output in its lanes, among zeros."""
 
@@ -117,7 +129,7 @@ def narrow(blocks: Any, paths: dict[str, str], structure: dict[str, Any], width:
             if hasattr(attention, attribute):
                 setattr(attention, attribute, heads)
         if lanes:
-            _route(block, lanes, width)
+            _route(block, lanes, width, NormReadLanes if structure.get("norm_of_read") else ReadLanes)
 
 
 def _resize(block: nn.Module, path: str, shape: tuple[int, int], bias: bool) -> None:
@@ -128,10 +140,10 @@ def _resize(block: nn.Module, path: str, shape: tuple[int, int], bias: bool) -> 
         block.set_submodule(path, fresh)
 
 
-def _route(block: nn.Module, lanes: dict[str, list[int]], width: int) -> None:
+def _route(block: nn.Module, lanes: dict[str, list[int]], width: int, reading: type[ReadLanes]) -> None:
     for part, (norm, module) in LANES_OF.items():
         if (read := lanes[f"{part}_reads"]) != list(range(width)):
-            block.get_submodule(norm).register_forward_hook(ReadLanes(read))
+            block.get_submodule(norm).register_forward_hook(reading(read))
         if (written := lanes[f"{part}_writes"]) != list(range(width)):
             block.get_submodule(module).register_forward_hook(WriteLanes(written, width))
 

@@ -3,12 +3,12 @@
 A gate multiplies what a norm gives, before attention or feed-forward part read it, and what they write, before it is added.
 That is the smaller dense model of ``LaneGates.structure``, as long as gates are 0 or 1; and their gradients come with it. The
 norm sees all lanes: the paper's equation 3 routes first, its closest published code normalises first, and so the pretrained
-scale stays.
+scale stays. The paper's order can be had: then a norm divides by the root mean square of the lanes that are on.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
@@ -26,6 +26,10 @@ MODULES: Mapping[str, tuple[str, str]] = {
 """Whose output a gate switches, by canonical name."""
 
 
+Norm = Literal["all", "read"]
+"""Lanes that a norm sees: all of the residual stream, or those alone that are read behind it (equation 3)."""
+
+
 class Routing:
     """Hooks in a whole model; without gates they change nothing.
 
@@ -34,6 +38,7 @@ class Routing:
     whole : as of Hugging Face; adapters may be in it
     family : with lanes
     num_blocks : its blocks
+    norm : which lanes norms see
 
     Raises
     ------
@@ -41,7 +46,7 @@ class Routing:
         The family's blocks are built otherwise.
     """
 
-    def __init__(self, whole: nn.Module, family: Family, num_blocks: int) -> None:
+    def __init__(self, whole: nn.Module, family: Family, num_blocks: int, norm: Norm = "all") -> None:
         if not family.has_lanes:
             raise Mistake(
                 f"models of the family {family.name} cannot be routed: a norm must stand before attention and feed-forward "
@@ -52,11 +57,23 @@ class Routing:
             for kind in LANES:
                 where, name = MODULES[kind]
                 path = f"{family.blocks}.{index}.{getattr(family, where)[name]}"
-                whole.get_submodule(path).register_forward_hook(self._hook((index, kind)))
+                hook = self._norm_hook if norm == "read" and where == "norms" else self._hook
+                whole.get_submodule(path).register_forward_hook(hook((index, kind)))
 
     def _hook(self, gate: Gate) -> Callable[..., Tensor | None]:
         def switch(_: nn.Module, __: Any, output: Tensor) -> Tensor | None:
             return None if self._gates is None else output * self._gates[gate].to(output.dtype)
+
+        return switch
+
+    def _norm_hook(self, gate: Gate) -> Callable[..., Tensor | None]:
+        def switch(norm: Any, inputs: Any, output: Tensor) -> Tensor | None:
+            if self._gates is None:
+                return None
+            own, squares, epsilon = self._gates[gate], inputs[0].float().square(), float(norm.variance_epsilon)
+            seen = (squares * own).sum(-1, keepdim=True) / own.sum().clamp_min(1.0)
+            factor = ((squares.mean(-1, keepdim=True) + epsilon) / (seen + epsilon)).sqrt()
+            return (output * own * factor).to(output.dtype)
 
         return switch
 
