@@ -147,11 +147,9 @@ def held_out_windows(settings: RunSettings, node: NodeSettings, encode: Encode, 
     """
     if not node.allows_own_text():
         raise not_allowed()
-    _, held_out = _split_passages(settings.data, node, client, settings.num_clients, settings.seed)
-    chosen = settings.evaluation
     what = "evaluation.own-text: the client's held-out text"
-    windows = evaluation_windows(held_out, encode, chosen.window_tokens, chosen.max_windows, what)
-    predictions = len(windows) * (chosen.window_tokens - 1)
+    windows = _held_out(settings, node, encode, client, settings.evaluation.max_windows, what)
+    predictions = len(windows) * (settings.evaluation.window_tokens - 1)
     if predictions < LEAST_PREDICTIONS:
         text = (
             f"{what} gives fewer than {LEAST_PREDICTIONS} predictions, and a mean over them says too much about single words; "
@@ -159,3 +157,20 @@ def held_out_windows(settings: RunSettings, node: NodeSettings, encode: Encode, 
         )
         raise Mistake(text, text)
     return windows
+
+
+@told_at_the_site
+def validation_windows(settings: RunSettings, node: NodeSettings, encode: Encode, client: int, most: int) -> Tensor:
+    """At most so many windows of the client's own held-out passages, for figures that stay with it: int64.
+
+    Raises
+    ------
+    Mistake
+        The source or file is wrong, or the held-out passages have not one window.
+    """
+    return _held_out(settings, node, encode, client, most, f"{settings.method}.validation-windows: the client's held-out text")
+
+
+def _held_out(settings: RunSettings, node: NodeSettings, encode: Encode, client: int, most: int, what: str) -> Tensor:
+    _, held_out = _split_passages(settings.data, node, client, settings.num_clients, settings.seed)
+    return evaluation_windows(held_out, encode, settings.evaluation.window_tokens, most, what)

@@ -1,5 +1,6 @@
 """Settings of SFT-P: every client prunes the model for itself, by masks that a shared generator makes of its own embedding."""
 
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator
@@ -19,6 +20,7 @@ class SftPSettings(AdapterAveraging):
     ROUNDS = 10
     WEIGHTS: ClassVar[tuple[str, ...]] = ("equal", "samples")
     READ_WITH: ClassVar[ReadWith] = {}
+    MAKES_ALONE_WITH: ClassVar[Mapping[str, str]] = {"late-clients": "1"}
 
     share: float = Field(
         0.2,
@@ -65,6 +67,20 @@ class SftPSettings(AdapterAveraging):
         "logit is not negative.",
     )
 
+    late_clients: int = Field(
+        0,
+        ge=0,
+        description="So many clients, those of the highest numbers, join when the rounds are over: generator and LoRA stay as "
+        "they are, and such a client fits its own embedding alone.",
+    )
+    late_steps: int = Field(200, ge=1, le=100_000, description="Steps in which a late client fits its embedding.")
+    validation_windows: int = Field(
+        0,
+        ge=0,
+        description="Windows of its own held-out text on which a client measures its smaller model after every round it "
+        "trains in. The figures stay with it; a simulation draws them. 0: none.",
+    )
+
     @field_validator("shares")
     @classmethod
     def _are_shares(cls, value: str) -> str:
@@ -81,8 +97,12 @@ class SftPSettings(AdapterAveraging):
 
     @property
     def makes_alone(self) -> bool:
-        """What a client gets is its own in any case."""
-        return False
+        """What a client gets is its own in any case; late ones fit their embedding in a message of its own."""
+        return self.late_clients > 0
+
+    def is_late(self, client: int, num_clients: int) -> bool:
+        """Whether a client takes part in no round."""
+        return client >= num_clients - self.late_clients
 
     def share_of_client(self, client: int) -> float:
         """What a simulated client prunes."""
@@ -95,5 +115,14 @@ class SftPSettings(AdapterAveraging):
         if lora.merge:
             lines.append(
                 f"lora.merge = true: clients of {method} end with models of different shapes, which stay there; set it to false"
+            )
+        if self.late_clients >= num_clients:
+            lines.append(
+                f"{method}.late-clients = {self.late_clients}: of {num_clients} clients none is left for the rounds; lower it"
+            )
+        if self.late_clients and not self.conditioned:
+            lines.append(
+                f"{method}.late-clients = {self.late_clients}: without conditioning a late client has nothing to fit; set "
+                "it to 0, or conditioned to true"
             )
         return lines

@@ -4,7 +4,7 @@ In every step the gates are drawn once, for all batches of it. The budget's term
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -93,24 +93,50 @@ class MaskedTraining(AdapterTraining):
         Mistake
             No step was finite, a group goes beyond ``[training]``, or the model cannot be loaded or routed.
         """
+        outcome = self._run(start, first_step, steps, moments, with_shared=True)
+        return self.adapted.values(), outcome
+
+    def _run(self, start: Tensors, first_step: int, steps: int, moments: Moments | None, *, with_shared: bool) -> Trained:
         adapted, chosen, routing = self.adapted, self.settings.training, self.routing
         adapted.set(start)
         embedding = nn.Parameter(self.embedding.to(self.computing.device, torch.float32, copy=True))
         flat = {flat_name(key, name): value for key, block in adapted.parameters.items() for name, value in block.items()}
-        trained = flat | ({EMBEDDING: embedding} if self.conditioned else {})
-        loop = Loop(adapted.whole, trained, chosen, len(self.sequences), self.sequences.batch, self.seed, self.total_steps)
-        loop.groups = [group for group in self.groups if group.names]
+        trained = (flat if with_shared else {}) | ({EMBEDDING: embedding} if self.conditioned else {})
+        total = self.total_steps if with_shared else steps
+        loop = Loop(adapted.whole, trained, chosen, len(self.sequences), self.sequences.batch, self.seed, total)
+        of_groups = ((group, [name for name in group.names if name in trained]) for group in self.groups)
+        loop.groups = [replace(group, names=names) for group, names in of_groups if names]
         draw = _Draw(self, embedding, first_step)
         loop.penalty = draw.penalty
 
         def routed(model: Any, batch: Batch, device: torch.device) -> Tensor:
-            with routing.by(draw.for_batch()):
-                return summed_loss(model, batch, device)
+            routing.gates = draw.for_batch()
+            return summed_loss(model, batch, device)
 
         loop.loss = routed
-        outcome = loop.run(first_step, steps, moments)
+        try:
+            outcome = loop.run(first_step, steps, moments)
+        finally:
+            routing.gates = None
         self.embedding = embedding.detach().to("cpu", copy=True)
-        return adapted.values(), outcome
+        return outcome
+
+    def fitted(self, shared: Tensors, steps: int) -> Trained:
+        """Train the embedding alone, beside generator and LoRA that stay as they are; ``embedding`` and ``spent`` change.
+
+        Raises
+        ------
+        Mistake
+            No step was finite, or the model cannot be loaded or routed.
+        """
+        frozen = [value for block in self.adapted.parameters.values() for value in block.values()]
+        for value in frozen:
+            value.requires_grad_(False)
+        try:
+            return self._run(shared, 0, steps, None, with_shared=False)
+        finally:
+            for value in frozen:
+                value.requires_grad_(True)
 
     def logits(self, tensors: Tensors, embedding: Tensor) -> dict[Gate, Tensor]:
         """Logits of all gates with the constant, on the CPU."""

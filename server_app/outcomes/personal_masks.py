@@ -1,15 +1,23 @@
 """SFT-P's result: the shared generator, LoRA for peft, and what clients found of the models that they made of it."""
 
+from importlib.util import find_spec
+
 from safetensors.torch import save_file
 from torch import Tensor
 
 from espalier.modeling.edits import dense
 from espalier.modeling.export_adapter import export_adapter
+from espalier.modeling.structured.lane_gates import LaneGates
+from espalier.settings.node import NodeSettings
+from espalier.storage.atomic import write_json
+from espalier.storage.private import PrivateState
+from espalier.training.mask_history import load
 from espalier.wire.adapters import AdapterPlan
 from espalier.wire.mask_generator import PREFIX
 from espalier.wire.sft_p import lora_plan
 from server_app.model_card import adapter_card
 from server_app.outcomes.items import measure_items
+from server_app.outcomes.mask_figures import draw, mask_figures
 from server_app.outcomes.outcome import Outcome
 from strategies.results.adapters import AdapterResult
 
@@ -50,3 +58,18 @@ class PersonalMasksOutcome(Outcome[AdapterResult]):
         for metric, values in self.summary.local_scores.items():
             self.summary.scores.setdefault(metric, {})["federated"] = sum(values.values()) / len(values)
         self.summary.notes.append("Federated is the mean over clients, each with a smaller model of its own.")
+        if self.run.simulation:
+            self._show_masks()
+
+    def _show_masks(self) -> None:
+        """``masks.json``, and pictures of it: simulated clients are on this machine, and so is their private state."""
+        run, root = self.run, NodeSettings().state_root()
+        seats = self.summary.roster.seats
+        kept = {client: load(PrivateState(root, run.lineage, seat.site, {})) for client, seat in sorted(seats.items())}
+        figures = mask_figures(kept, LaneGates(run.model.plan))
+        write_json(run.folder.path / "masks.json", figures)
+        if find_spec("matplotlib") is None:
+            run.progress.note("no_pictures", "no pictures: matplotlib is not installed; pip install 'espalier[studies]'")
+            return
+        names = ", ".join(path.name for path in draw(figures, run.folder.path))
+        run.progress.note("pictures", f"pictures     {names} in {run.folder.path}")

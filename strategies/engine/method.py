@@ -316,17 +316,17 @@ class Method(Strategy):
 
     # ----- what clients make alone ------------------------------------------------------------------------------------
 
-    def rank_alone(self, seat: Seat) -> int:
-        """Rank of the adapters that a client trains alone which no round has asked; 0: as the settings say."""
-        return 0
+    def alone_order(self, seat: Seat) -> Alone | None:
+        """What a client is to make by itself; None: nothing."""
+        return Alone()
 
     def _let_work_alone(self, server_round: int) -> None:
         """Where the rounds leave no local-only result, let clients make it before it is evaluated: it takes as long as they."""
         if not (self.evaluation.asked and self.run.settings.job.makes_alone):
             return
-        seats = self.rounds.roster.active()
-        self.run.progress.begin("alone", len(seats))
-        requests = [self.rounds.request("alone", seat, server_round, Alone(rank_limit=self.rank_alone(seat))) for seat in seats]
+        orders = [(seat, order) for seat in self.rounds.roster.active() if (order := self.alone_order(seat)) is not None]
+        self.run.progress.begin("alone", len(orders))
+        requests = [self.rounds.request("alone", seat, server_round, order) for seat, order in orders]
         for reply in self.rounds.exchange(requests, patience=self._patience):
             letter = read(reply.content)
             seat, seconds = self.rounds.roster.seats[letter.header.client], letter.scalars["seconds"]

@@ -107,12 +107,16 @@ class FedPETuning(Method):
 
     def draw(self, server_round: int) -> None:
         """Draw the round's clients from those that still take part; the draw follows from the seed, and nothing is kept."""
-        seats = self.rounds.roster.active()
+        seats = self.seats_of_rounds()
         number = self.federation.clients_of_round(len(seats))
         generator = np.random.default_rng(derive_seed(self.run.settings.seed, "clients", server_round=server_round))
         chosen = sorted(generator.choice(len(seats), number, replace=False).tolist()) if number < len(seats) else None
         sampled = seats if chosen is None else [seats[place] for place in chosen]
         self._limits = {seat.client: self.limit_of(seat) for seat in sampled}
+
+    def seats_of_rounds(self) -> list[Seat]:
+        """Clients from which a round's are drawn."""
+        return self.rounds.roster.active()
 
     def clients_of(self, server_round: int) -> Sequence[int]:
         """The clients that were drawn."""

@@ -11,6 +11,7 @@ import math
 from typing import Any
 
 from espalier.settings.hetlora import HetLoRASettings
+from espalier.wire.alone import Alone
 from espalier.wire.payload import block_key
 from pruning_kernels.factors import norm
 from strategies.engine.capped import counted_capabilities
@@ -60,9 +61,9 @@ class HetLoRA(FedPETuning):
             self._ranks = self._first_ranks()
         return self._ranks[seat.client]
 
-    def rank_alone(self, seat: Seat) -> int:
-        """The rank that a client began with."""
-        return self._first_ranks()[seat.client]
+    def alone_order(self, seat: Seat) -> Alone:
+        """To train adapters of the rank that it began with."""
+        return Alone(rank_limit=self._first_ranks()[seat.client])
 
     def _first_ranks(self) -> dict[int, int]:
         """As the settings say, else in proportion to capability: the most capable client has the adapters' whole rank.

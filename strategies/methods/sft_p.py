@@ -15,9 +15,11 @@ from espalier.settings.run import RunSettings
 from espalier.settings.sft_p import SftPSettings
 from espalier.settings.training import TrainingSettings
 from espalier.training.masked import first_shared
+from espalier.wire.alone import Alone
 from espalier.wire.mask_generator import PREFIX, num_parameters
 from espalier.wire.sft_p import shape_of, trained
 from strategies.engine.evaluation import ClientEvaluation
+from strategies.engine.roster import Seat
 from strategies.engine.run import Run
 from strategies.methods.fedpetuning import FedPETuning
 from strategies.methods.plausible_update import Reach
@@ -74,6 +76,22 @@ class SftP(FedPETuning):
         who = "each client's own" if job.conditioned else "one for all"
         text = f"shares {shares} pruned, masks {who}, a generator of {size:,} parameters, {lora}"
         self.run.progress.note("method", f"{settings.method:<12} {text}")
+
+    def seats_of_rounds(self) -> list[Seat]:
+        """Clients that are not late."""
+        return [seat for seat in super().seats_of_rounds() if not self._is_late(seat)]
+
+    def quorum_of(self) -> int | None:
+        """The quorum is of those that are not late."""
+        drawn = super().quorum_of()
+        return self.run.settings.num_clients - self.job.late_clients if drawn is None and self.job.late_clients else drawn
+
+    def alone_order(self, seat: Seat) -> Alone | None:
+        """A late client fits its embedding."""
+        return Alone() if self._is_late(seat) else None
+
+    def _is_late(self, seat: Seat) -> bool:
+        return self.job.is_late(seat.client, self.run.settings.num_clients)
 
     @property
     def brings_result(self) -> bool:

@@ -18,7 +18,7 @@ from espalier.modeling.opened import OpenedModel
 from espalier.modeling.structured.lane_gates import LaneGates
 from espalier.settings.mistakes import Mistake
 from espalier.settings.run import RunSettings, parse
-from espalier.training.mask_generator import gate_logits
+from espalier.training.mask_generator import first_embedding, gate_logits
 from espalier.training.masked import first_shared
 from espalier.wire.messages import read
 from espalier.wire.sft_p import shape_of, trained
@@ -156,7 +156,13 @@ class TestSftP(Promises):
         assert all(torch.equal(one[gate], found[0][gate]) for one in found for gate in one)
 
     @pytest.mark.parametrize(
-        "changes", [{"sft_p__heads": "shared"}, {"sft_p__estimator": "gumbel", "sft_p__tau": 0.4}, {"sft_p__masks": "sign"}]
+        "changes",
+        [
+            {"sft_p__heads": "shared"},
+            {"sft_p__estimator": "gumbel", "sft_p__tau": 0.4},
+            {"sft_p__masks": "sign", "federation__sampled_clients": 0.5},
+            {"sft_p__norm": "read", "evaluation__local_only": True},
+        ],
     )
     def test_other_generators_work(self, bench: Bench, changes: dict[str, Any]) -> None:
         assert {client["status"] for client in summary(bench.run(bench.grid(**changes), **changes))["clients"]} == {"completed"}
@@ -189,12 +195,66 @@ class TestSftP(Promises):
         assert found["acc"]["federated"] == pytest.approx(np.mean(told), abs=1e-3)
         assert found["acc"]["dense"] is not None
 
+    # ----- late clients -----------------------------------------------------------------------------------------------
+
+    def test_a_late_client_fits_its_embedding_alone(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It is in no round, and generator and LoRA stay as the others made them; its own embedding moves."""
+        monkeypatch.setattr("server_app.app._remove_private_state", lambda run: None)
+        changes = {"sft_p__late_clients": 1, "sft_p__late_steps": 12, "evaluation__local_only": True}
+        grid = bench.grid(**changes)
+        folder = bench.run(grid, **changes)
+        kinds = {client: [] for client in range(4)}
+        for client, reply in grid.received:
+            kinds[client].append(read(reply.content).header.kind)
+        assert "train" not in kinds[3]
+        assert [kinds[client].count("alone") for client in range(4)] == [0, 0, 0, 1]
+        alone = next(read(reply.content) for _, reply in grid.received if read(reply.content).header.kind == "alone")
+        assert alone.scalars.keys() == {"seconds"}
+        settings = parse(bench.config(**changes))
+        first = first_embedding(shape_of(settings), settings.seed, 3)
+        found = private(Uninterrupted(bench, folder, [], [], ""), 3)["embedding"]
+        assert (found - first).abs().max() > 0.01
+        document = json.loads((folder / "masks.json").read_text())
+        assert document["late"] == {"3": {"steps": 12, "steps_to_budget": document["late"]["3"]["steps_to_budget"]}}
+        three = bench.run(bench.grid(), sft_p__late_clients=1)  # without an evaluation nobody fits anything
+        assert load_file(three / "generator.safetensors").keys() == load_file(folder / "generator.safetensors").keys()
+        for name, value in load_file(three / "generator.safetensors").items():
+            assert torch.equal(value, load_file(folder / "generator.safetensors")[name])
+
+    # ----- what a person looks at -------------------------------------------------------------------------------------
+
+    def test_figures_of_masks_are_those_of_clients_private_state(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("server_app.app._remove_private_state", lambda run: None)
+        changes = {"sft_p__validation_windows": 2, "evaluation__local_only": True}
+        grid = bench.grid(**changes)
+        run = Uninterrupted(bench, bench.run(grid, **changes), [], [], "")
+        document, found = json.loads((run.folder / "masks.json").read_text()), [masks(run, client) for client in range(4)]
+        pair = next(entry for entry in document["agreement"] if entry["clients"] == [0, 3])
+        one, other = (torch.cat(list(own.values())) for own in (found[0], found[3]))
+        assert pair["agreement"] == pytest.approx(float((one == other).double().mean()))
+        ratios = [(float(found[0][gate].double().mean()), float(found[3][gate].double().mean())) for gate in found[0]]
+        sizes = [len(mask) for mask in found[0].values()]
+        chance = sum(size * (a * b + (1 - a) * (1 - b)) for size, (a, b) in zip(sizes, ratios, strict=True)) / sum(sizes)
+        assert pair["chance"] == pytest.approx(chance)
+        blocks = len({block for block, _ in found[0]})
+        expected = [float(found[1][block, "mlp_reads"].double().mean()) for block in range(blocks)]
+        assert document["density"]["1"]["mlp_reads"] == pytest.approx(expected)
+        assert [len(spent) for spent in document["spent"]["2"]] == [3, 3]
+        assert all(0.2 < value < 3 for rounds in document["spent"].values() for spent in rounds for value in spent)
+        assert {number: value > 1 for number, value in document["perplexity"]["2"].items()} == {"1": True, "2": True}
+        for name in ("agreement", "density", "budget", "perplexity"):
+            assert (run.folder / f"masks-{name}.png").read_bytes().startswith(b"\x89PNG")
+        sent = {name for _, reply in grid.received for name in read(reply.content).scalars}
+        assert not sent & {"spent", "perplexity", "target", "masks"}
+
     @pytest.mark.parametrize(
         ("changes", "words"),
         [
             ({"sft_p__shares": "0.2,x"}, "'x' is no number"),
             ({"sft_p__shares": "0.2,0.99"}, "0.99 is no share above 0 and up to 0.95"),
             ({"sft_p__share_of": "model", "sft_p__shares": "0.95"}, r"sft-p.share = 0.95 \(share-of = 'model'\)"),
+            ({"sft_p__late_clients": 4}, "late-clients = 4: of 4 clients none is left for the rounds"),
+            ({"sft_p__late_clients": 1, "sft_p__conditioned": False}, "a late client has nothing to fit"),
             ({"lora__merge": True}, "lora.merge = true: clients of sft-p end with models of different shapes"),
         ],
     )

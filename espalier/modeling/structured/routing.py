@@ -31,7 +31,10 @@ Norm = Literal["all", "read"]
 
 
 class Routing:
-    """Hooks in a whole model; without gates they change nothing.
+    """Hooks in a whole model; without ``gates`` they change nothing.
+
+    A backward pass that computes activations again needs the gates of its forward pass: whoever trains sets ``gates`` and
+    leaves them until then.
 
     Parameters
     ----------
@@ -52,7 +55,7 @@ class Routing:
                 f"models of the family {family.name} cannot be routed: a norm must stand before attention and feed-forward "
                 "part, as in LLaMA"
             )
-        self._gates: Gates | None = None
+        self.gates: Gates | None = None
         for index in range(num_blocks):
             for kind in LANES:
                 where, name = MODULES[kind]
@@ -62,15 +65,15 @@ class Routing:
 
     def _hook(self, gate: Gate) -> Callable[..., Tensor | None]:
         def switch(_: nn.Module, __: Any, output: Tensor) -> Tensor | None:
-            return None if self._gates is None else output * self._gates[gate].to(output.dtype)
+            return None if self.gates is None else output * self.gates[gate].to(output.dtype)
 
         return switch
 
     def _norm_hook(self, gate: Gate) -> Callable[..., Tensor | None]:
         def switch(norm: Any, inputs: Any, output: Tensor) -> Tensor | None:
-            if self._gates is None:
+            if self.gates is None:
                 return None
-            own, squares, epsilon = self._gates[gate], inputs[0].float().square(), float(norm.variance_epsilon)
+            own, squares, epsilon = self.gates[gate], inputs[0].float().square(), float(norm.variance_epsilon)
             seen = (squares * own).sum(-1, keepdim=True) / own.sum().clamp_min(1.0)
             factor = ((squares.mean(-1, keepdim=True) + epsilon) / (seen + epsilon)).sqrt()
             return (output * own * factor).to(output.dtype)
@@ -79,9 +82,9 @@ class Routing:
 
     @contextmanager
     def by(self, gates: Gates) -> Iterator[None]:
-        """Route by gates, (lanes,) each, on the model's device; also while a backward pass computes activations again."""
-        before, self._gates = self._gates, gates
+        """Route by gates, (lanes,) each, on the model's device, and then no more."""
+        before, self.gates = self.gates, gates
         try:
             yield
         finally:
-            self._gates = before
+            self.gates = before

@@ -1,0 +1,91 @@
+"""The smaller dense model that masks leave a client of SFT-P, within its own budget."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from client_app import tuning
+from client_app.site import Site
+from espalier.corpora.client_text import validation_windows
+from espalier.evaluation.perplexity import mean_losses, perplexity
+from espalier.modeling.adapters import factors_of, merged
+from espalier.modeling.block_stream import BlockStream
+from espalier.modeling.edits import Edits
+from espalier.modeling.opened import OpenedModel
+from espalier.modeling.structured.lane_gates import Gate, LaneGates
+from espalier.modeling.structured.trained_cut import cut_adapter_plan, cut_trained
+from espalier.settings.mistakes import Mistake
+from espalier.settings.sft_p import SftPSettings
+from espalier.training.adapted import AdaptedModel
+from espalier.training.mask_generator import gate_logits
+from espalier.wire.adapters import AdapterPlan, Tensors
+from espalier.wire.messages import Header
+from espalier.wire.payload import block_key
+from espalier.wire.sft_p import lora_plan, shape_of
+
+
+@dataclass(frozen=True)
+class SmallerModel:
+    """The dense model that a generator and an embedding leave, within the client's budget, and LoRA cut to its shape."""
+
+    chosen: Mapping[Gate, Tensor]
+    """Lanes that are on: (lanes,), bool, of each gate."""
+    model: OpenedModel
+    adapters: AdapterPlan
+    tensors: Tensors
+    """Values of LoRA."""
+
+    @staticmethod
+    def of(site: Site, header: Header, tensors: Tensors, embedding: Tensor) -> "SmallerModel":
+        """Make it."""
+        job, plan = site.settings.of(SftPSettings), site.model.plan
+        gates = LaneGates(plan)
+        logits = gate_logits(plan, shape_of(site.settings), tensors, embedding)
+        biased = {gate: own + job.bias for gate, own in logits.items()}
+        chosen = gates.chosen(biased, own_target(site, header) if job.masks == "budget" else None)
+        structure = gates.structure(chosen, norm_of_read=job.norm == "read")
+        adapters = cut_adapter_plan(lora_plan(plan, site.settings), plan, structure)
+        smaller = OpenedModel(site.model.directory, structure)
+        return SmallerModel(chosen, smaller, adapters, cut_trained(_lora_of(tensors), plan, structure))
+
+    @property
+    def edits(self) -> Edits:
+        """What merges LoRA into it."""
+        return merged(lambda index: factors_of(self.adapters, index, self.tensors.get(block_key(index), {})))
+
+    def validated(self, site: Site, header: Header) -> float | None:
+        """Its perplexity on the client's own held-out text, which stays here; None where that is not wanted."""
+        number = site.settings.of(SftPSettings).validation_windows
+        if not number:
+            return None
+        windows = validation_windows(site.settings, site.node, site.model.encode, header.client, number)
+        return perplexity(mean_losses(BlockStream(self.model, site.computing), {"": windows}, self.edits)[""])
+
+    def loaded(self, site: Site) -> Any:
+        """All of it in memory, with LoRA."""
+        adapted = AdaptedModel.load(self.model, site.computing, site.settings, self.adapters, tuning.cache_of(site))
+        adapted.set(self.tensors)
+        return adapted.whole
+
+
+def _lora_of(tensors: Tensors) -> dict[str, dict[str, Tensor]]:
+    found = {key: {name: value for name, value in own.items() if ".lora_" in name} for key, own in tensors.items()}
+    return {key: own for key, own in found.items() if own}
+
+
+def own_target(site: Site, header: Header) -> int:
+    """Weights of the blocks that this client's model may have.
+
+    Raises
+    ------
+    Mistake
+        The share is larger than what can go.
+    """
+    job = site.settings.of(SftPSettings)
+    share = site.node.pruned_share or job.share_of_client(header.client if site.node.simulated else 0)
+    try:
+        return LaneGates(site.model.plan).target(share, job.share_of)
+    except Mistake as mistake:
+        raise Mistake(f"{site.settings.method}.{mistake}") from None

@@ -1,0 +1,129 @@
+"""Masks and LoRA trained together: which tensors change, what checkpointing and a base in NF4 leave as it is, the budget."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from test_frozen_adapters import Sequences
+from tiny_model import save_tiny_llama
+from torch import Tensor
+
+from espalier.modeling.computing import Computing
+from espalier.modeling.opened import OpenedModel
+from espalier.settings.run import parse
+from espalier.settings.sft_p import SftPSettings
+from espalier.training.groups import Group
+from espalier.training.mask_generator import first_embedding
+from espalier.training.masked import EMBEDDING, Gating, MaskedTraining, first_shared
+from espalier.wire.sft_p import lora_plan, shape_of
+
+CPU = Computing(torch.device("cpu"), torch.float32, 1)
+CONFIG = {
+    "method": "sft-p",
+    "training.steps": 3,
+    "training.batch-size": 2,
+    "training.learning-rate": 0.01,
+    "lora.rank": 2,
+    "sft-p.embedding": 8,
+    "sft-p.code": 4,
+    "sft-p.width": 6,
+    "sft-p.learning-rate": 0.01,
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> OpenedModel:
+    return OpenedModel(save_tiny_llama(tmp_path_factory.mktemp("base"), blocks=3, hidden=64, feed_forward=64, std=0.1))
+
+
+def training(model: OpenedModel, share: float = 0.5, conditioned: bool = True, **changes: Any) -> MaskedTraining:
+    settings = parse(CONFIG | {key.replace("__", ".").replace("_", "-"): value for key, value in changes.items()})
+    made = MaskedTraining(
+        model=model,
+        computing=CPU,
+        settings=settings,
+        adapters=lora_plan(model.plan, settings),
+        sequences=Sequences(),  # type: ignore[arg-type]
+        seed=0,
+        shape=shape_of(settings),
+        gating=Gating(settings.of(SftPSettings).estimator),
+        embedding=first_embedding(shape_of(settings), 0, 0),
+        conditioned=conditioned,
+    )
+    made.target = made.gates.target(share, "blocks")
+    return made
+
+
+def trained(one: MaskedTraining, steps: int = 3) -> dict[str, Tensor]:
+    """All tensors by blob key and name, and the embedding."""
+    values, _ = one.masked(first_shared(one.model.plan, one.settings), 0, steps)
+    flat = {f"{key}/{name}": value.clone() for key, own in values.items() for name, value in own.items()}
+    return {**flat, EMBEDDING: one.embedding}
+
+
+def begun(one: MaskedTraining) -> dict[str, Tensor]:
+    first = first_shared(one.model.plan, one.settings)
+    flat = {f"{key}/{name}": value for key, own in first.items() for name, value in own.items()}
+    return {**flat, EMBEDDING: first_embedding(one.shape, 0, 0)}
+
+
+def test_generator_lora_and_embedding_are_trained(model: OpenedModel) -> None:
+    one = training(model)
+    before, after = begun(one), trained(one)
+    assert before.keys() == after.keys()
+    assert all(not torch.equal(before[name], after[name]) for name in after)
+
+
+def test_without_conditioning_the_embedding_stays(model: OpenedModel) -> None:
+    one = training(model, conditioned=False)
+    assert torch.equal(trained(one)[EMBEDDING], first_embedding(one.shape, 0, 0))
+
+
+def test_fitting_leaves_generator_and_lora_as_they_are(model: OpenedModel) -> None:
+    one = training(model)
+    first = first_shared(model.plan, one.settings)
+    one.fitted(first, 5)
+    values = one.adapted.values()
+    assert all(torch.equal(values[key][name], first[key][name]) for key in first for name in first[key])
+    assert not torch.equal(one.embedding, first_embedding(one.shape, 0, 0))
+    assert len(one.spent) == 5
+    assert all(value.requires_grad for own in one.adapted.parameters.values() for value in own.values())
+
+
+@pytest.mark.parametrize("estimator", ["reinmax", "gumbel"])
+def test_checkpointing_changes_nothing(model: OpenedModel, estimator: str) -> None:
+    """What a backward pass computes again is routed by the gates of its forward pass."""
+    plain = trained(training(model, sft_p__estimator=estimator))
+    again = trained(training(model, sft_p__estimator=estimator, training__gradient_checkpointing=True))
+    for name, value in plain.items():
+        torch.testing.assert_close(again[name], value, rtol=1e-5, atol=1e-7)
+
+
+def test_batches_of_a_step_see_the_same_gates(model: OpenedModel) -> None:
+    """Two batches of two that are accumulated are one of four: were gates drawn for each, they were not."""
+    whole = trained(training(model, training__batch_size=4), steps=1)
+    parts = trained(training(model, training__batch_size=2, training__accumulation=2), steps=1)
+    for name, value in whole.items():
+        torch.testing.assert_close(parts[name], value, rtol=1e-4, atol=1e-6)
+
+
+def test_a_base_in_nf4_is_routed_too(model: OpenedModel) -> None:
+    pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
+    one = training(model, training__base="nf4")
+    before, after = begun(one), trained(one)
+    assert all(bool(torch.isfinite(value).all()) for value in after.values())
+    assert all(not torch.equal(before[name], after[name]) for name in after)
+    plain = trained(training(model))
+    assert any(not torch.equal(plain[name], after[name]) for name in after)  # of another base
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5])
+def test_the_budget_is_met(model: OpenedModel, share: float) -> None:
+    """T(g) as it is drawn comes within a few percent of the target, from nearly all lanes."""
+    one = training(model, share, training__steps=150)
+    names = [f"{key}.{name}" for key, own in one.shape.shapes(model.plan).items() for name in own]
+    one = replace(one, groups=[Group([*names, EMBEDDING], 3.0, 0.0)])
+    trained(one, 150)
+    assert one.spent[0] == pytest.approx(0.95 / (1 - share), rel=0.05)
+    assert sum(one.spent[-20:]) / 20 == pytest.approx(1, abs=0.05)
