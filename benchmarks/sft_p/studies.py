@@ -1,0 +1,148 @@
+"""SFT-P's variants and budgets, and methods that make one smaller model for all, at one client per domain.
+
+Every cell is a run of the whole app. What counts is how well each client's model does on its own domain: of SFT-P that is the
+client's own model, of the others the one that all share.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from benchmarks.fedspallm.rows import Rows
+from benchmarks.fedspallm.studies import Study
+from benchmarks.paired import Pair
+from benchmarks.smaller.studies import METHODS, TUNED, Bench, _dealt
+from espalier.training.mask_history import LOOKED_AT, NEAR
+
+SHARES = (0.2, 0.5)
+MIXED = (0.2, 0.5, 0.5)
+"""Shares of three clients."""
+TRAINED = {
+    "training.batch-size": 2, "training.learning-rate": 2e-3, "lora.targets": "all", "data.window-tokens": 128,
+    "federation.rounds": 10, "training.steps": 20,
+}  # fmt: skip
+"""What SFT-P and the tuning of all others share."""
+MASKS = {"method": "sft-p", "sft-p.learning-rate": 3e-3, "evaluation.local-only": True}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "SFT-P NOC/NOA": {"sft-p.conditioned": False, "sft-p.adapters": False},
+    "SFT-P NOC/+A": {"sft-p.conditioned": False},
+    "SFT-P +C/NOA": {"sft-p.adapters": False},
+    "SFT-P +C/+A": {},
+}
+OTHERS = ("FLAP", "LLM-Pruner", "LLM-Streamline")
+"""Methods of ``benchmarks.smaller`` that leave one smaller dense model for all."""
+DENSE, LATER = "dense", ", mixed"
+MEGA = 1e6
+KEYS = ("seed", "sparsity", "model", "text")
+FIGURES = ("perplexity", "megabytes_up", "megabytes_down", "agreement", "chance", "rounds_to_budget", "seconds")
+
+
+def variants(bench: Bench, rows: Rows) -> None:
+    """All variants and all other methods, at two shares, and mixed budgets; perplexity on each client's own domain."""
+    for seed in bench.seeds:
+        for share, name in product(SHARES, VARIANTS):
+            _masks(bench, rows, seed, [share] * len(bench.private), name)
+        for name in ("SFT-P +C/NOA", "SFT-P +C/+A"):
+            _masks(bench, rows, seed, list(MIXED[: len(bench.private)]), name, LATER)
+        for share, name in product(SHARES, OTHERS):
+            _one_for_all(bench, rows, seed, share, name)
+
+
+def texts_of(bench: Bench) -> list[str]:
+    """Public texts, in the order of the clients whose domain they are of."""
+    return [entry.partition("=")[0] for entry in bench.common["evaluation.texts"].split(",")]
+
+
+def _masks(bench: Bench, rows: Rows, seed: int, shares: list[float], name: str, suffix: str = "") -> None:
+    texts = texts_of(bench)
+    cells = [
+        {"seed": seed, "sparsity": share, "model": f"{name}{suffix}", "text": text}
+        for share, text in zip(shares, texts, strict=True)
+    ]
+    if not rows.missing(iter(cells)):
+        return
+    given = {**TRAINED, **MASKS, **VARIANTS[name], "sft-p.shares": ",".join(map(str, shares))}
+    run = bench.run(f"{seed}-{shares[0]:g}-{name}{suffix}", {**given, **_text(bench, seed)})
+    document, masks = (json.loads((run / file).read_text()) for file in ("summary.json", "masks.json"))
+    pairs = masks["agreement"]
+    agreement, chance = (sum(pair[key] for pair in pairs) / len(pairs) for key in ("agreement", "chance"))
+    for client, cell in zip(document["clients"], cells, strict=True):
+        text, number = cell["text"], str(client["client"])
+        dense = {"seed": seed, "sparsity": 0.0, "model": DENSE, "text": text}
+        metric = next(metric for metric in document["metrics"] if metric["dataset"] == text)
+        if rows.missing(iter([dense])):
+            rows.add(dense, perplexity=metric["values"]["dense"], **dict.fromkeys(FIGURES[1:]))
+        rows.add(
+            cell,
+            perplexity=client["metrics"][f"perplexity/{text}/federated"],
+            **_traffic(document),
+            agreement=agreement,
+            chance=chance,
+            rounds_to_budget=rounds_to_budget(masks["spent"][number]),
+            seconds=client["seconds"],
+        )
+
+
+def rounds_to_budget(spent: list[list[float]]) -> float | None:
+    """The first round whose last draws spend the budget but for ``NEAR``, on average, before masks are fitted to it."""
+    for number, draws in enumerate(spent, start=1):
+        last = draws[-LOOKED_AT:]
+        if last and abs(sum(last) / len(last) - 1) <= NEAR:
+            return float(number)
+    return None
+
+
+def _one_for_all(bench: Bench, rows: Rows, seed: int, share: float, name: str) -> None:
+    cells = [
+        {"seed": seed, "sparsity": share, "model": f"{name}{tuned}", "text": text}
+        for tuned, text in product(("", TUNED), texts_of(bench))
+    ]
+    if not rows.missing(iter(cells)):
+        return
+    given = {key: share if value is None else value for key, value in METHODS[name].items()}
+    made = bench.run(f"{seed}-{share:g}-{name}", {**given, **_text(bench, seed), "data.windows": 32})
+    tuning = {**TRAINED, "method": "fedpetuning", "lora.merge": True, "model": str(made)}
+    tuned = bench.run(f"{seed}-{share:g}-{name}{TUNED}", {**tuning, **_text(bench, seed)})
+    for label, runs in (("", [made]), (TUNED, [made, tuned])):
+        documents = [json.loads((run / "summary.json").read_text()) for run in runs]
+        for metric in documents[-1]["metrics"]:
+            cell = {"seed": seed, "sparsity": share, "model": f"{name}{label}", "text": metric["dataset"]}
+            if rows.missing(iter([cell])):
+                nothing = dict.fromkeys(("agreement", "chance", "rounds_to_budget"))
+                seconds = sum(client["seconds"] for document in documents for client in document["clients"])
+                traffic = _traffic(*documents)
+                own = {"seconds": seconds / len(documents[0]["clients"])}
+                rows.add(cell, perplexity=metric["values"]["federated"], **traffic, **nothing, **own)
+
+
+def _traffic(*documents: Mapping[str, Any]) -> dict[str, float]:
+    clients = len(documents[0]["clients"])
+    return {
+        f"megabytes_{way}": sum(document[f"bytes_{way}"] for document in documents) / clients / MEGA for way in ("up", "down")
+    }
+
+
+def _text(bench: Bench, seed: int) -> dict[str, Any]:
+    path: Path = _dealt(bench)
+    return {"seed": seed, "num-clients": len(bench.private), "data.source": "text", "data.path": str(path)}
+
+
+def _pairs() -> Iterator[Pair]:
+    yield Pair("SFT-P +C/+A", "SFT-P NOC/+A")
+    yield Pair("SFT-P +C/NOA", "SFT-P NOC/NOA")
+    yield Pair("SFT-P +C/+A", "SFT-P +C/NOA")
+    yield Pair("SFT-P +C/+A, mixed", "SFT-P +C/+A")
+    yield Pair("SFT-P +C/NOA, mixed", "SFT-P +C/NOA")
+    for name in OTHERS:
+        yield Pair("SFT-P +C/+A", f"{name}{TUNED}")
+
+
+STUDIES = {
+    "variants": Study(
+        "SFT-P: variants, mixed budgets, and one smaller model for all", KEYS, FIGURES,
+        variants,  # type: ignore[arg-type]
+        tuple(_pairs()),
+    ),
+}  # fmt: skip

@@ -1,0 +1,183 @@
+"""What SFT-P costs on the paper's models, counted on the meta device, and the printed figures that can be counted again."""
+
+import csv
+import io
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from statistics import fmean
+from typing import get_args
+
+from benchmarks.sft_p import paper
+from espalier.modeling.structured.lane_gates import LaneGates
+from espalier.settings.federation import Payload
+from espalier.settings.lora import LoraSettings
+from espalier.storage.atomic import write_bytes
+from espalier.training.account import Account, account
+from espalier.wire.adapters import AdapterPlan
+from espalier.wire.mask_generator import GeneratorShape, Heads
+
+EMBEDDING = CODE = 32
+"""The paper names neither."""
+FLOAT32, MOMENTS, MIB = 4, 2, 1 << 20
+CSV_COLUMNS = ("table", "row", "quantity", "printed", "computed", "agrees", "why")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One printed figure, and what it comes to."""
+
+    table: str
+    row: str
+    quantity: str
+    printed: str
+    computed: float
+    why: str = ""
+    """Of a difference."""
+
+    @property
+    def agrees(self) -> bool:
+        """Within half a unit of the last printed digit, and what floating point adds."""
+        digits = len(self.printed.partition(".")[2])
+        return abs(self.computed - float(self.printed)) <= 0.5 * 10**-digits + 1e-9
+
+
+@cache
+def costs(name: str) -> Account:
+    """Of one of the paper's models, with the paper's LoRA."""
+    return account(paper.MODELS[name], LoraSettings(rank=paper.RANK, targets=",".join(paper.TARGETS)))
+
+
+def shared(name: str, heads: Heads, *, adapters: bool) -> AdapterPlan:
+    """All that clients share: generator, and LoRA."""
+    own, shape = costs(name), GeneratorShape(EMBEDDING, CODE, paper.WIDTH, heads)
+    plan = own.adapters if adapters else replace(own.adapters, blocks={})
+    return replace(plan, whole=shape.shapes(own.plan))
+
+
+def figures() -> Iterator[Figure]:
+    """Every printed figure that can be counted."""
+    for table, lines in paper.AVERAGES.items():
+        for row, (*scores, printed) in lines.items():
+            yield Figure(table, row, "mean of four scores", printed, fmean(map(float, scores)), _why(table, row))
+    fifty = paper.AVERAGES["1, LLaMA-7B, 50%"]
+    best = max(float(line[4]) for row, line in fifty.items() if row.endswith("(FL)"))
+    yield Figure("abstract", "50%", "points above the best federated baseline", "8.5", float(fifty["SFT-P +C/+A"][4]) - best)
+    why = "these are ARC-Easy's scores; the printed means of +C/+A and +C/NOA are 59.32 and 58.65"
+    yield Figure("section 4.3", "SFT-P +C/+A, 50%", "Avg", "60.27", float(fifty["SFT-P +C/+A"][4]), why)
+    yield Figure("section 4.3", "SFT-P +C/NOA, 50%", "Avg", "58.12", float(fifty["SFT-P +C/NOA"][4]), why)
+    places = {"ARC-Easy, HellaSwag": (0, 1), "PIQA, WinoGrande": (2, 3)}
+    for (row, share, tasks), values in paper.TABLE_2.items():
+        line = paper.AVERAGES[f"1, LLaMA-7B, {share}"][row]
+        for task, value, place in zip(tasks.split(", "), values, places[tasks], strict=True):
+            yield Figure("2", f"{row} ({share} all)", task, value, float(line[place]))
+    why = "a gate is on with probability sigmoid(3) at first"
+    yield Figure("section 3.2", "at initialisation", "share of lanes that are on", "1.00", 1 / (1 + math.exp(-paper.BIAS)), why)
+
+
+def _why(table: str, row: str) -> str:
+    if (table, row) == ("1, LLaMA-7B, 20%", "LLMPruner+Finetune"):
+        return "the four scores' mean is two points lower"
+    return "not the mean of its four scores"
+
+
+# ----- as text --------------------------------------------------------------------------------------------------------
+
+
+def report() -> str:
+    """All tables as Markdown."""
+    found = list(figures())
+    agreeing = sum(figure.agrees for figure in found)
+    missed = [figure for figure in found if not figure.agrees]
+    lines = [
+        "# SFT-P: what it costs, and what the paper prints",
+        "",
+        "Counted from the models' shapes, without weights: a generator of width "
+        f"{paper.WIDTH} with embeddings and codes of {EMBEDDING}, LoRA of rank {paper.RANK} on {', '.join(paper.TARGETS)}. MiB "
+        "are 2^20 bytes. The paper prints no size and no traffic.",
+        "",
+        "## What may stay",
+        "",
+        "T(g) counts weights of the blocks' matrices. Of a share of the whole model, embeddings, head and norms stay: more of "
+        "the blocks goes then.",
+        "",
+        *_table(("model", "parameters", "in the blocks' matrices", "pruned", "T(g) may be", "share of the blocks that stays",
+                 "the same of all parameters"), _budgets()),
+        "",
+        "## What is shared",
+        "",
+        "Generator and LoRA go up and down in every round. Heads are one for each gate, or one for each kind (`shared`).",
+        "",
+        *_table(("model", "heads", "generator", "LoRA", *(f"one way, {payload}, MiB" for payload in get_args(Payload)),
+                 "without LoRA, float32, MiB"), _shared()),
+        "",
+        "## What stays at a client",
+        "",
+        f"Its embedding, {EMBEDDING} numbers or {FLOAT32 * EMBEDDING} bytes, and AdamW's two moments of it, "
+        f"{FLOAT32 * MOMENTS * EMBEDDING} bytes; a bit for each lane of its masks:",
+        "",
+        *_table(("model", "lanes", "bytes of masks"), _masks()),
+        "",
+        "## What the paper prints",
+        "",
+        f"{agreeing} of {len(found)} figures that can be counted again agree within the printed rounding. The others:",
+        "",
+        *_table(("table", "row", "figure", "printed", "counted", "why"), (
+            (one.table, one.row, one.quantity, one.printed, f"{one.computed:.2f}", one.why) for one in missed
+        )),
+        "",
+    ]  # fmt: skip
+    return "\n".join(lines)
+
+
+def _budgets() -> Iterator[Sequence[str]]:
+    for name in paper.MODELS:
+        plan = costs(name).plan
+        gates = LaneGates(plan)
+        for share in paper.SHARES:
+            blocks, model = gates.target(share, "blocks"), gates.target(share, "model")
+            yield (
+                name, f"{plan.num_parameters:,}", f"{gates.total:,}", f"{share:.0%}", f"{blocks:,}",
+                f"{blocks / gates.total:.4f}", f"{model / gates.total:.4f}",
+            )  # fmt: skip
+
+
+def _shared() -> Iterator[Sequence[str]]:
+    for name in paper.MODELS:
+        for heads in get_args(Heads):
+            whole, masks = (replace(costs(name), adapters=shared(name, heads, adapters=adapters)) for adapters in (True, False))
+            lora = whole.trained - masks.trained
+            sizes = [sum(whole.blob_bytes(payload).values()) for payload in get_args(Payload)]
+            sizes.append(sum(masks.blob_bytes("float32").values()))
+            yield name, heads, f"{masks.trained:,}", f"{lora:,}", *(f"{size / MIB:.2f}" for size in sizes)
+
+
+def _masks() -> Iterator[Sequence[str]]:
+    for name in paper.MODELS:
+        lanes = sum(LaneGates(costs(name).plan).widths.values())
+        yield name, f"{lanes:,}", f"{-(-lanes // 8):,}"
+
+
+def _table(columns: Sequence[str], rows: Iterator[Sequence[str]]) -> list[str]:
+    return [f"| {' | '.join(line)} |" for line in (columns, ["---"] * len(columns), *rows)]
+
+
+def write(directory: Path) -> None:
+    """Write ``tables.csv`` and ``tables.md``.
+
+    Raises
+    ------
+    Mistake
+        The directory cannot be written to.
+    """
+    text = io.StringIO()
+    table = csv.DictWriter(text, CSV_COLUMNS, lineterminator="\n")
+    table.writeheader()
+    for one in figures():
+        row = {name: getattr(one, name) for name in CSV_COLUMNS}
+        changed = {"computed": f"{one.computed:.6g}", "agrees": "yes" if one.agrees else "no"}
+        table.writerow(row | changed | {"why": "" if one.agrees else one.why})
+    write_bytes(directory / "tables.csv", text.getvalue().encode())
+    write_bytes(directory / "tables.md", report().encode())
