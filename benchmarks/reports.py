@@ -14,6 +14,7 @@ from benchmarks.fedsoda import studies as fedsoda_studies
 from benchmarks.fedspallm import report as fedspallm
 from benchmarks.fedspallm import rows as by_columns
 from benchmarks.fedspallm import studies as fedspallm_studies
+from benchmarks.sft_p import studies as sft_p_studies
 from benchmarks.smaller import studies as smaller_studies
 from benchmarks.smaller.times import write_times
 from benchmarks.studies import report as fedprllm
@@ -45,6 +46,9 @@ def write_again(csv: Path) -> bool:
         tuning.write_report(tuned.title, tuned.panels, rows, conditions, path)
     elif (study_name := csv.stem.partition("-ties-")[0]) in fedprllm.TITLES:
         fedprllm.write_report(study_name, Rows(csv, conditions), path)
+    elif (masked := csv.stem.removeprefix("sft-p-")) in sft_p_studies.STUDIES:
+        variants = sft_p_studies.STUDIES[masked]
+        fedspallm.write_report(variants, by_columns.Rows(csv, variants.keys, variants.figures, conditions), conditions, path)
     elif csv.stem == "fedsoda-memory":
         fedsoda_memory.write_table(by_columns.Rows(csv, fedsoda_memory.KEYS, fedsoda_memory.FIGURES, conditions), path)
     elif family == "fedsoda" and name in fedsoda_studies.STUDIES:

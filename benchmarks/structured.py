@@ -3,7 +3,8 @@
     python -m benchmarks.structured [--shape 0.1b] [--prompt 128] [--new 16] [--repeats 3] [--dtype float32] [--device cpu]
 
 A LLaMA of random weights is made first (bf16, a shard per block, in a temporary directory). What is cut is drawn at random, in
-each block by itself (``even``: all stay alike) or over all of them (``uneven``). Beside them stands the dense model with half
+each block by itself (``even``: all stay alike) or over all of them (``uneven``); or lanes of the residual stream go that parts
+of blocks read and write (``lanes``, as of SFT-P). Beside them stands the dense model with half
 of its weights set to zero one by one (``unstructured``). Each is measured in a fresh process per repeat, in turns: opening it
 out of the dense model's files under its structure, then a prompt (prefill), and greedy decoding with a cache, one sequence and
 eight. Figures are medians over repeats; results go to ``docs/studies/structured-<shape>.json``, ``.md`` and ``.png``.
@@ -28,6 +29,7 @@ from espalier.modeling.edits import WeightEdit, dense
 from espalier.modeling.export import export_edited
 from espalier.modeling.opened import OpenedModel
 from espalier.modeling.structured.export import export_structured
+from espalier.modeling.structured.lane_gates import LaneGates
 from espalier.modeling.structured.units import ModelUnits
 from espalier.modeling.whole import load_whole
 from espalier.settings.structured import StructuredSettings
@@ -41,6 +43,8 @@ VARIANTS: dict[str, tuple[float, str]] = {
     "uneven, 20%": (0.2, "global"),
     "even, 50%": (0.5, "kind"),
     "uneven, 50%": (0.5, "global"),
+    "lanes, 20%": (0.2, "lanes"),
+    "lanes, 50%": (0.5, "lanes"),
 }
 """Name -> share, and which units compete."""
 MIB = 1 << 20
@@ -48,8 +52,12 @@ BATCHES = (1, 8)
 
 
 def structure_of(model: OpenedModel, share: float, selection: str) -> Structure:
-    """Cut units of random scores."""
+    """Cut units, or lanes, of random scores."""
     units, generator = ModelUnits.of(model.plan), torch.Generator().manual_seed(0)
+    if selection == "lanes":
+        gates = LaneGates(model.plan)
+        logits = {gate: torch.rand(width, generator=generator) for gate, width in gates.widths.items()}
+        return gates.structure(gates.chosen(logits, gates.target(share, "blocks")))
     job = StructuredSettings(share=share, selection=selection)  # type: ignore[arg-type]
     scores = [{kind: torch.rand(n, generator=generator) for kind, n in zip(KINDS, own, strict=True)} for own in units.numbers]
     return units.structure(model.plan, units.lowest(scores, job, share))

@@ -64,7 +64,7 @@ def _masks(bench: Bench, rows: Rows, seed: int, shares: list[float], name: str, 
     if not rows.missing(iter(cells)):
         return
     given = {**TRAINED, **MASKS, **VARIANTS[name], "sft-p.shares": ",".join(map(str, shares))}
-    run = bench.run(f"{seed}-{shares[0]:g}-{name}{suffix}", {**given, **_text(bench, seed)})
+    run = bench.run(f"{seed}-{shares[0]:g}-{name.replace('/', ' ')}{suffix}", {**given, **_text(bench, seed)})
     document, masks = (json.loads((run / file).read_text()) for file in ("summary.json", "masks.json"))
     pairs = masks["agreement"]
     agreement, chance = (sum(pair[key] for pair in pairs) / len(pairs) for key in ("agreement", "chance"))

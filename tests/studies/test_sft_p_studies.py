@@ -1,0 +1,119 @@
+"""SFT-P's paper counted again, by hand where it can be, and a study of a tiny model, cell by cell."""
+
+import csv
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from bench import home, private_text
+
+from benchmarks.fedspallm.rows import Rows
+from benchmarks.sft_p import paper, studies, tables
+from benchmarks.sft_p.__main__ import main
+from benchmarks.sft_p.studies import FIGURES, KEYS, STUDIES, rounds_to_budget
+from benchmarks.smaller.studies import Bench
+from espalier.modeling.structured.lane_gates import LaneGates
+from espalier.wire.adapters import AdapterPlan
+
+
+def numbers(plan: AdapterPlan, prefix: str) -> int:
+    return sum(
+        shape[0] * (shape[1] if len(shape) == 2 else 1)
+        for own in plan.shapes().values()
+        for name, shape in own.items()
+        if name.startswith(prefix)
+    )
+
+
+def test_the_generator_and_lora_of_llama_7b_by_hand() -> None:
+    """32 blocks with four gates of 4096 lanes; one trunk of 64 numbers to 32; codes of 32 numbers; LoRA of rank 8 twice."""
+    trunk, codes = 32 * 64 + 32 + 2 * 32, 4 * 32 * 32
+    whole = tables.shared("LLaMA-7B", "per-gate", adapters=True)
+    assert numbers(whole, "mask.") == 4 * 32 * 4096 * 32 + codes + trunk
+    assert numbers(whole, "attn.") == 32 * 2 * 8 * (4096 + 4096)
+    assert numbers(tables.shared("LLaMA-7B", "shared", adapters=False), "mask.") == 4 * 4096 * 32 + codes + trunk
+    assert numbers(tables.shared("LLaMA-7B", "shared", adapters=False), "attn.") == 0
+
+
+def test_budgets_of_llama_7b_by_hand() -> None:
+    """Blocks have 32 (4 * 4096^2 + 3 * 4096 * 11008) weights; of half of the whole model, embeddings, head and norms stay."""
+    gates = LaneGates(tables.costs("LLaMA-7B").plan)
+    blocks = 32 * (4 * 4096**2 + 3 * 4096 * 11008)
+    beside = 2 * 32000 * 4096 + (2 * 32 + 1) * 4096
+    assert gates.total == blocks
+    assert gates.target(0.5, "blocks") == blocks // 2
+    assert gates.target(0.5, "model") == (blocks + beside) // 2 - beside
+
+
+def test_which_printed_figures_follow() -> None:
+    missed = {(figure.table, figure.row) for figure in tables.figures() if not figure.agrees}
+    assert missed == {
+        ("1, LLaMA-7B, 20%", "LLMPruner+Finetune"),
+        ("section 4.3", "SFT-P +C/+A, 50%"),
+        ("section 4.3", "SFT-P +C/NOA, 50%"),
+        ("section 3.2", "at initialisation"),
+    }
+    printed = Path(__file__).parents[3] / "shared" / "papers" / "sft-p.txt"
+    if not printed.exists():
+        pytest.skip("the paper's text is not at hand")
+    text = printed.read_text()
+    for lines in paper.AVERAGES.values():
+        for values in lines.values():
+            assert all(value in text for value in values)
+
+
+def test_the_command_writes_what_it_prints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["benchmarks.sft_p", "tables", "--out", str(tmp_path)])
+    assert main() == 0
+    printed = capsys.readouterr().out
+    assert (tmp_path / "tables.md").read_text() == printed
+    rows = list(csv.DictReader((tmp_path / "tables.csv").open()))
+    assert len(rows) == len(list(tables.figures()))
+    assert f"{sum(row['agrees'] == 'yes' for row in rows)} of {len(rows)} figures" in printed
+
+
+def test_a_budget_is_met_when_the_last_draws_of_a_round_are_near() -> None:
+    assert rounds_to_budget([[1.5] * 20, [1.5] * 10 + [1.01] * 10, [1.0] * 20]) == 2
+    assert rounds_to_budget([[1.5] * 20]) is None
+
+
+def test_a_study_runs_the_app_once_for_each_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One variant, mixed budgets and one method for all, on a tiny model; a second time nothing is run."""
+    monkeypatch.setattr(studies, "SHARES", (0.5,))
+    monkeypatch.setattr(studies, "VARIANTS", {name: studies.VARIANTS[name] for name in ("SFT-P +C/NOA", "SFT-P +C/+A")})
+    monkeypatch.setattr(studies, "OTHERS", ("LLM-Pruner",))
+    monkeypatch.setitem(studies.METHODS, "LLM-Pruner", studies.METHODS["LLM-Pruner"] | {"llm-pruner.spare-first": 0})
+    monkeypatch.setitem(studies.METHODS["LLM-Pruner"], "llm-pruner.spare-last", 0)
+    short = {"lora.rank": 2, "federation.rounds": 1, "training.steps": 2, "data.window-tokens": 16}
+    monkeypatch.setattr(studies, "TRAINED", studies.TRAINED | short)
+    shared = home(tmp_path)
+    private, texts = [], []
+    for client in range(3):
+        private.append(tmp_path / f"text-{client}.txt")
+        private[-1].write_text(private_text(client))
+        public = tmp_path / f"public-{client}.txt"
+        public.write_text("\n\n".join(private_text(client + 10).split("\n\n")[:15]))
+        texts.append(f"t{client}={public}")
+    common = {
+        "model": str(shared.model), "threads": 1, "evaluation.texts": ",".join(texts), "evaluation.window-tokens": 16,
+        "evaluation.max-windows": 2, "data.window-tokens": 16, "evaluation.local-only": False, "evaluation.centralized": "off",
+    }  # fmt: skip
+    bench = Bench(common, str(shared.model), private, [0], tmp_path / "runs")
+    rows = Rows(tmp_path / "rows.csv", KEYS, FIGURES, {})
+    STUDIES["variants"].work(bench, rows)  # type: ignore[arg-type]
+    found = {(row["model"], row["sparsity"], row["text"]): row for row in rows.rows}
+    assert {model for model, _, _ in found} == {
+        "dense", "SFT-P +C/NOA", "SFT-P +C/+A", "SFT-P +C/NOA, mixed", "SFT-P +C/+A, mixed", "LLM-Pruner", "LLM-Pruner, tuned",
+    }  # fmt: skip
+    mixed = {(share, text) for model, share, text in found if model == "SFT-P +C/+A, mixed"}
+    assert mixed == {("0.2", "t0"), ("0.5", "t1"), ("0.5", "t2")}
+    (run,) = (tmp_path / "runs" / "0-0.5-SFT-P +C +A" / "runs").iterdir()
+    client = json.loads((run / "summary.json").read_text())["clients"][1]
+    assert float(found["SFT-P +C/+A", "0.5", "t1"]["perplexity"]) == pytest.approx(client["metrics"]["perplexity/t1/federated"])
+    assert 0 < float(found["SFT-P +C/+A", "0.5", "t1"]["chance"]) < float(found["SFT-P +C/+A", "0.5", "t1"]["agreement"]) <= 1
+    number = len(rows.rows)
+    STUDIES["variants"].work(bench, rows)  # type: ignore[arg-type]
+    assert len(rows.rows) == number
