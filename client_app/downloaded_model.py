@@ -149,6 +149,8 @@ class _Kept:
         if found is None or not self.files.is_dir():
             return False
         manifest = validate(Offer, found["offer"]).manifest()
+        if sorted(os.listdir(self.files)) != list(manifest.names):
+            return False
         if self._stamps(manifest) == found["stamps"]:
             return True
         if any(_sha256_of(self.files / name) != wanted for name, wanted in _hashes(manifest).items()):

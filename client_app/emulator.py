@@ -14,6 +14,9 @@ from espalier.wire.messages import Letter, NoScalars, validate
 EMULATOR = "emulator"
 """Document that outlasts rounds: of the last two alignments which blocks have LoRA, and the blobs' hashes by part and key."""
 
+LAST = "last-alignment"
+"""Document that outlasts rounds: the alignment that was brought last, so that it is missed where it is gone."""
+
 
 def take_any(site: Site, request: Letter) -> Letter:
     """Answer a ``deliver``: of the sub-model, of its emulator's LoRA, or of the adapter's."""
@@ -34,6 +37,7 @@ def _take_emulator(site: Site, request: Letter) -> Letter:
             kept = [*kept[-1:], {"aligned": part.aligned, "blocks": part.blocks, "parts": {}}]
         kept[-1]["parts"][str(request.header.part)] = {key: store.put(blob) for key, blob in request.blobs.items()}
         state.save_lasting(EMULATOR, {"kept": kept})
+        state.save_lasting(LAST, {"aligned": part.aligned})
         store.keep_only({blob for held in kept for hashes in held["parts"].values() for blob in hashes.values()})
     return reply_to(request, NoScalars())
 
@@ -72,7 +76,7 @@ def held_emulator(state: PrivateState, aligned: int | None = None) -> HeldEmulat
     """
     kept = _kept(state)
     if aligned is None:
-        aligned = kept[-1]["aligned"] if kept else NEVER
+        aligned = (state.load_lasting(LAST) or {"aligned": NEVER})["aligned"]
     if aligned == NEVER:
         return HeldEmulator([], {})
     found = next((held for held in kept if held["aligned"] == aligned), None)

@@ -320,12 +320,19 @@ def skeleton_of(config: "PretrainedConfig", family: Family, num_labels: int | No
         from transformers.initialization import no_init_weights
 
     with _explained(where), importing():  # of what transformers needs for this kind of model
+        _without_named_code(config)
         if num_labels is not None:
             config.num_labels = num_labels
         with init_empty_weights(include_buffers=False), no_init_weights():
             skeleton = getattr(transformers, family.auto_class).from_config(config, dtype=torch.float32)
         skeleton.tie_weights()
     return skeleton.eval()
+
+
+def _without_named_code(config: "PretrainedConfig") -> None:
+    """Forget which code a configuration names for attention and the like: code of the hub would be fetched, and run."""
+    for name in [name for name in vars(config) if name.endswith(("implementation", "implementation_internal"))]:
+        vars(config)[name] = None
 
 
 @contextmanager

@@ -131,7 +131,8 @@ class NodeSettings(Table):
         0,
         ge=0,
         description="Most bytes of all models together that runs may bring to this site, of methods whose clients need no base "
-        "model (fedsoda), and so whether they may; 0: none, in simulation without a limit.",
+        "model (fedsoda), and so whether they may; while one is put together, as much again is needed. 0: none, in simulation "
+        "without a limit.",
     )
     pruned_share: float = Field(
         0.0,

@@ -303,7 +303,7 @@ class Rounds:
     def _is_to_catch_up(self, entry: _Pending, letter: Letter) -> bool:
         """Whether a client lost what was brought to it and can be brought it again; once in a round."""
         seat, header, reason = entry.seat, entry.request.header, str(letter.scalars["reason"])
-        if self.lost is None or seat.client in self.lost or header.kind not in ("deliver", "train"):
+        if self.lost is None or seat.client in self.lost or header.kind not in ("deliver", "train", "fetch"):
             return False
         if not letter.scalars.get("lost"):
             return False

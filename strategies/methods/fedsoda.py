@@ -9,6 +9,7 @@ FedOT and FedBiOT are the same with other settings: other blocks for the adapter
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from filecmp import cmp
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -58,11 +59,13 @@ class FedSoda(FedPETuning):
     """The alignment that each client has which has the sub-model; 0: none."""
     _lacking: dict[int, list[int]]
     """Pieces of the sub-model that clients said they lack."""
+    _drawn: tuple[int, list[int]]
+    """A round, and the clients that were drawn for it; who is dropped before its checkpoint is replaced by nobody."""
 
     def new_result(self) -> SubModelResult:
         """The sub-model that is to come."""
         run = self.run
-        self._held, self._lacking = {}, {}
+        self._held, self._lacking, self._drawn = {}, {}, (0, [])
         return SubModelResult(run.settings, run.model, run.checkpoint.blobs, run.folder.path / "sub-model")
 
     @property
@@ -133,12 +136,13 @@ class FedSoda(FedPETuning):
     def state(self) -> dict[str, Any]:
         """The sub-model, all LoRA, what each client has of it, and which public text all of it rests on."""
         held = {str(client): aligned for client, aligned in sorted(self._held.items())}
-        return super().state() | {"held": held, "public": self._public_sha256()}
+        return super().state() | {"held": held, "public": self._public_sha256(), "drawn": list(self._drawn)}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take over what ``state`` returned."""
         super().restore(state)
         self._held = {int(client): aligned for client, aligned in state["held"].items()}
+        self._drawn = (state["drawn"][0], list(state["drawn"][1]))
         if state["public"] != self._public_sha256():
             raise Mistake(
                 f"{self.run.settings.method}.public-text = '{self.job.public_text}': is not the text that the run began with; "
@@ -211,7 +215,7 @@ class FedSoda(FedPETuning):
 
     def prepare(self, server_round: int) -> Iterator[list[Message]]:
         """Draw the round's clients, and bring them what they lack: the sub-model, the alignment, the adapter's LoRA."""
-        self.draw(server_round)
+        self._draw_once(server_round)
         held = len(self._held)
         yield from self._files(server_round, [client for client in self._limits if client not in self._held])
         if len(self._held) > held:
@@ -219,6 +223,14 @@ class FedSoda(FedPETuning):
         yield from self._sub_model(server_round, list(self._limits))
         if server_round > 1:
             yield from self.deliveries(self._limits, server_round, omitted=1)
+
+    def _draw_once(self, server_round: int) -> None:
+        """Draw the round's clients, or take those that were drawn before the run was resumed."""
+        if self._drawn[0] != server_round:
+            self.draw(server_round)
+            self._drawn = (server_round, sorted(self._limits))
+        seats = self.rounds.roster.seats
+        self._limits = {client: self.limit_of(seats[client]) for client in self._drawn[1]}
 
     def catches_up(self, server_round: int) -> bool:
         """A client may lose its state, or the sub-model."""
@@ -283,6 +295,14 @@ def _file(path: str) -> Path:
     return Path(path).expanduser().resolve()
 
 
+def _same(one: Path, other: Path) -> bool:
+    """Whether two paths are one file, or files of the same bytes; what cannot be read is told elsewhere."""
+    try:
+        return one == other or cmp(one, other, shallow=False)
+    except OSError:
+        return False
+
+
 def _require_public_text(settings: RunSettings) -> None:
     """Refuse public text that models are compared on.
 
@@ -294,7 +314,7 @@ def _require_public_text(settings: RunSettings) -> None:
     chosen = settings.of(FedSodaSettings).public_text
     texts = settings.evaluation.named_texts()
     paths = {_file(path) for path in (*texts.values(), settings.task.test_path) if path}
-    same = chosen in texts if chosen in BUILT_IN_TEXTS else _file(chosen) in paths
+    same = chosen in texts if chosen in BUILT_IN_TEXTS else any(_same(_file(chosen), path) for path in paths)
     if same:
         raise Mistake(
             f"{settings.method}.public-text = '{chosen}': models are compared on it (evaluation.texts), and would be "

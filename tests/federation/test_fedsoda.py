@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,19 +15,25 @@ import pytest
 import torch
 from bench import Bench, Home, Killed, model_files, private_text, summary
 from flwr.app import Message
+from in_process import InProcessGrid
 from promises import Promises, Uninterrupted, held_out
 from safetensors.torch import load, load_file
 from tiny_model import save_tiny_llama
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import client_app.fedsoda
+from client_app import tuning
 from espalier.modeling.opened import OpenedModel, open_model
 from espalier.settings.mistakes import Mistake
+from espalier.settings.run import parse
 from espalier.training.alignment import Alignment, Places, Teacher
+from espalier.training.initial import initial_values
 from espalier.training.loop import Loop
 from espalier.wire.adapters import Tensors
 from espalier.wire.messages import Letter, address, read
+from espalier.wire.model_folder import Manifest
 from espalier.wire.payload import pack_tensors, unpack_tensors
+from espalier.wire.tuning import trained
 from strategies.engine.rounds import RunFailed
 from strategies.results import sub_model
 
@@ -133,6 +140,12 @@ class TestFedSoda(Promises):
                 with torch.no_grad():
                     losses = [model(input_ids=window[None], labels=window[None]).loss.item() for window in windows]
                 found[column].append(math.exp(sum(losses) / len(losses)))
+        tokens = torch.tensor(tokenizer(bench.public.read_text())["input_ids"])
+        windows = tokens[: len(tokens) // 16 * 16].view(-1, 16)
+        with torch.no_grad():
+            losses = [model(input_ids=window[None], labels=window[None]).loss.item() for window in windows]
+        told = summary(whole.folder)["report"]["sub_model_perplexity"]["public"]
+        assert told == pytest.approx(math.exp(sum(losses) / len(losses)), rel=1e-3)
         clients = summary(whole.folder)["clients"]
         for column, values in found.items():
             told = [client["metrics"][f"perplexity/own-text/{column}"] for client in clients]
@@ -181,7 +194,7 @@ class TestFedSoda(Promises):
         assert asked(requests, "piece")
         assert {client["status"] for client in summary(folder)["clients"]} == {"completed"}
 
-    @pytest.mark.parametrize("spoil", ["piece", "name"])
+    @pytest.mark.parametrize("spoil", ["piece", "name", "file"])
     def test_what_a_client_is_brought_is_held_against_its_hash(
         self, bench: Bench, spoil: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -190,6 +203,14 @@ class TestFedSoda(Promises):
             zeros = "strategies.results.sub_model.SubModelResult.piece"
             monkeypatch.setattr(zeros, lambda result, index: bytes(result.manifest.piece_size(index)))
             wanted = "piece 0 does not have the hash that was offered"
+        elif spoil == "file":  # pieces are as they were offered, and what they make is not
+            cut, wanted = sub_model.manifest_of, "file config.json of the model does not have the hash that was offered"
+
+            def of_another(folder: Path, piece_bytes: int) -> Manifest:
+                honest = cut(folder, piece_bytes)
+                return replace(honest, file_sha256=("0" * 64, *honest.file_sha256[1:]))
+
+            monkeypatch.setattr(sub_model, "manifest_of", of_another)
         else:
             write, wanted = sub_model.write_sub_model, "a file has a name that no file of a model has"
 
@@ -224,6 +245,96 @@ class TestFedSoda(Promises):
         assert lost
         assert {client["status"] for client in summary(folder)["clients"]} == {"completed"}
         assert model_files(folder) == model_files(plain.folder)
+
+    def test_a_model_that_is_gone_before_the_last_part_is_brought_again(self, bench: Bench) -> None:
+        """Of an adapter that travels in two parts."""
+        changes: dict[str, Any] = {"fedsoda__adapter_layers": 2, "part_bytes": 4096, "federation__rounds": 1}
+        grid, lost, whole = bench.grid(**changes), list[int](), bench.run(bench.grid(**changes), **changes)
+
+        def lose(message: Message) -> None:
+            if read(message.content).header.kind == "fetch" and not lost:
+                lost.append(1)
+                shutil.rmtree(bench.folder / "state" / "models")
+
+        grid.before_push = lose
+        folder = bench.run(grid, **changes)
+        assert lost
+        assert {client["status"] for client in summary(folder)["clients"]} == {"completed"}
+        assert model_files(folder) == model_files(whole)
+
+    def test_without_the_aligned_emulator_a_client_makes_nothing_alone(self, bench: Bench) -> None:
+        """It would train and measure another sub-model than the others."""
+        grid, changes = bench.grid(evaluation__local_only=True), {"evaluation__local_only": True}
+
+        def lose(message: Message) -> None:
+            header = read(message.content).header
+            if (header.kind, header.client) == ("alone", 1):
+                for document in (bench.folder / "state").glob("*/node-00001/lasting/emulator.json"):
+                    document.unlink()
+
+        grid.before_push = lose
+        client = summary(bench.run(grid, **changes))["clients"][1]
+        assert "the emulator's LoRA at this site is of another round" in client["reason"]
+
+    def test_who_was_drawn_stays_drawn_where_another_is_dropped_and_the_run_resumed(self, bench: Bench) -> None:
+        few = {"federation__sampled_clients": 0.5, "quorum": 0.25}
+        for poor in range(bench.num_clients):
+
+            def grid(poor: int = poor) -> InProcessGrid:
+                made = bench.grid(**few)
+                made.contexts[list(made.contexts)[poor]].node_config["most-model-bytes"] = 1000
+                return made
+
+            whole = bench.run(grid(), **few)
+            folder = bench.killed(lambda header: (header.kind, header.server_round) == ("train", 1), grid(), **few)
+            assert model_files(bench.run(grid(), resume_from=str(folder), **few)) == model_files(whole)
+
+    def test_a_client_makes_alone_what_rests_on_the_aligned_emulator(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        beside = list[Any]()
+        alone = tuning.alone
+
+        def noted(site: Any, request: Letter, given: Any) -> Letter:
+            beside.append(given)
+            return alone(site, request, given)
+
+        monkeypatch.setattr(tuning, "alone", noted)
+        grid, requests = bench.grid(evaluation__local_only=True), list[Message]()
+        grid.before_push = requests.append
+        bench.run(grid, evaluation__local_only=True)
+        brought = asked(requests, "emulator")[-1]
+        assert len(beside) == bench.num_clients
+        for given in beside:
+            assert given.plan.blocks.keys() == set(brought.scalars["blocks"])
+            for key, blob in brought.blobs.items():
+                assert all(torch.equal(given.values[key][name], value) for name, value in load(blob).items())
+
+    def test_no_evaluation_is_asked_again_with_another_emulator(self, on_own_text: Bench) -> None:
+        """Each would tell more of the same text."""
+        grid, requests = on_own_text.grid(), list[Message]()
+
+        def note(message: Message) -> None:
+            requests.append(message)
+            header = read(message.content).header
+            if (header.kind, header.client) == ("evaluate", 1):
+                raise Killed
+
+        grid.before_push = note
+        with pytest.raises(Killed):
+            on_own_text.run(grid)
+        (node, context) = next(iter(grid.contexts.items()))
+
+        def ask(letter: Letter) -> Letter:
+            return read(grid.answer(address(letter, node, 60.0), context).content)
+
+        evaluation = asked(requests, "evaluate")[0]
+        assert evaluation.header.client == 0
+        first = ask(evaluation)
+        assert ask(evaluation).scalars == first.scalars
+        last = next(letter for letter in reversed(asked(requests, "emulator")) if letter.header.client == 0)
+        assert ask(replace(last, blobs=_zeros(last.blobs))).header.status != "failed"
+        assert "answered another evaluation in this run" in ask(evaluation).scalars["reason"]
 
     @pytest.mark.parametrize("part", ["document", "blob"])
     def test_a_client_that_lost_a_part_of_the_emulator_is_brought_it_again(
@@ -273,10 +384,7 @@ class TestFedSoda(Promises):
         assert "is of another round" in ask(order, aligned=3).scalars["reason"]
         assert ask(order).header.status != "failed"
         last = next(letter for letter in reversed(asked(requests, "emulator")) if letter.header.client == 0)
-        zeros = {
-            key: pack_tensors({n: np.zeros_like(v) for n, v in unpack_tensors(b).items()}) for key, b in last.blobs.items()
-        }
-        assert ask(replace(last, blobs=zeros)).header.status != "failed"
+        assert ask(replace(last, blobs=_zeros(last.blobs))).header.status != "failed"
         assert "another order of round 2" in ask(order).scalars["reason"]
 
     def test_another_public_text_is_no_resumption(self, bench: Bench) -> None:
@@ -382,6 +490,9 @@ class TestFedSoda(Promises):
         down = numbers(asked(plain.requests, "train"))  # in the first round nothing comes down: it is made from the seed
         emulator = numbers(asked(plain.requests, "emulator"))  # before the first round and the second
         assert (up, down, emulator) == (clients * rounds * u, clients * (rounds - 1) * u, clients * 2 * u)
+        for letter in (*asked(plain.requests, "train"), *asked(plain.requests, "emulator")):
+            for blob in letter.blobs.values():  # four bytes a number, behind a header of safetensors
+                assert len(blob) == 8 + int.from_bytes(blob[:8], "little") + 4 * u
 
     def test_an_alignment_has_the_current_adapter_in_both_models(
         self, bench: Bench, plain: Uninterrupted, monkeypatch: pytest.MonkeyPatch
@@ -475,6 +586,7 @@ class TestFedSoda(Promises):
             ("fedot", EVENLY | {"first-layers": 1, "realign-every": 0}, {0, 2}, {1}),
             ("fedbiot", EVENLY | {"realign-every": 1, "proximal-to": "first"}, {2}, {0, 1}),
             ("stored", {"emulator": "stored"}, {2}, {0, 1}),
+            ("first", {"first-layers": 1}, {0, 2}, {1}),
             ("whole", {"group-layers": 0}, {3}, {0, 1, 2}),
         ],
     )
@@ -524,9 +636,11 @@ class TestFedSoda(Promises):
             bench.run(bench.grid(), **changes)
         assert not (bench.folder / "runs").exists()
 
-    def test_text_that_models_are_compared_on_is_not_aligned_on(self, bench: Bench) -> None:
+    @pytest.mark.parametrize("copied", [False, True])
+    def test_text_that_models_are_compared_on_is_not_aligned_on(self, bench: Bench, copied: bool) -> None:
+        text = shutil.copy(bench.public, bench.folder / "copy.txt") if copied else bench.public
         with pytest.raises(Mistake, match=r"models are compared on it \(evaluation.texts\)"):
-            bench.run(bench.grid(), fedsoda__public_text=str(bench.public))
+            bench.run(bench.grid(), fedsoda__public_text=str(text))
 
     def test_a_server_killed_while_it_aligns_begins_that_alignment_again(
         self, bench: Bench, plain: Uninterrupted, monkeypatch: pytest.MonkeyPatch
@@ -546,6 +660,28 @@ class TestFedSoda(Promises):
         assert json.loads((folder / "checkpoint" / "state.json").read_text())["round"] == 1
         resumed = bench.run(bench.grid(), resume_from=str(folder))
         assert model_files(resumed) == model_files(plain.folder)
+
+
+def _zeros(blobs: Mapping[str, bytes]) -> dict[str, bytes]:
+    """The same tensors, of zeros."""
+    return {
+        key: pack_tensors({name: np.zeros_like(value) for name, value in unpack_tensors(blob).items()})
+        for key, blob in blobs.items()
+    }
+
+
+def test_the_pull_is_towards_the_first_values(tmp_path: Path) -> None:
+    """mu / 2 times the square of the distance, for a tensor that does not begin at zero and for one that does."""
+    model = OpenedModel(save_tiny_llama(tmp_path / "base"))
+    settings = parse({"method": "fedpetuning", "training.proximal": 0.5, "lora.rank": 2})
+    plan = trained(model.plan, settings)
+    first = initial_values(model, plan, settings.seed)
+    pull = client_app.fedsoda._Pull(SimpleNamespace(model=model, settings=settings))  # type: ignore[arg-type]
+    assert float(pull(plan, first)) == 0
+    moved = {key: {name: value.clone() for name, value in own.items()} for key, own in first.items()}
+    moved["block-0000"]["attn.q.lora_a"][0, 0] += 3
+    moved["block-0001"]["attn.v.lora_b"][1, 1] += 1
+    assert float(pull(plan, moved)) == pytest.approx(0.25 * (9 + 1))
 
 
 def _emulators(run: Uninterrupted, client: int) -> list[Letter]:

@@ -12,6 +12,7 @@ from bench import home, private_text
 from deployment import Federation, espalier, federation
 from flwr.app import Context, RecordDict
 from in_process import FakeTime, InProcessGrid
+from tiny_model import save_tiny_llama
 
 import client_app.app
 import server_app.app
@@ -48,22 +49,23 @@ METHODS = {
     ),
     "fedsoda": (
         (
-            "federation.rounds=1",
+            "model={folder}/deeper",
+            "federation.rounds=2",
             "training.steps=2",
             "evaluation.local-only=false",
             "lora.merge=true",
             "part-bytes=1000000",
-            "fedsoda.emulator=stored",
             "fedsoda.adapter-layers=1",
-            "fedsoda.group-layers=0",
+            "fedsoda.group-layers=1",
             "fedsoda.groups=1",
             "fedsoda.public-text={folder}/align.txt",
             "fedsoda.public-window-tokens=32",
             "fedsoda.public-windows=4",
             "fedsoda.pre-align-steps=2",
-            "fedsoda.realign-every=0",
+            "fedsoda.realign-steps=2",
+            "fedsoda.realign-every=2",
         ),
-        ["enrol", "deliver", "deliver", "deliver", "train"],
+        ["enrol", "deliver", "deliver", "deliver", "train", "deliver", "train"],
     ),
     "sft-p": (
         ("federation.rounds=1", "training.steps=2", "evaluation.local-only=false", "part-bytes=1000000"),
@@ -125,6 +127,7 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sites]:
     shared = home(folder)
     shared.public.write_text("\n\n".join(private_text(client) for client in range(3, 6)))  # a mean over few words never leaves
     (folder / "align.txt").write_text(private_text(6))
+    save_tiny_llama(folder / "deeper", blocks=4, hidden=64, feed_forward=64)  # for fedsoda, whose clients have no model
     texts = {site: folder / f"text-{client}.txt" for client, site in enumerate((*SITES, PLAIN))}
     for client, text in enumerate(texts.values()):
         text.write_text(private_text(client))
