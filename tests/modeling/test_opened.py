@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tiny_model import save_tiny_llama
 from tiny_models import llama_config, save_model
 
 from espalier.modeling.families import FAMILIES, family_of
@@ -204,3 +205,16 @@ def test_a_linear_that_is_no_matrix_is_named(copied: Path) -> None:
 def test_a_model_in_a_folder_that_moved_is_found_by_its_new_name(untied: Path, tmp_path: Path) -> None:
     moved = shutil.copytree(untied, tmp_path / "moved")
     assert OpenedModel(Path(moved)).sha256 == OpenedModel(untied).sha256
+
+
+@pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation", "_attn_implementation_internal"])
+def test_named_code_is_not_fetched(tmp_path: Path, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers would ask the hub for a kernel of that name, and run it; a server may have written this file."""
+    model = save_tiny_llama(tmp_path / "model")
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, key: "kernels-community/flash-attn2"}))
+    asked = list[str]()
+    monkeypatch.setattr("transformers.integrations.hub_kernels.get_kernel", lambda name, *_, **__: asked.append(name))
+    skeleton = OpenedModel(model).new_skeleton()
+    assert not asked
+    assert skeleton.config._attn_implementation in ("sdpa", "eager")
