@@ -24,7 +24,7 @@ class MethodSettings(Table):
     """The first round in which something may be delivered to a client."""
     ROUNDS_THAT_DIFFER: ClassVar[tuple[int, ...]] = (1,)
     """The first round of each form that orders and replies have."""
-    MAKES_ALONE_WITH: ClassVar[Mapping[str, str]] = {}
+    MAKES_ALONE_WITH: ClassVar[Mapping[str, str | int]] = {}
     """Values of keys of this table with which ``makes_alone`` holds, where it does not by default."""
     NEEDS_BASE_MODEL: ClassVar[bool] = True
     """Whether a site takes part only with the server's base model."""

@@ -20,7 +20,7 @@ class SftPSettings(AdapterAveraging):
     ROUNDS = 10
     WEIGHTS: ClassVar[tuple[str, ...]] = ("equal", "samples")
     READ_WITH: ClassVar[ReadWith] = {}
-    MAKES_ALONE_WITH: ClassVar[Mapping[str, str]] = {"late-clients": "1"}
+    MAKES_ALONE_WITH: ClassVar[Mapping[str, str | int]] = {"late-clients": 1}
 
     share: float = Field(
         0.2,

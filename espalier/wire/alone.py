@@ -1,7 +1,7 @@
 """Contract of ``alone``: a client makes by itself what its rounds did not leave; the result stays there, to be evaluated.
 
 Tuning clients train alone in as many steps as all rounds have; clients of iterative FedPrLLM prune the model without the
-others' decisions. That takes as long as the rounds did, so it is not part of the evaluation.
+others' decisions; late clients of SFT-P fit their embedding. That takes as long as the rounds did, so it is not part of the evaluation.
 """
 
 from pydantic import Field
@@ -51,5 +51,6 @@ def contract(request: Letter, settings: RunSettings) -> Contract:
 
 def _sent_with(settings: RunSettings) -> str:
     """With which settings there is such a message, where it is not usual."""
-    chosen = ", ".join(f"`{key}` = `{value}`" for key, value in settings.job.MAKES_ALONE_WITH.items())
+    given = settings.job.MAKES_ALONE_WITH.items()
+    chosen = ", ".join(f"`{key}` = `{value}`{' or more' if isinstance(value, int) else ''}" for key, value in given)
     return f"; it is sent with {chosen} alone" if chosen else ""

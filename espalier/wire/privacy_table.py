@@ -71,7 +71,7 @@ def _sends(method: str, kind: Kind) -> bool:
     return kind != "alone" or parse({"method": method, **_with_alone(method)}).job.makes_alone
 
 
-def _with_alone(method: str) -> dict[str, str]:
+def _with_alone(method: str) -> dict[str, str | int]:
     """Settings with which clients of a method are sent an ``alone``."""
     return {f"{method}.{key}": value for key, value in settings_of(method).MAKES_ALONE_WITH.items()}
 
