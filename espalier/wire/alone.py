@@ -1,7 +1,8 @@
 """Contract of ``alone``: a client makes by itself what its rounds did not leave; the result stays there, to be evaluated.
 
 Tuning clients train alone in as many steps as all rounds have; clients of iterative FedPrLLM prune the model without the
-others' decisions; late clients of SFT-P fit their embedding. That takes as long as the rounds did, so it is not part of the evaluation.
+others' decisions; late clients of SFT-P fit their embedding. That takes as long as the rounds did, so it is no part of the
+evaluation.
 """
 
 from pydantic import Field
