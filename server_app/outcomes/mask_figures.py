@@ -94,11 +94,14 @@ def _agreement(figure: Any, figures: Mapping[str, Any]) -> None:
     for pair in figures["agreement"]:
         row, column = (clients.index(client) for client in pair["clients"])
         above[row][column] = above[column][row] = pair["agreement"] - pair["chance"]
-        text = f"{pair['agreement']:.2f}\n(chance {pair['chance']:.2f})"
-        for x, y in ((row, column), (column, row)):
-            axes.text(x, y, text, ha="center", va="center", fontsize=8)
     limit = max(0.01, *(abs(value) for row in above for value in row))
     image = axes.imshow(above, cmap="RdBu", vmin=-limit, vmax=limit)
+    for pair in figures["agreement"]:
+        row, column = (clients.index(client) for client in pair["clients"])
+        text = f"{pair['agreement']:.2f}\n(chance {pair['chance']:.2f})"
+        colour = "white" if abs(above[row][column]) > limit / 2 else "black"
+        for x, y in ((row, column), (column, row)):
+            axes.text(x, y, text, ha="center", va="center", fontsize=8, color=colour)
     names = [f"client {client}" for client in clients]
     axes.set_xticks(range(len(clients)), names)
     axes.set_yticks(range(len(clients)), names)
@@ -122,7 +125,7 @@ def _density(figure: Any, figures: Mapping[str, Any]) -> None:
 def _budget(figure: Any, figures: Mapping[str, Any]) -> None:
     axes = figure.subplots()
     axes.axhspan(0.98, 1.02, color="green", alpha=0.15, label="within 2%")
-    for client, rounds in figures["spent"].items():
+    for client, rounds in ((client, rounds) for client, rounds in figures["spent"].items() if rounds):
         axes.plot([value for spent in rounds for value in spent], linewidth=0.9, label=f"client {client}")
     axes.set_xlabel("step of training")
     axes.set_ylabel("T(g) as drawn, over the client's target")
@@ -133,7 +136,8 @@ def _budget(figure: Any, figures: Mapping[str, Any]) -> None:
 def _perplexity(figure: Any, figures: Mapping[str, Any]) -> None:
     axes = figure.subplots()
     for client, own in figures["perplexity"].items():
-        found = [(int(number), value) for number, value in own.items() if value is not None]
+        if not (found := [(int(number), value) for number, value in own.items() if value is not None]):
+            continue
         axes.plot([number for number, _ in found], [value for _, value in found], marker="o", label=f"client {client}")
     axes.set_xlabel("round")
     axes.set_ylabel("perplexity of the client's smaller model on its held-out text")
