@@ -184,10 +184,14 @@ class TestFedSoda(Promises):
         assert len(asked(requests, "model")) == bench.num_clients
         assert not asked(requests, "piece")
 
-    def test_a_model_that_was_changed_on_disk_is_brought_again(self, bench: Bench) -> None:
+    @pytest.mark.parametrize("change", ["another", "more"])
+    def test_a_model_that_was_changed_on_disk_is_brought_again(self, bench: Bench, change: str) -> None:
         bench.run(federation__rounds=1)
         (files,) = (bench.folder / "state" / "models").glob("*/files")
-        (files / "config.json").write_text((files / "config.json").read_text().replace("silu", "gelu"))
+        if change == "more":
+            (files / "modeling_more.py").write_text("")
+        else:
+            (files / "config.json").write_text((files / "config.json").read_text().replace("silu", "gelu"))
         grid, requests = bench.grid(), list[Message]()
         grid.before_push = requests.append
         folder = bench.run(grid, federation__rounds=1)
