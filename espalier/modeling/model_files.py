@@ -13,6 +13,7 @@ KNOWN = {
     "config.json",
     "structure.json",
     "modeling_structured.py",
+    "modeling_sliced.py",
     "generation_config.json",
     INDEX,
     "tokenizer.json",

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from espalier.modeling.checkpoint import Checkpoint
-from espalier.modeling.families import STRUCTURED, Family, family_of
+from espalier.modeling.families import SLICED, STRUCTURED, Family, family_of, has_own_code
 from espalier.modeling.quantised_checkpoint import QuantisedCheckpoint
 from espalier.modeling.quantised_layout import CONFIG_KEY, is_doubly_quantised
 from espalier.modeling.structured.configuration import STRUCTURE_FILE, build_config, structured_config
@@ -95,6 +95,11 @@ class OpenedModel:
         return structure
 
     def _cut_out(self, cut: Structure, given: "Mapping[str, Tensor]") -> None:
+        if str(self.config["model_type"]).startswith(SLICED):
+            raise Mistake(
+                f"{self.directory}: model_type = {self.config['model_type']!r}: units and blocks are not cut out of a model "
+                "whose residual stream was sliced; name the model that it was made of, or a method that tunes"
+            )
         plan, self.plan, self.cut = self.plan, structured_plan(self.plan, cut), cut
         kept = slices(self.family, plan, cut, list(self.checkpoint.tensors))
         self.checkpoint = SlicedCheckpoint(self.checkpoint, kept, given)
@@ -151,10 +156,10 @@ class OpenedModel:
     @cached_property
     def num_positions(self) -> int | None:
         """How many tokens the model takes; None of a model without such a limit."""
-        positions = self._configured("max_position_embeddings")
+        positions = self.configured("max_position_embeddings")
         if not isinstance(positions, int) or not self.family.first_position_after_padding:
             return positions if isinstance(positions, int) else None
-        pad = self._configured("pad_token_id")
+        pad = self.configured("pad_token_id")
         return positions - (pad + 1) if isinstance(pad, int) else positions
 
     @property
@@ -166,10 +171,10 @@ class OpenedModel:
     @property
     def num_embeddings(self) -> int | None:
         """For how many tokens the model has embeddings."""
-        found = self._configured("vocab_size")
+        found = self.configured("vocab_size")
         return found if isinstance(found, int) else None
 
-    def _configured(self, key: str) -> Any:
+    def configured(self, key: str) -> Any:
         """A value of ``config.json``; one that is not written there is transformers' own."""
         if key in self.config:
             return self.config[key]
@@ -177,7 +182,7 @@ class OpenedModel:
             return getattr(self._transformers_config(), key, None)
 
     def _transformers_config(self) -> "PretrainedConfig":
-        if self.cut is not None or str(self.config["model_type"]).startswith(STRUCTURED):
+        if self.cut is not None or has_own_code(self.config):
             return build_config(self.config)
         from transformers import AutoConfig
 
@@ -218,7 +223,7 @@ class OpenedModel:
     def tokenizer(self) -> "PreTrainedTokenizerBase":
         """The model's tokenizer; in one process all that open the same files have the same."""
         try:
-            if str(self.config["model_type"]).startswith(STRUCTURED):
+            if has_own_code(self.config):
                 self._transformers_config()  # so that transformers knows the classes of a smaller model
             return _tokenizer_in(self.directory, _stamps(self.directory))
         except Exception as error:

@@ -17,8 +17,15 @@ FAMILIES: tuple[Family, ...] = (LLAMA, MISTRAL, QWEN2, QWEN3, OPT, BERT, ROBERTA
 
 STRUCTURED = "structured-"
 """How ``model_type`` begins of a smaller model whose blocks have widths of their own; it is of its base's family."""
+SLICED = "sliced-"
+"""The same of a model whose residual stream was rotated and is narrower."""
 
 EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_intermediate_size")
+
+
+def has_own_code(config: Mapping[str, Any]) -> bool:
+    """Whether a model is built by code of Espalier's, which has to be imported before transformers knows it."""
+    return str(config.get("model_type")).startswith((STRUCTURED, SLICED))
 
 
 def family_of(config: Mapping[str, Any], where: str) -> Family:
@@ -35,7 +42,7 @@ def family_of(config: Mapping[str, Any], where: str) -> Family:
         if config.get(key):
             raise Mistake(f"{where}: {key} = {config[key]!r}; mixture-of-experts models are not supported")
     model_type = config.get("model_type")
-    known_as = model_type.removeprefix(STRUCTURED) if isinstance(model_type, str) else None
+    known_as = model_type.removeprefix(STRUCTURED).removeprefix(SLICED) if isinstance(model_type, str) else None
     for family in FAMILIES:
         if known_as in family.model_types:
             return family

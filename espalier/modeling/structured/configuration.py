@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from espalier.modeling.families import STRUCTURED, Family
+from espalier.modeling.families import SLICED, STRUCTURED, Family
 from espalier.wire.plan import ModelPlan
 from espalier.wire.structure import LANES, Structure, as_ranges, units_of
 
@@ -69,8 +69,11 @@ def build_config(document: Mapping[str, Any]) -> "PretrainedConfig":
     """transformers' own object of a configuration, also of a smaller model's."""
     from transformers import AutoConfig
 
-    if str(document.get("model_type")).startswith(STRUCTURED):
-        import espalier.modeling.structured.modeling_structured  # noqa: F401 - makes its classes known
+    kind = str(document.get("model_type"))
+    if kind.startswith(STRUCTURED):
+        import espalier.modeling.structured.modeling_structured
+    elif kind.startswith(SLICED):
+        import espalier.modeling.sliced.modeling_sliced  # noqa: F401 - makes its classes known
 
     return AutoConfig.for_model(**document)
 

@@ -119,8 +119,8 @@ def export_structured(model: OpenedModel, edits: Edits, target: Path, form: Form
         others = " or ".join(repr(other) for other in FORMS if other not in refused)
         raise Mistake(f"the smaller model cannot be written as {form!r}: {refused[form]}; choose {others}")
     with made_whole(target) as unfinished:
-        specs, tensors = (_filled_specs, _filled) if form == "zero-filled" else (_cut_specs, _cut)
-        _write_shards(model, specs(model), tensors(model, edits), unfinished)
+        specs, tensors = (_filled_specs, _filled) if form == "zero-filled" else (specs_of, _cut)
+        write_shards(specs(model), tensors(model, edits), unfinished)
         copy_beside(model.directory, unfinished, (INDEX, "config.json", STRUCTURE_FILE, CODE.name))
         write_json(unfinished / "config.json", _config(model, form))
         if form == "compact":
@@ -159,7 +159,7 @@ Specs = dict[str, tuple[str, tuple[int, ...], str]]
 """Name -> dtype by safetensors' name, shape, and the name of the shard."""
 
 
-def _write_shards(model: OpenedModel, specs: Specs, tensors: Iterator[tuple[str, Tensor]], folder: Path) -> None:
+def write_shards(specs: Specs, tensors: Iterator[tuple[str, Tensor]], folder: Path) -> None:
     """Write tensors as they come, shard after shard, and the index if there are several."""
     shards = list(dict.fromkeys(shard for _, _, shard in specs.values()))
     for shard in shards:
@@ -198,14 +198,15 @@ def _config(model: OpenedModel, form: Form) -> dict[str, Any]:
 # ----- slices ---------------------------------------------------------------------------------------------------------
 
 
-def _cut_specs(model: OpenedModel) -> Specs:
+def specs_of(model: OpenedModel) -> Specs:
+    """What the files of a smaller model hold, shard after shard of its base."""
     shards = model.checkpoint.shards
     ordered = sorted(model.checkpoint.tensors.items(), key=lambda entry: shards.index(entry[1].shard))
     return {name: (stored.dtype, stored.shape, stored.shard.name) for name, stored in ordered}
 
 
 def _cut(model: OpenedModel, edits: Edits) -> Iterator[tuple[str, Tensor]]:
-    return edited_tensors(model, list(_cut_specs(model)), edits, "writing")
+    return edited_tensors(model, list(specs_of(model)), edits, "writing")
 
 
 # ----- zeros for what was cut -----------------------------------------------------------------------------------------

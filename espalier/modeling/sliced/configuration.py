@@ -1,0 +1,55 @@
+"""Which models can be sliced, how wide they are, and ``config.json`` of the sliced one."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from espalier.modeling.families import SLICED, Family
+from espalier.modeling.opened import OpenedModel
+from espalier.settings.mistakes import Mistake
+
+SLICEABLE = ("llama", "mistral", "qwen2", "qwen3")
+"""Families with an RMS norm before attention and one before the feed-forward part, whose sliced models have code."""
+
+
+def hidden_size(model: OpenedModel) -> int:
+    """The width of a decoder's residual stream."""
+    return model.plan.blocks[0].linear("attn.q").shape[1]
+
+
+def require_sliceable(model: OpenedModel) -> None:
+    """Refuse a model whose residual stream cannot be rotated.
+
+    Raises
+    ------
+    Mistake
+        It says which models can be.
+    """
+    found = model.config["model_type"]
+    if found not in SLICEABLE:
+        raise Mistake(
+            f"{model.directory / 'config.json'}: model_type = {found!r}: the residual stream can be rotated where RMS norms "
+            f"alone stand on it, in models of the types {', '.join(SLICEABLE)} as they were trained; name one of them"
+        )
+
+
+def sliced_config(base: Mapping[str, Any], family: Family, width: int) -> dict[str, Any]:
+    """The configuration of a sliced model.
+
+    Parameters
+    ----------
+    base : ``config.json`` of the dense model
+    width : of the residual stream that is left
+    """
+    from espalier.modeling.sliced import modeling_sliced
+
+    classes = {cls.config_class.model_type: cls for cls in modeling_sliced.CLASSES}
+    cls, code = classes[SLICED + base["model_type"]], "modeling_sliced"
+    return dict(base) | {
+        "model_type": cls.config_class.model_type,
+        "hidden_size": width,
+        "dense_hidden_size": base["hidden_size"],
+        "head_dim": family.head_dim(base),
+        "tie_word_embeddings": False,
+        "architectures": [cls.__name__],
+        "auto_map": {"AutoConfig": f"{code}.{cls.config_class.__name__}", family.auto_class: f"{code}.{cls.__name__}"},
+    }

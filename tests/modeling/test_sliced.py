@@ -1,0 +1,193 @@
+"""Sliced models: against whole dense models whose residual stream is projected, and as others load them."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from structured_models import DECODERS
+from tiny_models import CPU, save_model, token_windows, whole_model
+from torch import Tensor, nn
+
+from espalier.modeling.block_stream import BlockStream
+from espalier.modeling.edits import dense
+from espalier.modeling.export import check_export, export_edited
+from espalier.modeling.opened import OpenedModel
+from espalier.modeling.sliced.export import export_sliced
+from espalier.modeling.sliced.opened_sliced import SlicedModel
+from espalier.modeling.sliced.signals import basis_of, mean_moments
+from espalier.modeling.whole import load_whole
+from espalier.settings.mistakes import Mistake
+from espalier.wire.structure import Structure
+
+FAMILIES = ("llama", "llama with biases", "mistral", "qwen2", "qwen3")
+"""Grouped queries in all; a tied head and biases on the residual stream in the second, sliding windows in the next two."""
+WINDOWS = token_windows(6, 20)
+
+
+@pytest.fixture(scope="module")
+def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, OpenedModel]:
+    """A dense model per family, in several shards."""
+    folder = tmp_path_factory.mktemp("dense")
+    return {name: OpenedModel(save_model(folder / name, DECODERS[name], max_shard_size="40KB")) for name in FAMILIES}
+
+
+def found_bases(model: OpenedModel, width: int) -> list[Tensor]:
+    """The bases of all places."""
+    return [basis_of(moments, width)[0] for moments in mean_moments(BlockStream(model, CPU), WINDOWS)]
+
+
+def exported(model: OpenedModel, width: int, folder: Path) -> Path:
+    export_sliced(SlicedModel(model, found_bases(model, width).__getitem__, width), folder)
+    return folder
+
+
+@torch.no_grad()
+def logits(folder: Path) -> Tensor:
+    return whole_model(folder)(input_ids=WINDOWS).logits
+
+
+def project(model: Any, found: Sequence[Tensor]) -> None:
+    """Leave of a whole dense model's residual stream, at each norm, what lies in its basis: by hooks, nothing is rotated."""
+    onto = [basis.double() @ basis.double().T for basis in found]
+    seen: dict[str, Tensor] = {}
+
+    def note(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        seen["residual"] = inputs[0]
+
+    def led_on(place: int) -> Any:
+        def hook(_: nn.Module, inputs: Any, output: Any) -> Any:
+            added = output[0] if isinstance(output, tuple) else output
+            changed = (seen["residual"] + added) @ onto[place] - seen["residual"]
+            return (changed, *output[1:]) if isinstance(output, tuple) else changed
+
+        return hook
+
+    model.model.embed_tokens.register_forward_hook(lambda _, inputs, output: output @ onto[0])
+    for index, block in enumerate(model.model.layers):
+        for step, (norm, part) in enumerate(
+            ((block.input_layernorm, block.self_attn), (block.post_attention_layernorm, block.mlp))
+        ):
+            norm.register_forward_pre_hook(note)
+            part.register_forward_hook(led_on(2 * index + step + 1))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@torch.no_grad()
+def test_a_model_that_is_rotated_alone_gives_the_dense_logits(bases: dict[str, OpenedModel], name: str, tmp_path: Path) -> None:
+    expected = logits(bases[name].directory)
+    torch.testing.assert_close(logits(exported(bases[name], 32, tmp_path / "same")), expected, rtol=1e-5, atol=5e-5)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@torch.no_grad()
+def test_a_sliced_model_is_the_dense_one_with_a_projected_residual_stream(
+    bases: dict[str, OpenedModel], name: str, tmp_path: Path
+) -> None:
+    base = bases[name]
+    small = SlicedModel(base, found_bases(base, 24).__getitem__, 24)
+    export_sliced(small, tmp_path / "small")
+    whole = whole_model(base.directory, torch.float64)
+    project(whole, found_bases(base, 24))
+    expected = whole(input_ids=WINDOWS).logits
+    torch.testing.assert_close(logits(tmp_path / "small").double(), expected, rtol=1e-4, atol=1e-4)
+    assert (expected - logits(base.directory)).abs().max() > 0.1
+    check_export(BlockStream(small, CPU), dense, tmp_path / "small", WINDOWS[:2], "transformers")
+    check_export(BlockStream(small, CPU), dense, tmp_path / "small", WINDOWS[:2], "streamed")
+
+
+def test_signals_are_what_norms_give_but_for_their_scale(bases: dict[str, OpenedModel]) -> None:
+    """Their second moments, against a whole model in memory; and of several batches they are those of all together."""
+    base = bases["llama"]
+    whole, found = whole_model(base.directory), list[Tensor]()
+    norms = [norm for block in whole.model.layers for norm in (block.input_layernorm, block.post_attention_layernorm)]
+    for norm in (*norms, whole.model.norm):
+        norm.register_forward_hook(lambda norm, _, output: found.append((output / norm.weight).flatten(0, -2).double()))
+    with torch.no_grad():
+        whole(input_ids=WINDOWS)
+    moments = list(mean_moments(BlockStream(base, CPU), WINDOWS))
+    assert len(moments) == len(found) == 9
+    for mean, signals in zip(moments, found, strict=True):
+        torch.testing.assert_close(mean, signals.T @ signals / WINDOWS.numel(), rtol=1e-4, atol=1e-5)
+        assert float(mean.trace()) <= 32 + 1e-9
+    parts = [list(mean_moments(BlockStream(base, CPU), windows)) for windows in (WINDOWS[:2], WINDOWS[2:])]
+    for mean, first, second in zip(moments, *parts, strict=True):
+        torch.testing.assert_close(mean, (2 * first + 4 * second) / 6, rtol=1e-5, atol=1e-7)
+
+
+def test_what_is_written(bases: dict[str, OpenedModel], tmp_path: Path) -> None:
+    base = bases["llama with biases"]
+    folder = exported(base, 24, tmp_path / "small")
+    small, config = OpenedModel(folder), json.loads((folder / "config.json").read_text())
+    assert (config["model_type"], config["hidden_size"], config["dense_hidden_size"]) == ("sliced-llama", 24, 32)
+    assert (config["head_dim"], config["tie_word_embeddings"]) == (8, False)
+    assert {file.name for file in folder.iterdir()} >= {"modeling_sliced.py", "tokenizer.json", "model.safetensors.index.json"}
+    counted = sum(parameter.numel() for parameter in whole_model(folder).parameters())
+    assert small.plan.num_parameters == counted
+    block = small.plan.blocks[0]
+    assert block.linear("attn.q").shape == (64, 24)
+    assert block.linear("mlp.down").shape == (24, 48)
+    assert dict(block.others)["attn_shortcut.weight"] == (24, 24)
+    for norm in ("model.norm.weight", "model.layers.1.input_layernorm.weight"):
+        assert small.checkpoint.read(norm).tolist() == [1.0] * 24
+    again = exported(base, 24, tmp_path / "again")
+    assert [file.read_bytes() for file in sorted(again.iterdir())] == [file.read_bytes() for file in sorted(folder.iterdir())]
+
+
+@torch.no_grad()
+def test_it_writes_the_same_with_and_without_a_cache(bases: dict[str, OpenedModel], tmp_path: Path) -> None:
+    model = whole_model(exported(bases["qwen2"], 24, tmp_path / "small"))
+    words = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
+    cached, anew = (model.generate(WINDOWS[:2, :6], use_cache=cache, **words) for cache in (True, False))
+    assert cached.shape == (2, 18)
+    assert torch.equal(cached, anew)
+
+
+@torch.no_grad()
+def test_it_is_loaded_for_tuning(bases: dict[str, OpenedModel], tmp_path: Path) -> None:
+    """As any base: whole, in either dtype; and edited, written and opened again."""
+    folder = exported(bases["mistral"], 24, tmp_path / "small")
+    small = OpenedModel(folder)
+    torch.testing.assert_close(load_whole(small, CPU, "float32")(input_ids=WINDOWS).logits, logits(folder))
+    export_edited(small, dense, tmp_path / "copy")
+    assert torch.equal(logits(tmp_path / "copy"), logits(folder))
+
+
+WITHOUT_ESPALIER = """
+import sys, torch
+from transformers import AutoModelForCausalLM
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True, dtype=torch.float32).eval()
+assert not any(name.startswith("espalier") for name in sys.modules)
+torch.save(model(input_ids=torch.load(sys.argv[2])).logits, sys.argv[3])
+"""
+
+
+def test_it_is_loaded_by_its_own_code(bases: dict[str, OpenedModel], tmp_path: Path) -> None:
+    """In a process that knows nothing of Espalier."""
+    folder = exported(bases["qwen3"], 24, tmp_path / "small")
+    torch.save(WINDOWS, tmp_path / "windows.pt")
+    words = [str(folder), str(tmp_path / "windows.pt"), str(tmp_path / "logits.pt")]
+    home = {"HF_HOME": str(tmp_path / "home"), "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_ESPALIER, *words], cwd=tmp_path, env=home, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    torch.testing.assert_close(torch.load(words[2]), logits(folder))
+
+
+def test_what_cannot_be_sliced_says_which_models_can(tmp_path: Path) -> None:
+    model = OpenedModel(save_model(tmp_path / "opt", DECODERS["opt"]))
+    with pytest.raises(Mistake, match=r"model_type = 'opt': .*RMS norms alone.* llama, mistral, qwen2, qwen3 .*name one"):
+        SlicedModel(model, lambda place: torch.eye(32), 32)
+
+
+def test_a_sliced_model_is_neither_cut_nor_sliced_again(bases: dict[str, OpenedModel], tmp_path: Path) -> None:
+    small = OpenedModel(exported(bases["llama"], 24, tmp_path / "small"))
+    with pytest.raises(Mistake, match=r"model_type = 'sliced-llama': units and blocks are not cut .*name the model"):
+        OpenedModel(small.directory, Structure.whole(small.plan).with_blocks([0, 1]))
+    with pytest.raises(Mistake, match=r"model_type = 'sliced-llama': .*as they were trained"):
+        SlicedModel(small, lambda place: torch.eye(24), 24)
