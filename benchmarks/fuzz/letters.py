@@ -135,7 +135,7 @@ def _asked(method: str, kind: Kind, server_round: int, what: str) -> dict[str, A
         return texts.model_dump()
     if kind == "enrol" or (method == "fedprllm" and kind == "train"):
         return {}
-    if method in ("flap", "llm-pruner"):
+    if method in ("flap", "llm-pruner", "slicegpt"):
         return {"blob_sha256": [HASH]} if kind == "fetch" else {}
     if method == "llm-streamline":
         start = {} if (kind, server_round) == ("train", 1) else {"start": 0}
@@ -167,7 +167,7 @@ def _told(method: str, kind: Kind, server_round: int, blobs: Mapping[str, bytes]
         return {"seconds": 0.5}
     if kind != "train":
         return {}
-    number = 3 if method == "sft-p" else 2  # its generator is a blob beside those of the blocks
+    number = {"sft-p": 3, "slicegpt": 5}.get(method, 2)  # blobs beside those of the blocks, or one for each norm
     hashes = {"seconds": 0.5, "blob_sha256": [sha256(blob) for blob in blobs.values()] * number}
     if method == "llm-streamline":
         of_all = len(LINEARS) if server_round > 1 else 1
@@ -177,6 +177,7 @@ def _told(method: str, kind: Kind, server_round: int, blobs: Mapping[str, bytes]
         "fedprllm": {},
         "flap": {"tokens": 64},
         "llm-pruner": {},
+        "slicegpt": {"samples": 8},
         "fedspallm": {"calibration_windows": 0, "damping": 0.01},
     }
     return hashes | more.get(method, {"samples": 0 if method in ("hetlora", "sft-p") else 8, "skipped_steps": 0, "rank": 8})

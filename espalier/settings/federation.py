@@ -23,9 +23,10 @@ class FederationSettings(Table):
     sampled_clients: float = Field(1.0, gt=0, le=1, description="Share of the clients that a round asks, at least one client.")
     client_weights: Literal["paper", "equal", "samples", "norms"] = Field(
         "paper",
-        description="Weight of a client in the average. `samples`: the training sequences, or with fedspallm and "
-        "llm-streamline the calibration windows, that it reports; `norms` (hetlora): the Frobenius norm of the update that it "
-        "sent; `paper`: as the method's paper has it (fedpetuning and llm-streamline samples, hetlora norms, fedspallm equal).",
+        description="Weight of a client in the average. `samples`: the training sequences, or with fedspallm, llm-streamline "
+        "and slicegpt the calibration windows, that it reports; `norms` (hetlora): the Frobenius norm of the update that it "
+        "sent; `paper`: as the method's paper has it (fedpetuning, llm-streamline and slicegpt samples, hetlora norms, "
+        "fedspallm equal).",
     )
     max_weight_ratio: float = Field(
         10.0,

@@ -141,6 +141,16 @@ METHODS: dict[str, Row] = {
         outcome="server_app.outcomes.personal_masks:PersonalMasksOutcome",
         tunes=True,
     ),
+    "slicegpt": Row(
+        title="SliceGPT (principal components of the residual stream, by pooled second moments, of which the minor go)",
+        settings="espalier.settings.slicegpt:SliceGptSettings",
+        strategy="strategies.methods.slicegpt:SliceGpt",
+        job="client_app.slicegpt",
+        delivery="client_app.delivery:take",
+        contracts="espalier.wire.slicegpt",
+        outcome="server_app.outcomes.sliced:SlicedOutcome",
+        baseline="strategies.baselines.centralized_sliced:slicegpt_of_all",
+    ),
 }
 
 

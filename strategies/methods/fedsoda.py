@@ -9,17 +9,13 @@ FedOT and FedBiOT are the same with other settings: other blocks for the adapter
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from filecmp import cmp
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from flwr.app import Message
 from torch import Tensor
 
-from espalier.corpora.public_text import public_text
-from espalier.corpora.windows import evaluation_windows
 from espalier.modeling.block_stream import BlockStream
 from espalier.modeling.opened import OpenedModel, check_labels
 from espalier.modeling.quantised import require_quantisable
@@ -31,7 +27,7 @@ from espalier.modeling.structured.similar_groups import (
 )
 from espalier.settings.fedsoda import FedSodaSettings
 from espalier.settings.mistakes import Mistake
-from espalier.settings.run import BUILT_IN_TEXTS, RunSettings
+from espalier.settings.run import RunSettings
 from espalier.settings.seeds import derive_seed
 from espalier.storage.blobs import sha256
 from espalier.training.adapted import AdaptedModel
@@ -41,6 +37,7 @@ from espalier.wire.messages import Letter, Scalars
 from espalier.wire.model_folder import BYTES, PIECE, Offer, Piece
 from espalier.wire.payload import pack_tensors
 from espalier.wire.tuning import parts
+from strategies.engine.public_windows import public_windows, require_public_text
 from strategies.methods.fedpetuning import FedPETuning
 from strategies.results.adapters import AdapterResult
 from strategies.results.sub_model import SubModelResult, require_sub_model
@@ -88,13 +85,7 @@ class FedSoda(FedPETuning):
         if job.emulator == "nf4":
             require_quantisable(model.plan)
         require_sub_model(model, job.num_dropped)
-        _require_public_text(settings)
-        positions = model.num_positions
-        if positions is not None and job.public_window_tokens > positions:
-            raise Mistake(
-                f"{method}.public-window-tokens = {job.public_window_tokens}: the model has {positions} positions "
-                f"({model.positions_key} in its config.json); set it to {positions} or less"
-            )
+        require_public_text(settings, job, model)
         if cls.reads_public_text(job):
             cls.public_windows(settings, model)
 
@@ -106,12 +97,7 @@ class FedSoda(FedPETuning):
     @staticmethod
     def public_windows(settings: RunSettings, model: OpenedModel) -> Tensor:
         """Windows of the public text: (windows, tokens), int64."""
-        job = settings.of(FedSodaSettings)
-        path = "" if job.public_text in BUILT_IN_TEXTS else job.public_text
-        what = f"{settings.method}.public-text"
-        return evaluation_windows(
-            public_text(job.public_text, path, what), model.encode, job.public_window_tokens, job.public_windows, what
-        )
+        return public_windows(settings, settings.of(FedSodaSettings), model)
 
     def _public_sha256(self) -> str:
         """Hash of the windows that the server reads; empty where it reads none."""
@@ -289,34 +275,3 @@ class FedSoda(FedPETuning):
         told = EmulatorPart(blocks=self.result.aligned_blocks, aligned=self.result.aligned)
         for keys in parts(emulator.adapters, self.run.settings):
             yield told, {key: emulator.blob(key, limit) for key in keys}
-
-
-def _file(path: str) -> Path:
-    return Path(path).expanduser().resolve()
-
-
-def _same(one: Path, other: Path) -> bool:
-    """Whether two paths are one file, or files of the same bytes; what cannot be read is told elsewhere."""
-    try:
-        return one == other or cmp(one, other, shallow=False)
-    except OSError:
-        return False
-
-
-def _require_public_text(settings: RunSettings) -> None:
-    """Refuse public text that models are compared on.
-
-    Raises
-    ------
-    Mistake
-        It names the key.
-    """
-    chosen = settings.of(FedSodaSettings).public_text
-    texts = settings.evaluation.named_texts()
-    paths = {_file(path) for path in (*texts.values(), settings.task.test_path) if path}
-    same = chosen in texts if chosen in BUILT_IN_TEXTS else any(_same(_file(chosen), path) for path in paths)
-    if same:
-        raise Mistake(
-            f"{settings.method}.public-text = '{chosen}': models are compared on it (evaluation.texts), and would be "
-            "aligned to what they are tested on; name another text"
-        )

@@ -180,7 +180,7 @@ def test_an_unknown_method_is_met_with_the_known_ones() -> None:
     lines = mistake_lines({"method": "fedprlm"})
     assert lines == [
         "method = 'fedprlm': choose one of fedpetuning, fedprllm, fedsoda, fedspallm, flap, hetlora, llm-pruner, "
-        "llm-streamline, sft-p"
+        "llm-streamline, sft-p, slicegpt"
     ]
 
 

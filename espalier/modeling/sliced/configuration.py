@@ -11,11 +11,6 @@ SLICEABLE = ("llama", "mistral", "qwen2", "qwen3")
 """Families with an RMS norm before attention and one before the feed-forward part, whose sliced models have code."""
 
 
-def hidden_size(model: OpenedModel) -> int:
-    """The width of a decoder's residual stream."""
-    return model.plan.blocks[0].linear("attn.q").shape[1]
-
-
 def require_sliceable(model: OpenedModel) -> None:
     """Refuse a model whose residual stream cannot be rotated.
 

@@ -15,6 +15,7 @@ from espalier.modeling.checkpoint import CHUNK, Checkpoint, StoredTensor
 from espalier.modeling.opened import OpenedModel
 from espalier.modeling.structured.slices import block_of
 from espalier.wire.payload import DTYPE_BYTES
+from espalier.wire.slicegpt import dense_width
 from pruning_kernels.slicing import shortcut, sliced_reader, sliced_writer
 
 Bases = Callable[[int], Tensor]
@@ -44,7 +45,7 @@ class RotatedCheckpoint(Checkpoint):
         self.directory, self.shards = base.directory, base.checkpoint.shards
         self.tensors: dict[str, StoredTensor] = {}
         self._base, self._files, self._family = base, base.checkpoint, base.family
-        self._width, self._dense = width, base.plan.blocks[0].linear("attn.q").shape[1]
+        self._width, self._dense = width, dense_width(base.plan)
         self._basis = lru_cache(maxsize=3)(lambda place: bases(place).to(torch.float64))
         self._made: dict[str, Callable[[], Tensor]] = {}
         self._names = {path: name for name, path in {**self._family.linears, **self._family.norms}.items()}

@@ -12,7 +12,9 @@ from torch import Tensor, nn
 
 from espalier.modeling.block_stream import BlockStream
 from espalier.pace.beats import beats
-from pruning_kernels.slicing import kept_share, normalised, principal_basis, second_moments
+from espalier.wire.payload import pack_tensors, unpack_tensors
+from espalier.wire.slicegpt import BASIS, MOMENTS
+from pruning_kernels.slicing import kept_share, normalised, packed, principal_basis, second_moments
 
 NORMS = ("norm.attn", "norm.mlp")
 """Norms of a block, in the order in which it uses them."""
@@ -72,3 +74,23 @@ def basis_of(moments: Tensor, width: int) -> tuple[Tensor, float]:
     """The basis of a place, (hidden size, width), float32, and which share of the signals' squared length lies in it."""
     basis = principal_basis(moments, width)
     return basis.to(torch.float32), kept_share(moments, basis)
+
+
+def pack_moments(moments: Tensor) -> bytes:
+    """Serialise those of a place: their upper triangle, float32."""
+    return pack_tensors({MOMENTS: packed(moments).to(torch.float32).numpy()})
+
+
+def read_moments(blob: bytes) -> Tensor:
+    """Their upper triangle, float64."""
+    return torch.from_numpy(unpack_tensors(blob)[MOMENTS].copy()).to(torch.float64)
+
+
+def pack_basis(basis: Tensor) -> bytes:
+    """Serialise the basis of a place, float32."""
+    return pack_tensors({BASIS: basis.numpy()})
+
+
+def read_basis(blob: bytes) -> Tensor:
+    """Read it, (hidden size, width), float32."""
+    return torch.from_numpy(unpack_tensors(blob)[BASIS].copy())

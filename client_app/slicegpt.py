@@ -1,0 +1,102 @@
+"""SliceGPT at a client: second moments of its signals at every norm of the dense model, on its own windows.
+
+Moments travel, unless the run takes a public text's; windows and activations never do. By the client's own moments alone it
+knows along which bases it would slice by itself.
+"""
+
+import time
+from typing import Any
+
+from client_app.answered_once import Work, answer_once, kept_report
+from client_app.delivery import taken
+from client_app.evaluation import answer, require_own_text
+from client_app.once import kept_alone, make_alone
+from client_app.site import Site
+from espalier.corpora.client_text import client_windows
+from espalier.modeling.block_stream import BlockStream
+from espalier.modeling.opened import OpenedModel
+from espalier.modeling.sliced.opened_sliced import SlicedModel
+from espalier.modeling.sliced.signals import (
+    basis_of,
+    mean_moments,
+    pack_basis,
+    pack_moments,
+    read_basis,
+    read_moments,
+)
+from espalier.settings.slicegpt import SliceGptSettings
+from espalier.storage.blobs import BlobStore
+from espalier.storage.private import PrivateState
+from espalier.wire.messages import Header, Letter, validate
+from espalier.wire.parts import parts_of
+from espalier.wire.slicegpt import MomentsReport, basis_specs, dense_width, moment_parts, moment_specs, places
+from pruning_kernels.slicing import unpacked
+
+BASES = "bases"
+"""Document of a round: the bases of the client's own moments, by hash."""
+
+
+def train(site: Site, request: Letter) -> Letter:
+    """Watch the signals and reply with the first part, or say that the client is there; a round is answered once."""
+    plan, settings = site.model.plan, site.settings
+    specs = moment_specs(plan, settings)
+
+    def watch(state: PrivateState) -> MomentsReport:
+        started, header = time.monotonic(), request.header
+        require_own_text(site, header)
+        if not specs:
+            return MomentsReport(seconds=time.monotonic() - started, blob_sha256=[], samples=0)
+        windows = client_windows(settings, site.node, site.model.encode, header.client)
+        store, stream = state.blobs(header.server_round), BlockStream(site.model, site.computing)
+        hashes = [store.put(pack_moments(moments)) for moments in mean_moments(stream, windows)]
+        samples = len(windows) if settings.federation.client_weights == "samples" else 0
+        return MomentsReport(seconds=time.monotonic() - started, blob_sha256=hashes, samples=samples)
+
+    return answer_once(site, request, Work(MomentsReport, list(specs), moment_parts(plan, settings)[0], watch))
+
+
+def alone(site: Site, request: Letter) -> Letter:
+    """Find the bases of one's own windows, where the round asked for nothing."""
+
+    def make(state: PrivateState) -> dict[str, Any]:
+        header = request.header
+        windows = client_windows(site.settings, site.node, site.model.encode, header.client)
+        store, moments = state.blobs(header.server_round), mean_moments(BlockStream(site.model, site.computing), windows)
+        return {BASES: [store.put(pack_basis(basis_of(own, _width(site))[0])) for own in moments]}
+
+    return make_alone(site, request, make)
+
+
+def evaluate(site: Site, request: Letter) -> Letter:
+    """Loss of what this client would slice by itself on the public text that was sent along, and of all on its own text."""
+    return answer(site, request, _alone(site, request.header), lambda: _federated(site, request.header))
+
+
+def _width(site: Site) -> int:
+    return site.settings.of(SliceGptSettings).width(dense_width(site.model.plan))
+
+
+def _sliced(site: Site, store: BlobStore, bases: list[str]) -> OpenedModel:
+    return SlicedModel(site.model, lambda place: read_basis(store.get(bases[place])), _width(site))
+
+
+def _alone(site: Site, header: Header) -> OpenedModel:
+    state = site.state(header)
+    store = state.blobs(header.server_round)
+    if site.settings.job.makes_alone:
+        return _sliced(site, store, kept_alone(site, header)[BASES])
+    report = validate(MomentsReport, kept_report(site, header, "moments")["report"])
+    known = state.load(header.server_round, BASES)
+    if known is None:
+        dense = dense_width(site.model.plan)
+        moments = (unpacked(read_moments(store.get(blob)), dense) for blob in report.blob_sha256)
+        known = {BASES: [store.put(pack_basis(basis_of(own, _width(site))[0])) for own in moments]}
+        state.save(header.server_round, BASES, known)
+    return _sliced(site, store, known[BASES])
+
+
+def _federated(site: Site, header: Header) -> OpenedModel:
+    """What was delivered after the round."""
+    parts = parts_of(basis_specs(site.model.plan, site.settings), site.settings.part_bytes)
+    store, hashes, _ = taken(site, header, len(parts))
+    return _sliced(site, store, [hashes[place] for place in places(site.model.plan)])

@@ -1,0 +1,81 @@
+"""Settings of SliceGPT: the residual stream is rotated onto its principal components, and the minor ones go."""
+
+import math
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from espalier.settings.federation import FederationSettings
+from espalier.settings.method import MethodSettings
+from espalier.settings.mistakes import Mistake
+from espalier.settings.table import ReadWith
+
+FROM_PUBLIC_TEXT = {"covariances": ("public",)}
+FROM_CLIENTS = {"covariances": ("clients",)}
+
+
+class SliceGptSettings(MethodSettings):
+    """Table ``[slicegpt]`` (Ashkboos et al. 2024, section 3)."""
+
+    FEDERATION: ClassVar[tuple[str, ...]] = ("client-weights", "max-weight-ratio")
+    WEIGHTS: ClassVar[tuple[str, ...]] = ("samples", "equal")
+    MAKES_ALONE_WITH: ClassVar[Mapping[str, str | int]] = {"covariances": "public"}
+    READ_WITH: ClassVar[ReadWith] = {
+        **dict.fromkeys(("public-text", "public-windows", "public-window-tokens"), FROM_PUBLIC_TEXT),
+        **dict.fromkeys(("federation.client-weights", "federation.max-weight-ratio"), FROM_CLIENTS),
+    }
+
+    slicing: float = Field(
+        0.2,
+        ge=0,
+        lt=1,
+        description="Share of the residual stream's width that goes. Parameters fall by less, as each block gets two matrices "
+        "that lead from one basis to the next: in a model of LLaMA-2-7B's shape by 10% with 0.2, 16% with 0.25, 22% with "
+        "0.3; a model whose head is its embedding gets one of its own. 0 rotates and cuts nothing.",
+    )
+    multiple: int = Field(
+        8,
+        ge=1,
+        description="The width that stays is a multiple of it, so a little more goes. With 64 the sliced model can be held in "
+        "NF4, for instance to be tuned with `training.base=nf4`.",
+    )
+    covariances: Literal["clients", "public"] = Field(
+        "clients",
+        description="Whose signals say which components are minor: the clients', pooled, or those of a public text at the "
+        "server, for which clients send nothing.",
+    )
+    public_text: str = Field(
+        "code",
+        min_length=1,
+        description="The public text: `documentation` or `code` (the tenth that no client holds), or the path of a text file. "
+        "It must be none of `evaluation.texts`.",
+    )
+    public_windows: int = Field(64, ge=1, description="Windows of it.")
+    public_window_tokens: int = Field(256, ge=2, description="Tokens of a window, at most as many as the model has positions.")
+
+    @property
+    def makes_alone(self) -> bool:
+        """From public text the round leaves nothing of a client's own."""
+        return self.covariances == "public"
+
+    def num_rounds(self, federation: FederationSettings) -> int:
+        """One, whatever ``federation.rounds`` says."""
+        return 1
+
+    def width(self, dense: int) -> int:
+        """What stays of a residual stream's width.
+
+        Raises
+        ------
+        Mistake
+            Nothing would.
+        """
+        kept = math.floor((1 - self.slicing) * dense + 1e-9)
+        kept -= kept % self.multiple
+        if kept < 1:
+            raise Mistake(
+                f"slicing = {self.slicing}: of a residual stream of width {dense} no multiple of {self.multiple} would stay; "
+                "lower slicing or multiple"
+            )
+        return kept

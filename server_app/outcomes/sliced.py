@@ -1,0 +1,57 @@
+"""A sliced model: ``model/`` with the code that builds it, its size, and its losses."""
+
+from pathlib import Path
+from typing import Any
+
+from espalier.modeling.block_stream import BlockStream
+from espalier.modeling.edits import dense
+from espalier.modeling.export import check_export
+from espalier.modeling.opened import OpenedModel
+from espalier.modeling.sliced.export import export_sliced
+from espalier.modeling.sliced.rotated_checkpoint import SHORTCUTS
+from server_app.model_card import smaller_card
+from server_app.outcomes.outcome import A_FEW, Model, Outcome
+from strategies.results.sliced import SlicedResult
+
+
+class SlicedOutcome(Outcome[SlicedResult]):
+    """The sliced model beside its base."""
+
+    @property
+    def _target(self) -> Path:
+        return self.run.folder.path / "model"
+
+    def write(self, result: SlicedResult) -> None:
+        """Export the model with a card, and see that it reloads to the same logits."""
+        run, small = self.run, result.model
+        size = {"form": "compact", "bytes": sum(stored.num_bytes for stored in small.checkpoint.tensors.values())}
+        self.summary.report = result.report() | size
+        self.summary.sparsity = self._fewer(small)
+        export_sliced(small, self._target, smaller_card(run.settings, run.model, self.summary.report))
+        windows = next(iter(self.tests.texts.values()))[:A_FEW]
+        check_export(BlockStream(small, run.computing), dense, self._target, windows, run.settings.export_check)
+        run.progress.note("exported", "exported     model/ reloads to the same logits")
+        self.summary.where = f"the sliced model is in {self._target}"
+
+    def measure(self, result: SlicedResult) -> None:
+        """Losses on the texts, of the model as it was written."""
+        models: dict[str, Model] = {"dense": dense, "federated": OpenedModel(self._target)}
+        made: OpenedModel | None = self.pooled(self._made)
+        if made is not None:
+            models["centralized"] = made
+            self.summary.centralized_sparsity = self._fewer(made)
+        self.measure_texts(models)
+
+    def _made(self, baseline: Any) -> OpenedModel:
+        made: OpenedModel = baseline(self.run)
+        return made
+
+    def _fewer(self, small: OpenedModel) -> float:
+        """How many fewer weights the blocks' matrices have, with the shortcuts: a share of the base's."""
+        shortcuts = sum(
+            shape[0] * shape[1]
+            for block in small.plan.blocks
+            for name, shape in block.others
+            if name.removesuffix(".weight") in SHORTCUTS
+        )
+        return 1 - (small.plan.num_weights + shortcuts) / self.run.model.plan.num_weights

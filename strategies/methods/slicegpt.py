@@ -1,0 +1,121 @@
+"""SliceGPT, federated (Ashkboos et al. 2024, "SliceGPT: Compress Large Language Models by Deleting Rows and Columns").
+
+Every client sends the second moments of its signals at every norm of the dense model (section 3.3). The server takes their
+mean over all windows, so that it finds the principal components that one party would which has all of them, but for rounding to
+float32; it rotates the residual stream onto them, a basis for each norm, and deletes the minor ones (section 3.4). Or the
+signals are those of a public text, and clients send nothing.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from flwr.app import Message
+from torch import Tensor
+
+from espalier.modeling.block_stream import BlockStream
+from espalier.modeling.opened import OpenedModel, check_labels
+from espalier.modeling.sliced.configuration import require_sliceable
+from espalier.modeling.sliced.signals import mean_moments
+from espalier.settings.mistakes import Mistake
+from espalier.settings.run import RunSettings
+from espalier.settings.slicegpt import SliceGptSettings
+from espalier.wire.messages import NoScalars, Scalars, validate
+from espalier.wire.parts import parts_of
+from espalier.wire.slicegpt import MOMENTS, MomentsReport, basis_specs, dense_width, moment_parts, places
+from pruning_kernels.slicing import unpacked
+from strategies.engine.capped import count_claims
+from strategies.engine.evaluation import ClientEvaluation
+from strategies.engine.inbox import Inbox
+from strategies.engine.method import Method
+from strategies.engine.public_windows import public_windows, require_public_text
+from strategies.engine.run import Run
+from strategies.results.sliced import SlicedResult
+
+
+class SliceGpt(Method):
+    """Pooled second moments, or those of a public text.
+
+    Takes what ``Method`` does.
+    """
+
+    result: SlicedResult
+    num_rounds = 1
+    SENT = "moments"
+    STEPS = ("moments", "moments")
+
+    def __init__(self, run: Run, evaluation: ClientEvaluation | None = None) -> None:
+        super().__init__(run, evaluation)
+        self.job, self.plan = run.settings.of(SliceGptSettings), run.model.plan
+        self.result = SlicedResult(run.model, run.checkpoint.blobs, self.job.width(dense_width(self.plan)))
+
+    @classmethod
+    def require_fit(cls, settings: RunSettings, model: OpenedModel, capabilities: Mapping[str, float]) -> None:
+        """Refuse a model that cannot be rotated, a width of nothing, and a public text that cannot be used."""
+        check_labels(model.family, None, str(model.directory / "config.json"))
+        require_sliceable(model)
+        job = settings.of(SliceGptSettings)
+        try:
+            job.width(dense_width(model.plan))
+        except Mistake as mistake:
+            raise Mistake(f"{settings.method}.{mistake}") from None
+        if job.covariances == "public":
+            require_public_text(settings, job, model)
+            public_windows(settings, job, model)
+
+    def summary(self) -> None:
+        """Show what will be done."""
+        whose = "all clients" if self.job.covariances == "clients" else f"public text ({self.job.public_text})"
+        text = (
+            f"slicegpt     {self.result.width} of {dense_width(self.plan)} components of the residual stream stay, by {whose}"
+        )
+        self.run.progress.note("method", text)
+
+    def before_round(self, server_round: int) -> bool:
+        """From public text the server finds the bases by itself."""
+        if self.job.covariances == "clients":
+            return False
+        windows = public_windows(self.run.settings, self.job, self.run.model)
+        self._find(mean_moments(BlockStream(self.run.model, self.run.computing), windows))
+        return True
+
+    def order(self, server_round: int, client: int) -> tuple[Scalars, Mapping[str, bytes]]:
+        """Every client is asked for its moments in the dense model, or only whether it is there."""
+        return NoScalars(), {}
+
+    def reply_parts(self, server_round: int, client: int) -> Sequence[Sequence[str]]:
+        """The moments of whole places."""
+        return moment_parts(self.plan, self.run.settings)
+
+    def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
+        """Pool the moments, place after place, in order of client, and find the bases."""
+        if self.job.covariances == "public":
+            return
+        told = {client: validate(MomentsReport, self._reports[client]) for client in clients}
+        claimed = {client: float(report.samples or 1) for client, report in told.items()}
+        weights = count_claims(self.rounds, "weight", claimed, self.run.settings.federation.max_weight_ratio)
+        self._find(self._pooled(inbox, place, weights) for place in places(self.plan))
+
+    def _pooled(self, inbox: Inbox, place: str, weights: Mapping[int, float]) -> Tensor:
+        """The mean of all clients' moments at a place, (width, width), float64."""
+        width = dense_width(self.plan)
+        mean = torch.zeros(width * (width + 1) // 2, dtype=torch.float64)
+        for client, weight in weights.items():
+            mean += inbox.tensor(client, place, MOMENTS).to(torch.float64) * weight
+        return unpacked(mean / sum(weights.values()), width)
+
+    def _find(self, moments: Iterator[Tensor]) -> None:
+        """Find a basis for each place, one at a time."""
+        names = places(self.plan)
+        self.run.progress.begin("slicing", len(names))
+        for name, found in zip(names, moments, strict=True):
+            kept = self.result.take(found)
+            self.run.progress.step("sliced", f"{name}: {kept:.2%} of the signals kept", place=name, kept=kept)
+
+    def deliver(self, server_round: int) -> Iterator[list[Message]]:
+        """Bring the bases to the clients, part by part, so that they can evaluate the sliced model on their own text."""
+        if not self.run.settings.evaluation.own_text:
+            return
+        numbers = {place: number for number, place in enumerate(places(self.plan))}
+        parts = parts_of(basis_specs(self.plan, self.run.settings), self.run.settings.part_bytes)
+        whole = ((NoScalars(), {place: self.result.blob(numbers[place]) for place in part}) for part in parts)
+        yield from self.bring(server_round, whole)
