@@ -11,20 +11,17 @@ from espalier.settings.method import MethodSettings
 from espalier.settings.mistakes import Mistake
 from espalier.settings.table import ReadWith
 
-FROM_PUBLIC_TEXT = {"covariances": ("public",)}
-FROM_CLIENTS = {"covariances": ("clients",)}
-
 
 class SliceGptSettings(MethodSettings):
     """Table ``[slicegpt]`` (Ashkboos et al. 2024, section 3)."""
 
     FEDERATION: ClassVar[tuple[str, ...]] = ("client-weights", "max-weight-ratio")
+    ROUNDS: ClassVar[int] = 0  # not read: there is one, as num_rounds says
     WEIGHTS: ClassVar[tuple[str, ...]] = ("samples", "equal")
     MAKES_ALONE_WITH: ClassVar[Mapping[str, str | int]] = {"covariances": "public"}
-    READ_WITH: ClassVar[ReadWith] = {
-        **dict.fromkeys(("public-text", "public-windows", "public-window-tokens"), FROM_PUBLIC_TEXT),
-        **dict.fromkeys(("federation.client-weights", "federation.max-weight-ratio"), FROM_CLIENTS),
-    }
+    READ_WITH: ClassVar[ReadWith] = dict.fromkeys(
+        ("public-text", "public-windows", "public-window-tokens"), {"covariances": ("public",)}
+    )
 
     slicing: float = Field(
         0.2,

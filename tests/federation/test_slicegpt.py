@@ -1,22 +1,10 @@
 """SliceGPT in a small federation: the promises of every method, and its bases against those of pooled texts."""
 
-from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
-import pytest
-import torch
-from bench import Bench, model_files, summary
-from promises import Promises, Uninterrupted
-from test_flap import all_windows
-from transformers import AutoModelForCausalLM
+from promises import Promises
 
-from espalier.modeling.opened import OpenedModel
-from espalier.settings.mistakes import Mistake
-from espalier.storage.blobs import sha256
-from espalier.wire.messages import Letter, read
-from espalier.wire.payload import pack_tensors, unpack_tensors
-from strategies.engine.rounds import RunFailed
+from espalier.wire.messages import Letter
 
 WIDTH = 12
 
