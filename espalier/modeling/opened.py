@@ -94,12 +94,22 @@ class OpenedModel:
             raise Mistake(f"{path}: is the structure of another model than the one beside it; copy the model again")
         return structure
 
-    def _cut_out(self, cut: Structure, given: "Mapping[str, Tensor]") -> None:
+    def require_units(self) -> None:
+        """Refuse a model of which no units or blocks can be cut.
+
+        Raises
+        ------
+        Mistake
+            It is a sliced model.
+        """
         if str(self.config["model_type"]).startswith(SLICED):
             raise Mistake(
                 f"{self.directory}: model_type = {self.config['model_type']!r}: units and blocks are not cut out of a model "
-                "whose residual stream was sliced; name the model that it was made of, or a method that tunes"
+                "whose residual stream was sliced; name the model that it was made of, or a method that cuts none"
             )
+
+    def _cut_out(self, cut: Structure, given: "Mapping[str, Tensor]") -> None:
+        self.require_units()
         plan, self.plan, self.cut = self.plan, structured_plan(self.plan, cut), cut
         kept = slices(self.family, plan, cut, list(self.checkpoint.tensors))
         self.checkpoint = SlicedCheckpoint(self.checkpoint, kept, given)

@@ -19,9 +19,9 @@ class SliceGptSettings(MethodSettings):
     ROUNDS: ClassVar[int] = 0  # not read: there is one, as num_rounds says
     WEIGHTS: ClassVar[tuple[str, ...]] = ("samples", "equal")
     MAKES_ALONE_WITH: ClassVar[Mapping[str, str | int]] = {"covariances": "public"}
-    READ_WITH: ClassVar[ReadWith] = dict.fromkeys(
-        ("public-text", "public-windows", "public-window-tokens"), {"covariances": ("public",)}
-    )
+    READ_WITH: ClassVar[ReadWith] = {
+        key: {"covariances": ("public",)} for key in ("public-text", "public-windows", "public-window-tokens")
+    }
 
     slicing: float = Field(
         0.2,

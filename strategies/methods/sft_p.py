@@ -57,6 +57,7 @@ class SftP(FedPETuning):
         """Refuse a family without lanes, a share that cannot be pruned, and what FedPETuning refuses."""
         check_labels(model.family, None, str(model.directory / "config.json"))
         super().require_fit(settings, model, capabilities)
+        model.require_units()
         job, method = settings.of(SftPSettings), settings.method
         if not model.family.has_lanes:
             family = model.family.name
