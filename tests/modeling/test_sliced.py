@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 import torch
 from structured_models import DECODERS
-from tiny_models import CPU, save_model, token_windows, whole_model
+from tiny_models import CPU, llama_config, save_model, token_windows, whole_model
 from torch import Tensor, nn
 
 from espalier.modeling.block_stream import BlockStream
 from espalier.modeling.edits import dense
-from espalier.modeling.export import check_export, export_edited
+from espalier.modeling.export import check_export, export_edited, logits_of
 from espalier.modeling.opened import OpenedModel
+from espalier.modeling.quantised_folder import write_quantised
 from espalier.modeling.sliced.export import export_sliced
 from espalier.modeling.sliced.opened_sliced import SlicedModel
 from espalier.modeling.sliced.signals import basis_of, mean_moments
@@ -157,6 +158,27 @@ def test_it_is_loaded_for_tuning(bases: dict[str, OpenedModel], tmp_path: Path) 
     assert torch.equal(logits(tmp_path / "copy"), logits(folder))
 
 
+@torch.no_grad()
+def test_it_is_held_in_nf4_and_made_of_a_base_that_is(tmp_path: Path) -> None:
+    """As transformers loads what is written; and the other way about, in float32, as the base's matrices are read."""
+    sizes = {"hidden_size": 192, "intermediate_size": 64, "num_hidden_layers": 1}
+    base = OpenedModel(save_model(tmp_path / "base", llama_config(**sizes)))
+    small = OpenedModel(exported(base, 128, tmp_path / "small"))
+    write_quantised(small, tmp_path / "nf4", True)
+    held = load_whole(OpenedModel(tmp_path / "nf4"), CPU, "nf4")(input_ids=WINDOWS).logits
+    torch.testing.assert_close(load_whole(small, CPU, "nf4")(input_ids=WINDOWS).logits, held)
+    plain = whole_model(tmp_path / "nf4")
+    for module in plain.modules():  # the trap of CPUs with AVX512-BF16 (``linear_of``)
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
+    assert torch.equal(plain(input_ids=WINDOWS).logits, held)
+    write_quantised(base, tmp_path / "base-nf4", True)
+    made = OpenedModel(exported(OpenedModel(tmp_path / "base-nf4"), 192, tmp_path / "same"))
+    assert {stored.dtype for stored in made.checkpoint.tensors.values()} == {"F32"}
+    expected = logits_of(BlockStream(OpenedModel(tmp_path / "base-nf4"), CPU), WINDOWS, dense)
+    torch.testing.assert_close(logits(tmp_path / "same").flatten(0, 1), torch.cat(list(expected)), rtol=1e-4, atol=1e-4)
+
+
 WITHOUT_ESPALIER = """
 import sys, torch
 from transformers import AutoModelForCausalLM
@@ -191,3 +213,10 @@ def test_a_sliced_model_is_neither_cut_nor_sliced_again(bases: dict[str, OpenedM
         OpenedModel(small.directory, Structure.whole(small.plan).with_blocks([0, 1]))
     with pytest.raises(Mistake, match=r"model_type = 'sliced-llama': .*as they were trained"):
         SlicedModel(small, lambda place: torch.eye(24), 24)
+
+
+def test_a_model_without_its_head_is_refused(bases: dict[str, OpenedModel]) -> None:
+    model = OpenedModel(bases["llama"].directory)
+    model.checkpoint.tensors.pop("lm_head.weight")
+    with pytest.raises(Mistake, match=r"tensor lm_head.weight is missing; copy the model again"):
+        SlicedModel(model, lambda place: torch.eye(32), 32)

@@ -12,12 +12,12 @@ SLICEABLE = ("llama", "mistral", "qwen2", "qwen3")
 
 
 def require_sliceable(model: OpenedModel) -> None:
-    """Refuse a model whose residual stream cannot be rotated.
+    """Refuse a model whose residual stream cannot be rotated, or whose files lack what stands before and behind the blocks.
 
     Raises
     ------
     Mistake
-        It says which models can be.
+        It says which models can be, or which tensor is missing.
     """
     found = model.config["model_type"]
     if found not in SLICEABLE:
@@ -25,6 +25,16 @@ def require_sliceable(model: OpenedModel) -> None:
             f"{model.directory / 'config.json'}: model_type = {found!r}: the residual stream can be rotated where RMS norms "
             f"alone stand on it, in models of the types {', '.join(SLICEABLE)} as they were trained; name one of them"
         )
+    family = model.family
+    outer = [family.embeddings, family.final_norm, *([] if is_tied(model) else [family.head])]
+    for name in (f"{path}.weight" for path in outer):
+        if name not in model.checkpoint.tensors:
+            raise Mistake(f"{model.directory}: tensor {name} is missing; copy the model again")
+
+
+def is_tied(model: OpenedModel) -> bool:
+    """Whether a model's head is its embedding."""
+    return bool(model.configured("tie_word_embeddings"))
 
 
 def sliced_config(base: Mapping[str, Any], family: Family, width: int) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """A base model sliced along given bases, as an opened model: its tensors are made when they are read."""
 
 from espalier.modeling.opened import OpenedModel
-from espalier.modeling.sliced.configuration import require_sliceable, sliced_config
+from espalier.modeling.sliced.configuration import is_tied, require_sliceable, sliced_config
 from espalier.modeling.sliced.rotated_checkpoint import Bases, RotatedCheckpoint
 
 
@@ -23,6 +23,6 @@ class SlicedModel(OpenedModel):
     def __init__(self, base: OpenedModel, bases: Bases, width: int) -> None:
         require_sliceable(base)
         super().__init__(base.directory)
-        self.checkpoint = RotatedCheckpoint(base, bases, width, bool(base.configured("tie_word_embeddings")))
+        self.checkpoint = RotatedCheckpoint(base, bases, width, is_tied(base))
         self.config = sliced_config(self.config, self.family, width)
         self.plan = self._make_plan()
