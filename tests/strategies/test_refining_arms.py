@@ -1,0 +1,68 @@
+"""What points of the square mean, on paper."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from espalier.settings.mistakes import Mistake
+from strategies.methods.bandit import Bandit, Exploration
+from strategies.methods.refining_arms import ArmSpace, Kind, Refinement, step_for
+
+
+def test_relative_on_paper() -> None:
+    """Delta_max 0.1, target 0.3, ranks 2 to 32: v = 0.5 is half of the doublings, 8."""
+    space = ArmSpace(0.3, 0.1, 2, 32)
+    assert space.refinement(0.5, 0.5, 0.1) == Refinement(pytest.approx(0.15), 8)
+    assert space.refinement(0.0, 0.0, 0.1) == Refinement(0.1, 2)
+    assert space.refinement(0.999, 0.999, 0.25) == Refinement(0.3, 32)
+    assert space.least(0.2) == 0
+
+
+def test_absolute_on_paper() -> None:
+    space = ArmSpace(0.5, 0.1, 2, 32, "absolute")
+    assert space.refinement(0.5, 0.5, 0.1) == Refinement(0.25, 17)
+    assert space.refinement(0.1, 0.0, 0.1) == Refinement(0.1, 2)
+    assert [space.least(pruned) for pruned in (0.0, 0.25, 0.5)] == [0, 0.5, 1]
+    assert ArmSpace(0.0, 1.0, 2, 32, "absolute").least(0.0) == 1
+
+
+@given(
+    st.sampled_from(["relative", "absolute"]),
+    st.integers(0, 2**31),
+    st.integers(1, 4),
+    st.one_of(st.just(0.0), st.floats(0.01, 0.9)),
+)
+def test_ratios_never_fall_or_pass_the_target(kind: Kind, seed: int, lowest: int, target: float) -> None:
+    space, bandit, pruned = ArmSpace(target, step_for(target, 5), lowest, 16, kind), Bandit(Exploration()), 0.0
+    for number in range(1, 10):
+        u, v = bandit.draw(seed, 0, number, space.least(pruned))
+        found = space.refinement(u, v, pruned)
+        assert pruned <= found.pruned <= target
+        assert lowest <= found.rank <= 16
+        bandit, pruned = bandit.learn(u, v, 0.5, number), found.pruned
+
+
+def test_the_step() -> None:
+    assert step_for(0.5, 20) == 0.05
+    assert step_for(0.9, 1) == 1.0
+    assert step_for(0.0, 3) == 1.0
+    with pytest.raises(Mistake, match="rounds of pruning = 0"):
+        step_for(0.5, 0)
+
+
+@pytest.mark.parametrize(
+    ("given_values", "text"),
+    [
+        ((1.0, 0.1, 2, 32), "target = 1.0"),
+        ((math.nan, 0.1, 2, 32), "target = nan"),
+        ((0.5, 0.0, 2, 32), "largest step = 0.0"),
+        ((0.5, 0.1, 0, 32), "ranks from 0 to 32"),
+        ((0.5, 0.1, 8, 4), "ranks from 8 to 4"),
+        ((0.5, 0.1, 2, 4, "other"), "choose relative or absolute"),
+    ],
+)
+def test_bounds_out_of_range_are_told(given_values: tuple[float, float, int, int], text: str) -> None:
+    with pytest.raises(Mistake, match=text):
+        ArmSpace(*given_values)
