@@ -8,7 +8,7 @@ float32, whose last bits depend on the number of threads, and two nodes would th
 
 import logging
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -175,6 +175,40 @@ def linear_of(matrix: Nf4Matrix, known: dict[str, Tensor], compute_dtype: torch.
 def dequantised(matrix: Nf4Matrix, known: dict[str, Tensor]) -> Tensor:
     """The weights, float32, shaped like the matrix; ``known`` are the tables."""
     return bitsandbytes().functional.dequantize_4bit(matrix.packed, state_of(matrix, known, torch.float32))
+
+
+def row_reader(packed: Tensor, state: Any) -> Callable[[int, int], Tensor]:
+    """What dequantises rows of a matrix and no others, for kernels that go through it in stretches of rows.
+
+    Parameters
+    ----------
+    packed, state : as ``linear_of`` made them: ``linear.weight.data`` and ``linear.weight.quant_state``
+
+    Returns
+    -------
+    Callable
+        From the first row and the one behind the last to these rows, (rows, in_features), float32, on the device of the matrix:
+        bit for bit those of ``dequantised``. The scales, one float32 per 64 weights, are dequantised once and held.
+    """
+    functional, in_features = bitsandbytes().functional, state.shape[1]
+    scales = state.absmax
+    if state.nested:
+        scales = functional.dequantize_blockwise(state.absmax, state.state2) + state.offset
+    per_row = in_features // BLOCK
+
+    def read(first: int, end: int) -> Tensor:
+        rows = functional.QuantState(
+            scales[first * per_row : end * per_row].contiguous(),
+            shape=torch.Size((end - first, in_features)),
+            code=state.code,
+            blocksize=BLOCK,
+            quant_type="nf4",
+            dtype=torch.float32,
+        )
+        found: Tensor = functional.dequantize_4bit(packed.view(-1, 1)[first * in_features // 2 : end * in_features // 2], rows)
+        return found
+
+    return read
 
 
 def state_of(matrix: Nf4Matrix, known: dict[str, Tensor], dtype: torch.dtype) -> Any:

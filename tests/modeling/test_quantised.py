@@ -15,8 +15,10 @@ from espalier.modeling.quantised import (
     matrix_bytes,
     nf4_bytes,
     quantise,
+    row_reader,
     tables,
 )
+from espalier.modeling.quantised import dequantised as dequantised_matrix
 from espalier.settings.mistakes import Mistake
 from espalier.wire.plan import BlockPlan, LinearPlan, ModelPlan
 
@@ -191,3 +193,18 @@ def test_the_tables_are_those_of_the_paper(device: torch.device) -> None:
     assert found["table"].tolist() == pytest.approx(LEVELS, abs=1e-6)
     assert found["nested_table"].shape == (256,)
     assert found["nested_table"].dtype == torch.float32
+
+
+@pytest.mark.parametrize("double", [True, False])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_rows_are_those_of_the_whole_matrix_bit_for_bit(shape: tuple[int, int], double: bool, device: torch.device) -> None:
+    """Stretches whose scales begin in the middle of a nested block among them."""
+    matrix = quantise([weight_of(shape).flatten()], shape, device, double)
+    linear = linear_from(matrix, device, torch.bfloat16)
+    whole = slowly_dequantised(matrix, device)
+    read = row_reader(linear.weight.data, linear.weight.quant_state)
+    for size in (1, 5, 64):
+        pieces = [read(start, min(start + size, shape[0])) for start in range(0, shape[0], size)]
+        assert {piece.dtype for piece in pieces} == {torch.float32}
+        assert torch.cat(pieces).cpu().tolist() == [pytest.approx(row, rel=1e-6) for row in whole.tolist()]
+        assert torch.equal(torch.cat(pieces), dequantised_matrix(matrix, tables(device)))

@@ -1,0 +1,196 @@
+"""Importance by LoRA's gradients against dense matrices and loops over single weights."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from largest_tensor import LargestTensor
+
+from pruning_kernels.factors import Factors
+from pruning_kernels.lora_importance import Gradients, Score, combined, moving_average, unit_importance
+
+pytestmark = pytest.mark.usefixtures("tests_on_device")
+
+
+def drawn(*shape: int, seed: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def adapter(rows: int, columns: int, rank: int, seed: int = 0) -> tuple[torch.Tensor, Factors, Gradients]:
+    weight, b, a, gradient_b, gradient_a = (
+        drawn(*shape, seed=seed + place)
+        for place, shape in enumerate([(rows, columns), (rows, rank), (rank, columns), (rows, rank), (rank, columns)])
+    )
+    return weight, Factors(b, a, 1.5), Gradients(gradient_b, gradient_a)
+
+
+def expected(weight: torch.Tensor, factors: Factors, gradients: Gradients, side: int, size: int, score: Score) -> list[float]:
+    """Weight by weight, as equation 10 is written, with s."""
+    b, a = factors.b.numpy(), factors.a.numpy()
+    gradient_b, gradient_a = gradients.b.numpy(), gradients.a.numpy()
+    units = [0.0] * (weight.shape[side] // size)
+    for m in range(weight.shape[0]):
+        for n in range(weight.shape[1]):
+            estimate = gradient_b[m] @ a[:, n] + b[m] @ gradient_a[:, n] - gradient_b[m] @ gradient_a[:, n]
+            product = estimate * (float(weight[m, n]) + factors.scaling * (b[m] @ a[:, n]))
+            units[(m, n)[side] // size] += product**2 if score == "exact" else product
+    return units if score == "exact" else [unit**2 for unit in units]
+
+
+def test_on_paper(device: torch.device) -> None:
+    """G = gB A + B gA - gB gA = [[0, 0], [1, 2]] + [[1, 0], [0, 0]] - [[0, 0], [1, 0]], which is diag(1, 2).
+
+    With s = 2 and a W of ones M = [[3, 5], [1, 1]], so the products are diag(3, 2).
+    """
+    one = torch.ones(2, 2, device=device)
+    factors = Factors(torch.tensor([[1.0], [0.0]], device=device), torch.tensor([[1.0, 2.0]], device=device), 2.0)
+    gradients = Gradients(torch.tensor([[0.0], [1.0]], device=device), torch.tensor([[1.0, 0.0]], device=device))
+    for side in (0, 1):
+        assert unit_importance(one, factors, gradients, side, 1).tolist() == [9.0, 4.0]
+        assert unit_importance(one, factors, gradients, side, 1, "group").tolist() == [9.0, 4.0]
+        assert unit_importance(one, factors, gradients, side, 2).tolist() == [13.0]
+        assert unit_importance(one, factors, gradients, side, 2, "group").tolist() == [25.0]
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.sampled_from([(12, 6), (6, 12), (12, 12)]), st.integers(1, 4), st.sampled_from([0, 1]), st.sampled_from([1, 2, 3]),
+    st.sampled_from(["exact", "group"]), st.sampled_from([1, 5, 12, 99]), st.integers(0, 999),
+)  # fmt: skip
+def test_streamed_equals_a_loop_over_weights(
+    shape: tuple[int, int], rank: int, side: int, size: int, score: Score, rows_at_once: int, seed: int
+) -> None:
+    """Blocks of rows that cut units among them; the weight as a tensor and as a reader."""
+    weight, factors, gradients = adapter(*shape, rank, seed)
+    found = unit_importance(weight, factors, gradients, side, size, score, rows_at_once)
+    assert (found.dtype, found.shape) == (torch.float64, (shape[side] // size,))
+    assert found.tolist() == pytest.approx(expected(weight, factors, gradients, side, size, score), rel=1e-9, abs=1e-9)
+    read: list[tuple[int, int]] = []
+
+    def rows(first: int, end: int) -> torch.Tensor:
+        read.append((first, end))
+        return weight[first:end]
+
+    assert torch.equal(unit_importance(rows, factors, gradients, side, size, score, rows_at_once), found)
+    assert [row for first, end in read for row in range(first, end)] == list(range(shape[0]))
+
+
+@pytest.mark.parametrize("score", ["exact", "group"])
+@pytest.mark.parametrize("side", [0, 1])
+def test_no_tensor_is_as_large_as_the_matrix(side: int, score: Score, device: torch.device) -> None:
+    """Of 64 x 96 numbers at most 8 rows, P and Q are there at a time."""
+    weight, factors, gradients = adapter(64, 96, 2)
+    factors = Factors(factors.b.float().to(device), factors.a.float().to(device), 1.5)
+    given_gradients = Gradients(gradients.b.float().to(device), gradients.a.float().to(device))
+    held = weight.to(torch.bfloat16).to(device)
+    with LargestTensor() as largest:
+        unit_importance(held, factors, given_gradients, side, 1, score, rows_at_once=8)
+    assert largest.numbers <= max(8 * 96, 2 * 2 * 96, 2 * 2 * 64)
+
+
+@pytest.mark.parametrize("score", ["exact", "group"])
+@pytest.mark.parametrize("side", [0, 1])
+def test_float32_agrees_and_repeats(side: int, score: Score) -> None:
+    weight, factors, gradients = adapter(20, 30, 3)
+    whole = unit_importance(weight, factors, gradients, side, 5, score)
+    halves = [unit_importance(weight, factors, gradients, side, 5, score, 7, torch.float32) for _ in range(2)]
+    assert torch.equal(halves[0], halves[1])
+    assert torch.equal(whole, unit_importance(weight, factors, gradients, side, 5, score))
+    assert (halves[0].dtype, halves[0].tolist()) == (torch.float64, pytest.approx(whole.tolist(), rel=1e-4))
+
+
+def test_parameters_are_read_without_their_gradients() -> None:
+    weight, factors, gradients = adapter(4, 6, 2)
+    live = Factors(torch.nn.Parameter(factors.b), torch.nn.Parameter(factors.a), 1.5)
+    found = unit_importance(torch.nn.Parameter(weight), live, gradients, 0, 2)
+    assert not found.requires_grad
+
+
+def test_group_is_the_first_order_change_of_the_loss_where_the_estimate_is_the_gradient() -> None:
+    """With B = 0 and gA = 0 the estimate is gB A. For A of full row rank and the loss <gB A, W> that is its gradient in W, and
+    the square of what the loss loses with a unit is the unit's importance."""
+    weight, factors, gradients = adapter(6, 4, 4)
+    first = Factors(torch.zeros_like(factors.b), factors.a, 1.5)
+    slope = gradients.b @ factors.a
+    found = unit_importance(weight, first, Gradients(gradients.b, torch.zeros_like(gradients.a)), 0, 2, "group")
+    lost = [float((slope[start : start + 2] * weight[start : start + 2]).sum()) ** 2 for start in (0, 2, 4)]
+    assert found.tolist() == pytest.approx(lost)
+
+
+def test_what_is_not_finite_shows() -> None:
+    weight, factors, gradients = adapter(4, 6, 2)
+    gradients.b[1, 0] = math.nan
+    assert torch.isnan(unit_importance(weight, factors, gradients, 0, 2)).tolist() == [True, False]
+
+
+def test_refusals() -> None:
+    weight, factors, gradients = adapter(4, 6, 2)
+    with pytest.raises(ValueError, match="shaped like their factors"):
+        unit_importance(weight, factors, Gradients(gradients.b, gradients.a[:1]), 0, 1)
+    with pytest.raises(ValueError, match=r"has its shape, got \(6, 4\)"):
+        unit_importance(weight.T, factors, gradients, 0, 1)
+    with pytest.raises(ValueError, match=r"rows 0 to 4 of a matrix \(4, 6\) cannot have the shape \(3, 6\)"):
+        unit_importance(lambda first, end: weight[first : end - 1], factors, gradients, 0, 1)
+    for side, size in ((0, 3), (1, 4), (2, 1), (0, 0)):
+        with pytest.raises(ValueError, match="do not fill a matrix"):
+            unit_importance(weight, factors, gradients, side, size)
+    with pytest.raises(ValueError, match="rows_at_once has to be at least 1"):
+        unit_importance(weight, factors, gradients, 0, 1, rows_at_once=0)
+    with pytest.raises(ValueError, match="float32 or float64"):
+        unit_importance(weight, factors, gradients, 0, 1, dtype=torch.bfloat16)
+
+
+# ----- units of several matrices, and steps ---------------------------------------------------------------------------
+
+
+def test_matrices_are_normalised_before_they_are_added(device: torch.device) -> None:
+    """(3, 4) over its norm 5, (0, 10) over 10; zeros add nothing; without the norm the sums are 3 and 14."""
+    one, other, zeros = (torch.tensor(values, device=device) for values in ([3.0, 4.0], [0.0, 10.0], [0.0, 0.0]))
+    assert combined([one, other, zeros]).tolist() == pytest.approx([0.6, 1.8])
+    assert combined([one, other, zeros], normalise=False).tolist() == [3.0, 14.0]
+    assert combined([zeros]).tolist() == [0.0, 0.0]
+    huge = torch.tensor([3e200, 4e200], dtype=torch.float64, device=device)
+    assert combined([huge]).tolist() == pytest.approx([0.6, 0.8])
+
+
+def test_matrices_of_other_units_are_refused() -> None:
+    for given_values in ([], [torch.ones(2), torch.ones(3)], [torch.ones(2, 2)]):
+        with pytest.raises(ValueError, match="vectors of one length"):
+            combined(given_values)
+
+
+def test_the_moving_average_on_paper(device: torch.device) -> None:
+    """8, then 0.75 * 8 + 0.25 * 4 = 7; a step that is not finite is none."""
+    seen = [torch.tensor(values, device=device) for values in ([8.0, 0.0], [4.0, 4.0], [math.nan, 1.0], [math.inf, 1.0])]
+    first = moving_average(None, seen[0], 0.75)
+    assert first is not None
+    assert first.tolist() == [8.0, 0.0]
+    second = moving_average(first, seen[1], 0.75)
+    assert second is not None
+    assert second.tolist() == [7.0, 1.0]
+    assert moving_average(second, seen[2], 0.75) is second
+    assert moving_average(None, seen[3], 0.75) is None
+    seen[0].zero_()
+    assert first.tolist() == [8.0, 0.0]
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=8), st.floats(0, 1))
+def test_the_moving_average_is_the_weighted_sum(values: list[float], eta: float) -> None:
+    found = None
+    for value in values:
+        found = moving_average(found, torch.tensor([value], dtype=torch.float64), eta)
+    last = len(values) - 1
+    weights = [eta**last] + [(1 - eta) * eta ** (last - step) for step in range(1, len(values))]
+    assert found is not None
+    assert float(found) == pytest.approx(float(np.dot(weights, values)), abs=1e-6)
+
+
+def test_refusals_of_the_moving_average() -> None:
+    for eta in (-0.1, 1.1, math.nan):
+        with pytest.raises(ValueError, match="eta has to lie in"):
+            moving_average(None, torch.ones(2), eta)
+    with pytest.raises(ValueError, match="cannot go on with"):
+        moving_average(torch.ones(3), torch.ones(2), 0.9)
