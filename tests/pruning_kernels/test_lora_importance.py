@@ -7,7 +7,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from largest_tensor import LargestTensor
 
 from pruning_kernels.factors import Factors
 from pruning_kernels.lora_importance import Gradients, Score, combined, moving_average, unit_importance
@@ -76,19 +75,6 @@ def test_streamed_equals_a_loop_over_weights(
 
     assert torch.equal(unit_importance(rows, factors, gradients, side, size, score, rows_at_once), found)
     assert [row for first, end in read for row in range(first, end)] == list(range(shape[0]))
-
-
-@pytest.mark.parametrize("score", ["exact", "group"])
-@pytest.mark.parametrize("side", [0, 1])
-def test_no_tensor_is_as_large_as_the_matrix(side: int, score: Score, device: torch.device) -> None:
-    """Of 64 x 96 numbers at most 8 rows, P and Q are there at a time."""
-    weight, factors, gradients = adapter(64, 96, 2)
-    factors = Factors(factors.b.float().to(device), factors.a.float().to(device), 1.5)
-    given_gradients = Gradients(gradients.b.float().to(device), gradients.a.float().to(device))
-    held = weight.to(torch.bfloat16).to(device)
-    with LargestTensor() as largest:
-        unit_importance(held, factors, given_gradients, side, 1, score, rows_at_once=8)
-    assert largest.numbers <= max(8 * 96, 2 * 2 * 96, 2 * 2 * 64)
 
 
 @pytest.mark.parametrize("score", ["exact", "group"])

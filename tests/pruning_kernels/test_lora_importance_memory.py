@@ -1,0 +1,21 @@
+"""Importance by LoRA's gradients goes through a matrix without another one of its size."""
+
+import pytest
+import torch
+from largest_tensor import LargestTensor
+
+from pruning_kernels.factors import Factors
+from pruning_kernels.lora_importance import Gradients, Score, unit_importance
+
+
+@pytest.mark.parametrize("score", ["exact", "group"])
+@pytest.mark.parametrize("side", [0, 1])
+def test_no_tensor_is_as_large_as_the_matrix(side: int, score: Score) -> None:
+    """Of 64 x 96 numbers at most 8 rows, P and Q are there at a time."""
+    generator = torch.Generator().manual_seed(0)
+    b, gradient_b = torch.randn(2, 64, 2, generator=generator)
+    a, gradient_a = torch.randn(2, 2, 96, generator=generator)
+    held = torch.randn(64, 96, generator=generator).to(torch.bfloat16)
+    with LargestTensor() as largest:
+        unit_importance(held, Factors(b, a, 1.5), Gradients(gradient_b, gradient_a), side, 1, score, rows_at_once=8)
+    assert largest.numbers <= max(8 * 96, 2 * 2 * 96, 2 * 2 * 64)
