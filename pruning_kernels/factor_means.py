@@ -81,6 +81,7 @@ def coverage_mean(
     rank: int,
     scaling: float,
     divisor: Divisor = "keepers",
+    last: KeptFactors | None = None,
 ) -> Factors:
     """Best approximation with this rank of the mean in which each row counts with the devices that kept it.
 
@@ -96,12 +97,15 @@ def coverage_mean(
     side : which one was pruned
     rank, scaling : of the result
     divisor : see ``Divisor``
+    last : the last global update, of the rows that devices without a part in this mean still have. What nobody else kept stays
+        as it is there, as far as the rank goes. Rows that no device has at all, and none comes back, are better left out: they
+        would take singular values from the others.
 
     Returns
     -------
     Factors
         float32, of the whole matrix, ordered and balanced as ``factors.refactorise`` says. Rows that no device of a weight
-        above 0 kept are exactly zero.
+        above 0 kept, and that are not in ``last``, are exactly zero.
 
     Raises
     ------
@@ -112,7 +116,7 @@ def coverage_mean(
     """
     factors = [client.factors for client in clients]
     shares = _shares(factors, weights)
-    _require_maps(clients, side)
+    _require_maps(clients if last is None else [*clients, last], side)
     coverage = torch.zeros(clients[0].keep.shape, dtype=torch.float64, device=clients[0].keep.device)
     for client, share in zip(clients, shares, strict=True):
         coverage += share * client.keep
@@ -123,8 +127,15 @@ def coverage_mean(
         kept = client.factors.b if side == "rows" else client.factors.a.T
         block = kept.new_zeros((len(covered), client.factors.rank), dtype=torch.float64)
         block[client.keep] = as_float64(kept) * (share * client.factors.scaling / divisors[client.keep])[:, None]
-        blocks.append(block[covered])
-    scaled, whole = torch.cat(blocks, dim=1), [as_float64(f.a if side == "rows" else f.b.T) for f in factors]
+        blocks.append(block)
+    if last is not None and bool((last.keep & ~covered).any()):
+        kept = last.factors.b if side == "rows" else last.factors.a.T
+        block = kept.new_zeros((len(covered), last.factors.rank), dtype=torch.float64)
+        block[last.keep] = as_float64(kept) * last.factors.scaling
+        block[covered] = 0
+        blocks.append(block)
+        factors, covered = [*factors, last.factors], covered | last.keep
+    scaled, whole = torch.cat(blocks, dim=1)[covered], [as_float64(f.a if side == "rows" else f.b.T) for f in factors]
     if side == "rows":
         mean = refactorise(scaled, torch.cat(whole), rank, scaling)
         return Factors(_spread(mean.b, covered), mean.a, scaling)

@@ -131,6 +131,31 @@ def test_a_device_without_weight_covers_nothing() -> None:
     assert dense(found) == pytest.approx(np.array([[1.0, 1.0], [0.0, 0.0]]))
 
 
+@pytest.mark.parametrize("side", ["rows", "columns"])
+def test_what_nobody_kept_stays_as_it_was_where_somebody_else_has_it(side: PrunedSide) -> None:
+    """Of four rows devices keep 0 and 1, absent ones 1 and 2, of which 1 is the devices', and nobody has 3."""
+    devices = KeptFactors(Factors(column(1.0, 2.0), row(1.0, 2.0), 2.0), torch.tensor([True, True, False, False]))
+    absent = KeptFactors(Factors(column(9.0, 5.0), row(0.0, 3.0), 1.0), torch.tensor([False, True, True, False]))
+    if side == "columns":
+        devices, absent = (
+            KeptFactors(Factors(k.factors.a.T, k.factors.b.T, k.factors.scaling), k.keep) for k in (devices, absent)
+        )
+    expected = np.array([[2.0, 4.0], [4.0, 8.0], [0.0, 15.0], [0.0, 0.0]])
+    found = dense(coverage_mean([devices], [3], side, 2, 4.0, last=absent))
+    assert (found if side == "rows" else found.T) == pytest.approx(expected, abs=1e-5)
+    assert not (found if side == "rows" else found.T)[3].any()
+
+
+def test_where_devices_cover_all_the_last_update_changes_no_bit() -> None:
+    kept = KeptFactors(drawn(3, 5, 2, 1.0, 0), torch.tensor([True, True, False, True]))
+    last = KeptFactors(drawn(2, 5, 2, 1.0, 1), torch.tensor([True, False, False, True]))
+    plain, found = coverage_mean([kept], [1], "rows", 2, 1.0), coverage_mean([kept], [1], "rows", 2, 1.0, last=last)
+    assert torch.equal(plain.b, found.b)
+    assert torch.equal(plain.a, found.a)
+    with pytest.raises(ValueError, match="pruned rows of matrices of different sizes"):
+        coverage_mean([kept], [1], "rows", 2, 1.0, last=KeptFactors(drawn(2, 4, 2, 1.0, 1), last.keep))
+
+
 def test_everything_kept_is_the_weighted_mean() -> None:
     clients = [drawn(8, 9, 2, 1.0, seed) for seed in range(3)]
     found = coverage_mean(

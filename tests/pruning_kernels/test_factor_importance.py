@@ -1,0 +1,75 @@
+"""The importance of LoRA modules on paper, against loops, and where it says nothing."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pruning_kernels.factor_importance import Terms, comparable, spectral_term, taylor_term
+from pruning_kernels.factors import Factors
+
+pytestmark = pytest.mark.usefixtures("tests_on_device")
+
+
+def test_the_taylor_term_on_paper(device: torch.device) -> None:
+    """(1 * 2)^2 + (3 * 1)^2 + 0."""
+    b = torch.tensor([[1.0], [3.0], [5.0]], device=device)
+    assert taylor_term(b, torch.tensor([[2.0], [1.0], [0.0]], device=device)) == 13
+
+
+def test_the_taylor_term_does_not_underflow() -> None:
+    assert taylor_term(torch.full((2, 1), 1e-15), torch.full((2, 1), 1e-15)) == pytest.approx(2e-60, rel=1e-5)
+
+
+def test_the_spectral_term_is_the_mean_of_sums_of_singular_values(device: torch.device) -> None:
+    """2 [[1], [2]] [[3, 4]] has one, 10 sqrt 5; 3 diag(1, 2) has 3 and 6."""
+    one = Factors(torch.tensor([[1.0], [2.0]], device=device), torch.tensor([[3.0, 4.0]], device=device), 2.0)
+    two = Factors(torch.tensor([[1.0, 0.0], [0.0, 2.0]], device=device), torch.eye(2, device=device), 3.0)
+    assert spectral_term([one, two]) == pytest.approx((10 * math.sqrt(5) + 9) / 2)
+
+
+def test_the_spectral_term_against_the_dense_update() -> None:
+    numbers = torch.Generator().manual_seed(0)
+    modules = [Factors(torch.randn(9, 4, generator=numbers), torch.randn(4, 7, generator=numbers), 0.5) for _ in range(3)]
+    dense = [0.5 * module.b.double().numpy() @ module.a.double().numpy() for module in modules]
+    expected = np.mean([np.linalg.svd(matrix, compute_uv=False).sum() for matrix in dense])
+    assert spectral_term(modules) == pytest.approx(expected, rel=1e-5)
+
+
+def test_terms_of_other_sizes_count_alike() -> None:
+    """Means 2e-10 and 4: (1/2 + 6/4, 3/2 + 2/4)."""
+    found = comparable({3: Terms(1e-10, 6.0), 1: Terms(3e-10, 2.0)})
+    assert found == {3: pytest.approx(2.0), 1: pytest.approx(2.0)}
+
+
+def test_a_term_that_is_zero_everywhere_counts_alike_for_all() -> None:
+    assert comparable({0: Terms(0.0, 0.0), 1: Terms(0.0, 0.0)}) == {0: 2.0, 1: 2.0}
+    assert comparable({0: Terms(0.0, 1.0), 1: Terms(0.0, 3.0)}) == {0: 1.5, 1: 2.5}
+    assert comparable({}) == {}
+
+
+@given(st.dictionaries(st.integers(0, 9), st.builds(Terms, st.floats(0, 1e300), st.floats(0, 1e300)), min_size=1))
+def test_the_mean_is_two_and_the_order_changes_nothing(terms: dict[int, Terms]) -> None:
+    found = comparable(terms)
+    assert found == comparable(dict(reversed(terms.items())))
+    assert sum(found.values()) / len(found) == pytest.approx(2, rel=1e-6)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -1.0])
+def test_terms_that_are_none_are_refused(bad: float) -> None:
+    with pytest.raises(ValueError, match="taylor term"):
+        Terms(bad, 1.0)
+    with pytest.raises(ValueError, match="spectral term"):
+        Terms(1.0, bad)
+
+
+def test_refusals() -> None:
+    with pytest.raises(ValueError, match="shaped like its factor"):
+        taylor_term(torch.ones(2, 1), torch.ones(1, 2))
+    with pytest.raises(ValueError, match="NaN or infinity"):
+        taylor_term(torch.ones(2, 1), torch.full((2, 1), math.nan))
+    with pytest.raises(ValueError, match="no spectral term"):
+        spectral_term([])
