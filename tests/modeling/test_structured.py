@@ -211,6 +211,31 @@ def test_scores_that_are_no_numbers_are_a_mistake(saved: dict[str, Path]) -> Non
         units.lowest(scores, StructuredSettings(), 0.2)
 
 
+@pytest.mark.parametrize("selection", ["global", "block", "kind"])
+@pytest.mark.parametrize("multiple", [1, 16])
+def test_what_is_gone_stays_gone_and_counts(saved: dict[str, Path], selection: str, multiple: int) -> None:
+    """Round after round with other scores; each time at least the share goes, and of each kind and block one unit stays."""
+    units, generator = ModelUnits.of(OpenedModel(saved["llama"]).plan), torch.Generator().manual_seed(2)
+    gone, costs = None, list[int]()
+    for share in (0.0, 0.1, 0.1, 0.25, 0.4):
+        job = StructuredSettings.model_validate({"share": 0.5, "channel-multiple": multiple, "selection": selection})
+        scores = [
+            {kind: torch.rand(n, generator=generator) for kind, n in zip(KINDS, own, strict=True)} for own in units.numbers
+        ]
+        found = units.lowest(scores, job, share, gone)
+        flat = torch.cat([torch.from_numpy(own[kind]) for own in found for kind in KINDS])
+        cost = int(units.costs[flat].sum())
+        assert cost >= share * int(units.costs.sum())
+        if gone is not None:
+            assert all((own[kind] >= before[kind]).all() for own, before in zip(found, gone, strict=True) for kind in KINDS)
+        if multiple == 1 and selection == "global":
+            assert cost < share * int(units.costs.sum()) + int(units.costs.max())
+        assert all(not own[kind].all() and (~own["channels"]).sum() % multiple == 0 for own in found for kind in KINDS)
+        gone = found
+        costs.append(cost)
+    assert multiple > 1 or costs[1] == costs[2], "the same share again cuts nothing more"
+
+
 @pytest.mark.parametrize("share", [0.1, 0.3, 0.6])
 def test_a_multiple_of_channels_stays_the_best_of_them(saved: dict[str, Path], share: float) -> None:
     """Of 48 channels 48, 32 or 16; they are the highest, in a plain sort, and no fewer go than were asked for."""

@@ -45,13 +45,21 @@ class ModelUnits:
         """(units,), int64: which units compete, by the setting ``selection``."""
         return {"global": torch.zeros_like(self.pools), "block": self.pools // 2, "kind": self.pools}[selection]
 
-    def lowest(self, scores: Sequence[Mapping[str, Tensor]], job: StructuredSettings, share: float) -> list[dict[str, NDArray]]:
+    def lowest(
+        self,
+        scores: Sequence[Mapping[str, Tensor]],
+        job: StructuredSettings,
+        share: float,
+        gone: Sequence[Mapping[str, NDArray]] | None = None,
+    ) -> list[dict[str, NDArray]]:
         """Which units are cut: for each of the blocks, bool arrays by kind.
 
         Parameters
         ----------
         scores : for each of the blocks, (units,) by kind
-        share : of what the units cost together, see ``share_of_units``
+        share : of what the units cost together, see ``share_of_units``; at least so much goes, and less than a unit more
+        gone : what went before, as this returned it; it stays gone, whatever its scores are, and counts, so that a growing
+            share makes cuts that grow (FedSpine section 4.2)
 
         Raises
         ------
@@ -62,11 +70,15 @@ class ModelUnits:
         if torch.isnan(flat).any():
             raise Mistake("what units are worth is no number for some of them; look for weights of the model that are none")
         competing = self.competing(job.selection)
-        cut = within_each(flat, self.costs, self.pools, competing, self._totals(competing), share)
+        before = torch.cat([torch.from_numpy(own[kind]) for own in gone for kind in KINDS]) if gone is not None else None
+        cut = within_each(flat, self.costs, self.pools, competing, self._totals(competing), share, before)
         pieces = iter(cut.split([number for own in self.numbers for number in own]))
         cuts = [{kind: next(pieces).numpy().astype(np.bool_) for kind in KINDS} for _ in self.blocks]
-        for own, found in zip(cuts, scores, strict=True):
-            _keep_a_multiple(own["channels"], found["channels"].to(torch.float64).cpu().numpy(), job.channel_multiple)
+        for place, (own, found) in enumerate(zip(cuts, scores, strict=True)):
+            values = found["channels"].to(torch.float64).cpu().numpy().copy()
+            if gone is not None:
+                values[gone[place]["channels"]] = -np.inf
+            _keep_a_multiple(own["channels"], values, job.channel_multiple)
         return cuts
 
     def structure(self, plan: ModelPlan, cuts: Sequence[Mapping[str, NDArray]], biases: Sequence[str] = ()) -> Structure:
