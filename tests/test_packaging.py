@@ -77,7 +77,7 @@ def test_it_holds_every_file_of_the_packages_and_of_the_app(wheel: zipfile.ZipFi
 
     names = {name for name in wheel.namelist() if ".dist-info/" not in name}
     packages = {*files("espalier/**/*.py", "espalier_assets/*.py", "espalier_assets/*.json", "espalier_assets/demo/*")}
-    app = {*files(*PYPROJECT["tool"]["flwr"]["app"]["fab-include"], "conf/*.toml", "pyproject.toml")}
+    app = {*files(*PYPROJECT["tool"]["flwr"]["app"]["fab-include"], "conf/**/*.toml", "pyproject.toml")}
     assert names == packages | {f"espalier_assets/app/{name}" for name in app}
 
 
@@ -103,7 +103,7 @@ def test_flower_makes_the_same_bundle_of_it_as_of_the_checkout(installed: Path) 
 
 def test_the_command_finds_app_and_presets_in_an_empty_directory(installed: Path, empty: Path) -> None:
     assert python(installed, empty, "-m", "espalier.launch.command", "app") == str(app_of(installed))
-    assert sorted(file.name for file in (app_of(installed) / "conf").iterdir()) == PRESETS
+    assert sorted(file.name for file in (app_of(installed) / "conf").glob("*.toml")) == PRESETS
     program = """
 from espalier.launch.app_folder import find_app
 from espalier.launch.configuration import configuration
