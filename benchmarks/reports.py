@@ -14,6 +14,8 @@ from benchmarks.fedsoda import studies as fedsoda_studies
 from benchmarks.fedspallm import report as fedspallm
 from benchmarks.fedspallm import rows as by_columns
 from benchmarks.fedspallm import studies as fedspallm_studies
+from benchmarks.fedspine import regret as fedspine_regret
+from benchmarks.fedspine.report import write_report as write_regret
 from benchmarks.sft_p import studies as sft_p_studies
 from benchmarks.smaller import studies as smaller_studies
 from benchmarks.smaller.times import write_times
@@ -49,6 +51,8 @@ def write_again(csv: Path) -> bool:
     elif (masked := csv.stem.removeprefix("sft-p-")) in sft_p_studies.STUDIES:
         variants = sft_p_studies.STUDIES[masked]
         fedspallm.write_report(variants, by_columns.Rows(csv, variants.keys, variants.figures, conditions), conditions, path)
+    elif csv.stem == "fedspine-regret":
+        write_regret(by_columns.Rows(csv, fedspine_regret.KEYS, fedspine_regret.FIGURES, conditions), path)
     elif csv.stem == "fedsoda-memory":
         fedsoda_memory.write_table(by_columns.Rows(csv, fedsoda_memory.KEYS, fedsoda_memory.FIGURES, conditions), path)
     elif family == "fedsoda" and name in fedsoda_studies.STUDIES:

@@ -34,7 +34,7 @@ def test_bounds_on_paper() -> None:
 
 
 def test_in_round_2_the_papers_root_is_of_a_negative_number_and_ours_is_not() -> None:
-    bandit = Bandit(Exploration(0.9), HALVES, (Pull(0.1, 0.1, 1.0, 1),))
+    bandit = Bandit(Exploration(0.9, exploration=2.0), HALVES, (Pull(0.1, 0.1, 1.0, 1),))
     assert math.log(0.9) < 0
     assert bandit.bounds(HALVES, 2) == pytest.approx([1 + math.sqrt(2 * math.log(1.9) / 0.9), math.inf])
 
@@ -42,7 +42,7 @@ def test_in_round_2_the_papers_root_is_of_a_negative_number_and_ours_is_not() ->
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.floats(-2, 2), min_size=1, max_size=12), st.sampled_from([0.3, 0.9, 1.0]), st.integers(0, 99))
 def test_bounds_against_a_slow_loop(rewards: list[float], discount: float, seed: int) -> None:
-    bandit, points = played(Exploration(discount, 0.3), rewards, seed)
+    bandit, points = played(Exploration(discount, 0.3, 2.0), rewards, seed)
     now, counts, means = len(rewards) + 1, [], []
     for cell in bandit.cells:
         inside = [number for number, (u, v) in enumerate(points, start=1) if cell.holds(u, v)]

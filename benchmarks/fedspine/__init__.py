@@ -1,0 +1,1 @@
+"""Studies of FedSpine: what its bandit regrets on rewards that are known."""

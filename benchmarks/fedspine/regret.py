@@ -1,0 +1,84 @@
+"""What S-UCB regrets (FedSpine equation 7) beside an arm that is drawn at random, and the best arm that stays.
+
+Regret is the best arm's mean reward of each round less that of the arm played, summed over rounds; what the bandit is told has
+noise in it. Bandits of one seed see the same noise and the same changes.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+
+from benchmarks.fedspallm.rows import Rows
+from benchmarks.fedspine.surfaces import SURFACES, Points, Surface, grid
+from espalier.settings.seeds import derive_seed
+from strategies.methods.bandit import Bandit, Exploration
+
+ROUNDS = 200
+MARKS = (50, 100, 150, 200)
+"""Rounds after which regret is written down; the paper's runs have 100."""
+NOISE = 0.1
+"""Standard deviation of what is added to a mean reward."""
+DISCOUNTS, GRANULARITIES, EXPLORATIONS = (0.95, 0.98, 1.0), (0.2, 0.4, 0.7), (2.0, 0.1, 0.01)
+RANDOM, FIXED, SUCB = "uniform random", "best fixed arm", "S-UCB"
+KEYS = ("seed", "surface", "policy", "discount", "granularity", "exploration")
+FIGURES = (*(f"regret_{mark}" for mark in MARKS), "cells")
+
+
+@dataclass(frozen=True)
+class Known:
+    """A surface over all rounds: what is best."""
+
+    best: Points
+    """(rounds,): the largest mean reward of each round."""
+    fixed: Points
+    """(rounds,): that of the point which is best over all rounds together."""
+    everywhere: Points
+    """(rounds,): the mean over the square, what a random arm gets."""
+
+
+def known(surface: Surface, seed: int) -> Known:
+    """Look at all points of a grid in all rounds."""
+    values = np.stack([surface(seed, number, *grid()) for number in range(1, ROUNDS + 1)])
+    place = np.unravel_index(values.sum(axis=0).argmax(), values.shape[1:])
+    return Known(values.max(axis=(1, 2)), values[:, place[0], place[1]], values.mean(axis=(1, 2)))
+
+
+def played(surface: Surface, seed: int, how: Exploration) -> tuple[list[float], int]:
+    """Mean rewards of the arms that S-UCB plays, and how many cells it ends with."""
+    bandit, means = Bandit(how), []
+    noise = np.random.default_rng(derive_seed(seed, "regret-noise")).normal(0, NOISE, ROUNDS)
+    for number in range(1, ROUNDS + 1):
+        u, v = bandit.draw(seed, 0, number)
+        means.append(float(surface(seed, number, np.array(u), np.array(v))))
+        bandit = bandit.learn(u, v, min(1.0, max(0.0, means[-1] + noise[number - 1])), number)
+    return means, len(bandit.cells)
+
+
+def measure(rows: Rows, seeds: list[int]) -> None:
+    """All policies on all surfaces, or what is missing of them."""
+    for seed, name in product(seeds, SURFACES):
+        cells = list(_cells(seed, name))
+        if not (missing := rows.missing(iter(cells))):
+            continue
+        about = known(SURFACES[name], seed)
+        for cell in missing:
+            if cell["policy"] == SUCB:
+                how = Exploration(cell["discount"], cell["granularity"], cell["exploration"])
+                means, number = played(SURFACES[name], seed, how)
+                _add(rows, cell, about.best - np.array(means), float(number))
+            else:
+                _add(rows, cell, about.best - (about.everywhere if cell["policy"] == RANDOM else about.fixed), None)
+
+
+def _cells(seed: int, surface: str) -> Iterator[dict[str, object]]:
+    for policy in (RANDOM, FIXED):
+        yield dict(zip(KEYS, (seed, surface, policy, "", "", ""), strict=True))
+    for values in product(DISCOUNTS, GRANULARITIES, EXPLORATIONS):
+        yield dict(zip(KEYS, (seed, surface, SUCB, *values), strict=True))
+
+
+def _add(rows: Rows, cell: Mapping[str, object], regrets: Points, cells: float | None) -> None:
+    total = np.cumsum(regrets)
+    rows.add(cell, **{f"regret_{mark}": float(total[mark - 1]) for mark in MARKS}, cells=cells)
