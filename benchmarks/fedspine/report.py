@@ -18,8 +18,8 @@ def write_report(rows: Rows, path: Path) -> None:
         f"# {TITLE}",
         "",
         f"Cumulative regret, mean ± sample standard deviation over {seeds} seeds; noise of {rows.conditions['noise']:g} in "
-        "what the bandit is told; in brackets the share of uniform random's. S-UCB's rows say lambda, delta, xi; cells are those "
-        f"on the first surface at the end. [Figures](./{path.name}.csv), [conditions](./{path.name}.json).",
+        "what the bandit is told; in brackets the share of uniform random's. S-UCB's rows say lambda, delta, xi; cells are "
+        f"those on the first surface at the end. [Figures](./{path.name}.csv), [conditions](./{path.name}.json).",
         "",
     ]
     for mark in SHOWN:
