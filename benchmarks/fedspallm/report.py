@@ -71,7 +71,8 @@ def _paired(study: Study, rows: Rows, text: str) -> list[str]:
 
 
 def _values(rows: Sequence[Row], figure: str) -> list[float]:
-    return [float(row[figure]) for row in rows]
+    """A figure of some rows; one that a model does not have is empty."""
+    return [float(row[figure]) for row in rows if row[figure]]
 
 
 def _cell(rows: Sequence[Row], figure: str) -> str:

@@ -199,7 +199,8 @@ class RunSettings(Table):
 
     def nested(self) -> dict[str, Any]:
         """Plain values under hyphenated keys, without the tables that the chosen method does not have."""
-        values = {key: value for key, value in self.model_dump(by_alias=True).items() if concerns(key, self.method)}
+        others = all_tables() - set(tables_of(self.method))
+        values = {key: value for key, value in self.model_dump(by_alias=True).items() if key not in others}
         return {**{key: value for key, value in values.items() if key != JOB}, self.method: values[JOB]}
 
     def digest(self) -> str:
@@ -245,7 +246,8 @@ def parse(flat: Mapping[str, Any], *, simulation: bool = False, by_hand: Collect
 def _validated(nested: Mapping[str, Any], method: Any) -> tuple[RunSettings | None, list[str]]:
     """The settings, if every single value is one, and a line for each that is not."""
     known = isinstance(method, str) and method in METHODS
-    chosen = {key: value for key, value in nested.items() if concerns(key, method) and key != method}
+    others = all_tables() - set(tables_of(method) if known else ())
+    chosen = {key: value for key, value in nested.items() if key not in others and key != method}
     job, mistakes = None, list[str]()
     if known:
         try:
