@@ -7,6 +7,7 @@ client's own model, of the others the one that all share.
 import json
 from collections.abc import Iterator, Mapping
 from itertools import product
+from math import sqrt
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ from benchmarks.fedspallm.rows import Rows
 from benchmarks.fedspallm.studies import Study
 from benchmarks.paired import Pair
 from benchmarks.smaller.studies import METHODS, TUNED, Bench, _dealt
+from espalier.modeling.opened import open_model
 from espalier.training.mask_history import LOOKED_AT, NEAR
+from espalier.wire.plan import ModelPlan
 
 SHARES = (0.2, 0.5)
 MIXED = (0.2, 0.5, 0.5)
@@ -31,8 +34,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "SFT-P +C/NOA": {"sft-p.adapters": False},
     "SFT-P +C/+A": {},
 }
-OTHERS = ("FLAP", "LLM-Pruner", "LLM-Streamline")
-"""Methods of ``benchmarks.smaller`` that leave one smaller dense model for all."""
+SLICED = "SliceGPT"
+OTHERS = ("FLAP", "LLM-Pruner", "LLM-Streamline", SLICED)
+"""Methods that leave one smaller dense model for all; the first three are those of ``benchmarks.smaller``."""
 DENSE, LATER = "dense", ", mixed"
 MEGA = 1e6
 KEYS = ("seed", "sparsity", "model", "text")
@@ -101,7 +105,13 @@ def _one_for_all(bench: Bench, rows: Rows, seed: int, share: float, name: str) -
     ]
     if not rows.missing(iter(cells)):
         return
-    given = {key: share if value is None else value for key, value in METHODS[name].items()}
+    given = {key: share if value is None else value for key, value in METHODS.get(name, {}).items()}
+    if name == SLICED:
+        given = {
+            "method": "slicegpt",
+            "slicegpt.multiple": 1,
+            "slicegpt.slicing": slicing_for(open_model(bench.model).plan, share),
+        }
     made = bench.run(f"{seed}-{share:g}-{name}", {**given, **_text(bench, seed), "data.windows": 32})
     tuning = {**TRAINED, "method": "fedpetuning", "lora.merge": True, "model": str(made)}
     tuned = bench.run(f"{seed}-{share:g}-{name}{TUNED}", {**tuning, **_text(bench, seed)})
@@ -115,6 +125,16 @@ def _one_for_all(bench: Bench, rows: Rows, seed: int, share: float, name: str) -
                 traffic = _traffic(*documents)
                 own = {"seconds": seconds / len(documents[0]["clients"])}
                 rows.add(cell, perplexity=metric["values"]["federated"], **traffic, **nothing, **own)
+
+
+def slicing_for(plan: ModelPlan, share: float) -> float:
+    """The share of the residual stream's width without which the blocks' weights fall by a share of what they are.
+
+    With ``x`` of the width ``d``, matrices keep ``x`` of their weights, and each block gets two square ones of ``x * d``.
+    """
+    width = plan.blocks[0].linears[0].shape[1]
+    added = 2 * len(plan.blocks) * width**2 / plan.num_weights
+    return 1 - (sqrt(1 + 4 * added * (1 - share)) - 1) / (2 * added)
 
 
 def _traffic(*documents: Mapping[str, Any]) -> dict[str, float]:

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 from bench import home, private_text
+from tiny_model import save_tiny_llama
 
 from benchmarks.fedspallm.rows import Rows
 from benchmarks.sft_p import paper, studies, tables
 from benchmarks.sft_p.__main__ import main
 from benchmarks.sft_p.studies import FIGURES, KEYS, STUDIES, rounds_to_budget
 from benchmarks.smaller.studies import Bench
+from espalier.modeling.opened import open_model
 from espalier.modeling.structured.lane_gates import LaneGates
 from espalier.wire.adapters import AdapterPlan
 
@@ -117,3 +119,14 @@ def test_a_study_runs_the_app_once_for_each_cell(tmp_path: Path, monkeypatch: py
     number = len(rows.rows)
     STUDIES["variants"].work(bench, rows)  # type: ignore[arg-type]
     assert len(rows.rows) == number
+
+
+def test_a_sliced_model_has_as_many_weights_as_were_to_stay(tmp_path: Path) -> None:
+    """Counted matrix by matrix: all of them lose columns or rows, and two square ones come into each block."""
+    plan = open_model(str(save_tiny_llama(tmp_path / "model"))).plan
+    width = plan.blocks[0].linears[0].shape[1]
+    for share in (0.2, 0.5):
+        kept = (1 - studies.slicing_for(plan, share)) * width
+        weights = [rows * columns for block in plan.blocks for rows, columns in (linear.shape for linear in block.linears)]
+        after = sum(weights) * kept / width + 2 * kept**2 * len(plan.blocks)
+        assert after == pytest.approx((1 - share) * sum(weights))
