@@ -119,8 +119,8 @@ def assert_own_figures(folder: Path, bench: Bench) -> None:
         assert own["values"][name] == pytest.approx(np.mean(values), rel=1e-3)
 
 
-class Promises:
-    """One subclass per method. A test that no run of its own needs looks at one of the class."""
+class Federations:
+    """Federations of a method, and runs that several tests look at."""
 
     method: str
     settings: dict[str, Any]
@@ -189,6 +189,10 @@ class Promises:
     def model_of_clients(self, run: Uninterrupted) -> Path:
         """Directory of the model that clients work on."""
         return run.bench.model
+
+
+class Promises(Federations):
+    """One subclass per method. A test that no run of its own needs looks at one of the class."""
 
     # ----- contract ---------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ import torch
 from bench import EVALUATED, Bench, Home, events, model_files, results, summary
 from flwr.app import Array
 from in_process import InProcessGrid
-from promises import PruningPromises, Uninterrupted, silent_after_enrolment
+from promises import Federations, PruningPromises, Uninterrupted, silent_after_enrolment
 from safetensors import safe_open
 from safetensors.torch import load, save
 from spoiled_replies import spoiled
@@ -85,8 +85,32 @@ class SpaLLMPromises(PruningPromises):
         return [Letter(order.header, {**order.scalars, "blocks": blocks}) for blocks in samples]
 
 
-class TestFedSpaLLM(SpaLLMPromises):
-    """One round; every client prunes every layer."""
+class TestFedSpaLLM(Federations):
+    """One round; every client prunes every layer. Of the promises those that one round and many keep in different ways."""
+
+    test_every_message_matches_its_contract_both_ways = SpaLLMPromises.test_every_message_matches_its_contract_both_ways
+    test_nothing_private_in_any_outgoing_byte = SpaLLMPromises.test_nothing_private_in_any_outgoing_byte
+    test_same_seed_same_bytes_whatever_the_order_of_arrival_and_wherever_activations_are = (
+        SpaLLMPromises.test_same_seed_same_bytes_whatever_the_order_of_arrival_and_wherever_activations_are
+    )
+    test_killed_and_resumed_equals_never_killed = SpaLLMPromises.test_killed_and_resumed_equals_never_killed
+    test_a_disk_that_is_full_at_a_checkpoint_costs_nothing_that_was_finished = (
+        SpaLLMPromises.test_a_disk_that_is_full_at_a_checkpoint_costs_nothing_that_was_finished
+    )
+    test_one_client_dead_the_round_still_ends = SpaLLMPromises.test_one_client_dead_the_round_still_ends
+    test_a_malformed_reply_costs_its_sender_alone = SpaLLMPromises.test_a_malformed_reply_costs_its_sender_alone
+    test_a_round_is_answered_once = SpaLLMPromises.test_a_round_is_answered_once
+    other_orders = SpaLLMPromises.other_orders
+    test_the_exported_model_gives_the_reported_perplexity_in_plain_transformers = (
+        SpaLLMPromises.test_the_exported_model_gives_the_reported_perplexity_in_plain_transformers
+    )
+    test_figures_on_own_text_are_those_of_plain_transformers = (
+        SpaLLMPromises.test_figures_on_own_text_are_those_of_plain_transformers
+    )
+    test_a_client_that_does_not_take_the_result_loses_its_figures_alone = (
+        SpaLLMPromises.test_a_client_that_does_not_take_the_result_loses_its_figures_alone
+    )
+    test_exact_sparsity = SpaLLMPromises.test_exact_sparsity
 
     method = "fedspallm"
     settings: ClassVar[dict[str, Any]] = {"fedspallm.sparsity": 0.5}
