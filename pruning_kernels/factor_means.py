@@ -124,14 +124,9 @@ def coverage_mean(
     divisors = coverage if divisor == "keepers" else torch.ones_like(coverage)
     blocks = []
     for client, share in zip(clients, shares, strict=True):
-        kept = client.factors.b if side == "rows" else client.factors.a.T
-        block = kept.new_zeros((len(covered), client.factors.rank), dtype=torch.float64)
-        block[client.keep] = as_float64(kept) * (share * client.factors.scaling / divisors[client.keep])[:, None]
-        blocks.append(block)
+        blocks.append(_wide(client, side, share * client.factors.scaling / divisors[client.keep]))
     if last is not None and bool((last.keep & ~covered).any()):
-        kept = last.factors.b if side == "rows" else last.factors.a.T
-        block = kept.new_zeros((len(covered), last.factors.rank), dtype=torch.float64)
-        block[last.keep] = as_float64(kept) * last.factors.scaling
+        block = _wide(last, side, torch.full_like(coverage[last.keep], last.factors.scaling))
         block[covered] = 0
         blocks.append(block)
         factors, covered = [*factors, last.factors], covered | last.keep
@@ -141,6 +136,14 @@ def coverage_mean(
         return Factors(_spread(mean.b, covered), mean.a, scaling)
     mean = refactorise(torch.cat(whole).T, scaled.T, rank, scaling)
     return Factors(mean.b, _spread(mean.a.T, covered).T.contiguous(), scaling)
+
+
+def _wide(device: KeptFactors, side: PrunedSide, factors: Tensor) -> Tensor:
+    """The factor of the pruned side, (all rows, rank), float64: kept rows times a number each, zero elsewhere."""
+    kept = device.factors.b if side == "rows" else device.factors.a.T
+    wide = kept.new_zeros((len(device.keep), device.factors.rank), dtype=torch.float64)
+    wide[device.keep] = as_float64(kept) * factors[:, None]
+    return wide
 
 
 def zero_padded_mean(clients: Sequence[Factors], weights: Sequence[float], rank: int) -> Factors:
