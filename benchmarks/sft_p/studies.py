@@ -14,7 +14,8 @@ from typing import Any
 from benchmarks.fedspallm.rows import Rows
 from benchmarks.fedspallm.studies import Study
 from benchmarks.paired import Pair
-from benchmarks.smaller.studies import METHODS, TUNED, Bench, _dealt
+from benchmarks.smaller.bench import Bench
+from benchmarks.smaller.studies import METHODS, TUNED
 from espalier.modeling.opened import open_model
 from espalier.training.mask_history import LOOKED_AT, NEAR
 from espalier.wire.plan import ModelPlan
@@ -145,7 +146,7 @@ def _traffic(*documents: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _text(bench: Bench, seed: int) -> dict[str, Any]:
-    path: Path = _dealt(bench)
+    path: Path = bench.dealt()
     return {"seed": seed, "num-clients": len(bench.private), "data.source": "text", "data.path": str(path)}
 
 

@@ -9,18 +9,12 @@ Results go to ``docs/studies/smaller-<study>.csv`` row by row, and at the end to
 
 import argparse
 import sys
-from pathlib import Path
 
 from benchmarks.fedspallm.report import write_report
-from benchmarks.fedspallm.rows import Rows
-from benchmarks.smaller.studies import STUDIES, WINDOWS, Bench
+from benchmarks.smaller.bench import add_arguments, measure
+from benchmarks.smaller.studies import STUDIES
 from benchmarks.smaller.times import write_times
-from espalier.corpora.public_text import public_windows
-from espalier.corpora.windows import windows_sha256
-from espalier.modeling.opened import open_model
 from espalier.settings.mistakes import Mistake
-from espalier.settings.run import parse
-from espalier.storage.blobs import sha256
 
 
 def _arguments() -> argparse.Namespace:
@@ -28,46 +22,16 @@ def _arguments() -> argparse.Namespace:
         prog="python -m benchmarks.smaller", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("study", choices=sorted(STUDIES))
-    parser.add_argument("--model", required=True, help="directory of a Hugging Face model")
-    parser.add_argument("--private", required=True, action="append", type=Path, help="the text of one client")
-    parser.add_argument("--text", action="append", required=True, metavar="NAME=FILE", help="public text to evaluate on")
-    parser.add_argument("--window-tokens", type=int, default=256)
-    parser.add_argument("--max-windows", type=int, default=32, help="windows of each public text; 0: all")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--work", type=Path, default=Path("runs/smaller"), help="where runs are kept")
-    parser.add_argument("--out", type=Path, default=Path("docs/studies"))
+    add_arguments(parser, work="runs/smaller", threads=2)
     return parser.parse_args()
 
 
 def main() -> int:
-    """Run a study, or what is missing of it, and write its report."""
+    """Run a study, or what is missing of it, and write its report; 2 after a mistake, which is told on stderr."""
     given = _arguments()
-    common = {
-        "model": given.model,
-        "threads": given.threads,
-        "data.window-tokens": given.window_tokens,
-        "evaluation.texts": ",".join(given.text),
-        "evaluation.window-tokens": given.window_tokens,
-        "evaluation.max-windows": given.max_windows,
-        "evaluation.local-only": False,
-        "evaluation.centralized": "off",
-    }
+    study, path = STUDIES[given.study], given.out / f"smaller-{given.study}"
     try:
-        settings, study = parse(common), STUDIES[given.study]
-        model = open_model(settings.model)
-        texts = public_windows(settings.evaluation, model.encode)
-        conditions = {
-            "model": {"name": model.directory.name, "weights": model.plan.num_weights, "sha256": model.sha256},
-            "private": {file.name: sha256(file.read_bytes()) for file in given.private},
-            "texts": {name: {"windows": len(windows), "sha256": windows_sha256(windows)} for name, windows in texts.items()},
-            "windows": WINDOWS,
-            "window_tokens": given.window_tokens,
-            "threads": given.threads,
-        }
-        path = given.out / f"smaller-{given.study}"
-        rows = Rows(path.with_suffix(".csv"), study.keys, study.figures, conditions)
-        study.work(Bench(common, given.model, given.private, given.seeds, given.work.absolute()), rows)  # type: ignore[arg-type]
+        rows, conditions = measure(given, study, path, {"data.window-tokens": given.window_tokens}, {})
     except Mistake as mistake:
         print(f"{mistake}", file=sys.stderr)
         return 2

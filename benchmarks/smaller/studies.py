@@ -4,30 +4,23 @@ Every cell is a run of the whole app, then one of ``fedpetuning`` on what it wro
 that a study that was stopped goes on there, and ``latency`` finds them.
 """
 
-import contextlib
-import io
 import json
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
-from flwr.app import Context, RecordDict
 
 from benchmarks.fedspallm.rows import Rows
 from benchmarks.fedspallm.studies import Study
 from benchmarks.paired import Pair
-from client_app.app import app
+from benchmarks.smaller.bench import WINDOWS, Bench
 from espalier.modeling.computing import Computing
 from espalier.modeling.opened import open_model
 from espalier.modeling.whole import load_whole
-from server_app.app import run_method
-from tests.in_process import InProcessGrid
 
 SHARES = (0.2, 0.5)
 METHODS: dict[str, dict[str, Any]] = {
@@ -49,37 +42,9 @@ TUNING = {
     "method": "fedpetuning", "federation.rounds": 2, "training.steps": 15, "training.batch-size": 4,
     "training.learning-rate": 2e-3, "lora.targets": "all", "lora.merge": True, "data.window-tokens": 128,
 }  # fmt: skip
-WINDOWS = 32
-"""Calibration windows of a client."""
 DENSE, TUNED = "dense", ", tuned"
 FIGURES = ("perplexity", "megabytes_up", "megabytes_down", "megabytes_on_disk", "million_parameters")
 MEGA = 1e6
-
-
-@dataclass(frozen=True)
-class Bench:
-    """What all cells share."""
-
-    common: Mapping[str, Any]
-    """Settings of every run, flat."""
-    model: str
-    private: Sequence[Path]
-    seeds: Sequence[int]
-    work: Path
-    """Where runs are kept."""
-
-    def run(self, name: str, varied: Mapping[str, Any]) -> Path:
-        """The directory of a completed run with these settings; one that is there is not done again."""
-        folder = self.work / name
-        for found in folder.glob("runs/*/summary.json"):
-            if json.loads(found.read_text())["status"] == "completed":
-                return found.parent
-        os.environ["ESPALIER_STATE_DIR"] = str(folder / "state")
-        settings = {**self.common, **varied, "out-dir": str(folder / "runs"), "enrol-seconds": 1.0}
-        number = len(self.private)
-        nodes = [{"partition-id": client, "num-partitions": number} for client in range(number)]
-        with contextlib.redirect_stdout(io.StringIO()):
-            return run_method(InProcessGrid(app, nodes, settings), Context(1, 0, {}, RecordDict(), settings))
 
 
 def recovery(bench: Bench, rows: Rows) -> None:
@@ -102,18 +67,7 @@ def _settings(name: str, share: float) -> dict[str, Any]:
 
 
 def _text(bench: Bench, seed: int) -> dict[str, Any]:
-    return {"seed": seed, "num-clients": len(bench.private), "data.source": "text", "data.path": str(_dealt(bench))}
-
-
-def _dealt(bench: Bench) -> Path:
-    """The clients' texts under names that hold their numbers."""
-    folder = bench.work / "private"
-    folder.mkdir(parents=True, exist_ok=True)
-    for client, file in enumerate(bench.private):
-        link = folder / f"{client}.txt"
-        if not link.exists():
-            link.symlink_to(file.absolute())
-    return folder / "{client}.txt"
+    return {"seed": seed, "num-clients": len(bench.private), "data.source": "text", "data.path": str(bench.dealt())}
 
 
 def _name(seed: int, share: float, name: str) -> str:

@@ -1,5 +1,6 @@
 """A SuperLink and SuperNodes as processes of their own, on free loopback ports, stopped by their process ids."""
 
+import json
 import os
 import socket
 import subprocess
@@ -9,6 +10,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from flwr.cli.app import app as flwr_command
+from typer.testing import CliRunner
 
 BIN = Path(sys.executable).parent
 PORT_POLLS = 1200
@@ -144,6 +149,17 @@ def espalier(folder: Path, *arguments: str, seconds: float = 900) -> subprocess.
     """Give the ``espalier`` command and wait for its end, so many seconds at most."""
     command, env = espalier_command(folder, *arguments)
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=seconds)
+
+
+def submit(app: Path, running: Federation, config: Mapping[str, Any]) -> None:
+    """Submit a run with this configuration by Flower's own ``flwr run``, in this process; the SuperLink takes it from there."""
+    folder = running.folder / "submitted"
+    folder.mkdir(exist_ok=True)
+    (folder / "config.toml").write_text(f'[superlink.own]\naddress = "{running.control}"\ninsecure = true\n')
+    (folder / "run.toml").write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in config.items()))
+    words = ["run", str(app), "own", "--run-config", str(folder / "run.toml")]
+    done = CliRunner(env=environment(folder)).invoke(flwr_command, words)
+    assert done.exit_code == 0, done.output
 
 
 def eventually(what: Callable[[], bool], seconds: float = 300) -> None:

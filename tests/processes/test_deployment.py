@@ -3,13 +3,13 @@
 import json
 import subprocess
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from bench import home, private_text
-from deployment import Federation, espalier, federation
+from deployment import Federation, espalier, eventually, federation, submit
 from flwr.app import Context, RecordDict
 from in_process import FakeTime, InProcessGrid
 from tiny_model import save_tiny_llama
@@ -21,11 +21,6 @@ from espalier.launch.configuration import configuration
 pytestmark = pytest.mark.processes
 
 ROOT = Path(__file__).parent.parent.parent
-
-
-def results_of(out_dir: Path, method: str) -> Path:
-    (folder,) = out_dir.glob(f"*-{method}-*")
-    return folder
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -108,22 +103,50 @@ SMALLER = ("flap", "llm-pruner", "llm-streamline", "slicegpt")
 REFUSED = ("run", "evaluation.centralized=on", "--app", str(ROOT), "--superlink")
 """What a deployment cannot do."""
 
-Done = subprocess.CompletedProcess[str]
+BY_ESPALIER = "fedprllm"
+"""The method whose run ``espalier run`` starts; the others' are submitted to the SuperLink by ``flwr run``."""
+WITH_PLAIN = (BY_ESPALIER, "flap")
+"""Runs during which the plain node is there: one that it takes part in, and one that it refuses."""
 
 
 @dataclass(frozen=True)
 class Sites:
-    """Real processes, what their runs are told, and the runs, all but the first at the same time: one of them mostly waits."""
+    """Real processes, what their runs are told, and what two commands said that have ended."""
 
     running: Federation
     words: tuple[str, ...]
-    runs: dict[str, "Future[Done]"]
-    refused: "Future[Done]"
+    done: subprocess.CompletedProcess[str]
+    refused: subprocess.CompletedProcess[str]
+
+    def run_of(self, method: str) -> Path | None:
+        """The directory of a method's run; None before it has ended."""
+        for folder in (self.running.folder / "runs").glob(f"*-{method}-*"):
+            with suppress(OSError, ValueError):
+                if "still at work" not in (json.loads((folder / "summary.json").read_text())["reason"] or ""):
+                    return folder
+        return None
+
+    def wait_for(self, method: str) -> Path:
+        """The same, when it has."""
+        eventually(lambda: self.run_of(method) is not None, 900)
+        found = self.run_of(method)
+        assert found is not None
+        return found
+
+
+def words_for(method: str, words: Sequence[str], folder: Path) -> tuple[str, ...]:
+    """What the run of a method is told."""
+    more, _ = METHODS[method]
+    return ("two-sites", f"method={method}", *words, *(word.replace("{folder}", str(folder)) for word in more))
 
 
 @pytest.fixture(scope="module")
 def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sites]:
-    """One SuperLink and three SuperNodes for all runs, as they are outside tests, with a model and texts of their own."""
+    """One SuperLink and three SuperNodes for all runs, as they are outside tests, with a model and texts of their own.
+
+    The runs go on at the same time: one of them mostly waits. First comes one that is refused, alone: of runs that begin at
+    once Flower 1.31 may start one on a bundle that another still unpacks.
+    """
     folder = tmp_path_factory.mktemp("sites")
     shared = home(folder)
     shared.public.write_text("\n\n".join(private_text(client) for client in range(3, 6)))  # a mean over few words never leaves
@@ -137,26 +160,26 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sites]:
     own = {site: f'model-path="{shared.model}" data-path="{text}"' for site, text in texts.items()}
     own = {site: f"{config} most-model-bytes=1000000000" for site, config in own.items()}
     own[PLAIN] += ' allow-methods="fedprllm"'
-    with federation(folder, (*SITES, PLAIN), own, warm=SITES) as started, ThreadPoolExecutor() as pool:
-        (folder / "refused").mkdir()
-        refused = pool.submit(espalier, folder / "refused", *REFUSED, started.control)
-        refused.result()  # alone: of runs that begin at once Flower 1.31 may start one on a bundle that another still unpacks
-        runs = {}
-        for method, (more, _) in METHODS.items():
-            command = (
-                "run",
-                "two-sites",
-                f"method={method}",
-                *words,
-                *(word.replace("{folder}", str(folder)) for word in more),
-                "--app",
-                str(ROOT),
-                "--superlink",
-                started.control,
-            )
-            (folder / method).mkdir()
-            runs[method] = pool.submit(espalier, folder / method, *command)
-        yield Sites(started, words, runs, refused)
+    with federation(folder, (*SITES, PLAIN), own, warm=SITES) as started:
+
+        def submit_run_of(method: str) -> None:
+            config, _ = configuration(ROOT, words_for(method, words, folder), on_this_machine=False)
+            submit(ROOT, started, config)
+
+        def by_command(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+            (folder / name).mkdir()
+            return espalier(folder / name, *arguments, started.control)
+
+        refused = by_command("refused", *REFUSED)
+        submit_run_of("flap")
+        told = words_for(BY_ESPALIER, words, folder)
+        sites = Sites(started, words, by_command("run", "run", *told, "--app", str(ROOT), "--superlink"), refused)
+        sites.wait_for("flap")
+        started.nodes[PLAIN].terminate()
+        started.nodes[PLAIN].wait()
+        for method in METHODS.keys() - set(WITH_PLAIN):
+            submit_run_of(method)
+        yield sites
 
 
 def simulation(folder: Path, words: Sequence[str], *, by_the_command: bool) -> Path:
@@ -176,13 +199,10 @@ def simulation(folder: Path, words: Sequence[str], *, by_the_command: bool) -> P
 
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_real_processes_give_the_bytes_of_the_simulation(tmp_path: Path, sites: Sites, method: str) -> None:
-    more, expected_kinds = METHODS[method]
-    more = tuple(word.replace("{folder}", str(sites.running.folder)) for word in more)
-    running, words = sites.running, ("two-sites", f"method={method}", *sites.words, *more)
-    simulated = simulation(tmp_path, words, by_the_command=method == "fedprllm")
-    done = sites.runs[method].result()
-    assert done.returncode == 0, done.stdout + done.stderr
-    deployed = results_of(running.folder / "runs", method)
+    running, (_, expected_kinds) = sites.running, METHODS[method]
+    words = words_for(method, sites.words, running.folder)
+    simulated = simulation(tmp_path, words, by_the_command=method == BY_ESPALIER)
+    deployed = sites.wait_for(method)
 
     assert (deployed / "model").exists() == (method != "sft-p")  # whose models stay at the clients
     if method != "sft-p":
@@ -193,7 +213,7 @@ def test_real_processes_give_the_bytes_of_the_simulation(tmp_path: Path, sites: 
     assert len(beside) == (0 if method in SMALLER else 1)
     summary = json.loads((deployed / "summary.json").read_text())
     assert summary["status"] == "completed"
-    took_part = (*SITES, PLAIN) if method == "fedprllm" else SITES
+    took_part = (*SITES, PLAIN) if method == BY_ESPALIER else SITES
     assert [client["site"] for client in summary["clients"]] == list(took_part)
     assert summary["metrics"][0]["values"]["centralized"] is None
     lineage = json.loads((deployed / "run.json").read_text())["lineage"]
@@ -203,8 +223,19 @@ def test_real_processes_give_the_bytes_of_the_simulation(tmp_path: Path, sites: 
         assert kinds == expected_kinds if name == SITES[0] else (kinds[0], "train" in kinds) == ("enrol", True)
 
 
+def test_the_command_ends_with_its_run(sites: Sites) -> None:
+    assert sites.done.returncode == 0, sites.done.stdout + sites.done.stderr
+    assert str(sites.wait_for(BY_ESPALIER)) in sites.done.stdout
+
+
+def test_a_node_that_refuses_a_method_takes_no_part(sites: Sites) -> None:
+    summary = json.loads((sites.wait_for("flap") / "summary.json").read_text())
+    assert [client["site"] for client in summary["clients"]] == list(SITES)
+    assert any(PLAIN in who and "allow-methods" in why for who, why in summary["refused"].items())
+
+
 def test_pooled_data_is_refused_in_deployment(sites: Sites) -> None:
-    done = sites.refused.result()
+    done = sites.refused
     assert done.returncode == 1
     assert "evaluation.centralized = 'on'" in done.stdout
     assert "simulation only" in done.stdout

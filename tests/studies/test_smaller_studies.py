@@ -10,7 +10,8 @@ from bench import home, private_text
 from benchmarks.fedspallm.report import write_report
 from benchmarks.fedspallm.rows import Rows
 from benchmarks.smaller import studies
-from benchmarks.smaller.studies import STUDIES, Bench
+from benchmarks.smaller.bench import Bench
+from benchmarks.smaller.studies import STUDIES
 from benchmarks.smaller.times import write_times
 from espalier.modeling.opened import OpenedModel
 

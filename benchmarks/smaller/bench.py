@@ -1,0 +1,133 @@
+"""A study of whole runs, on a model and texts of one's own: its command line, its conditions, and the runs themselves."""
+
+import argparse
+import contextlib
+import io
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context, RecordDict
+
+from benchmarks.fedspallm.rows import Rows
+from benchmarks.fedspallm.studies import Study
+from client_app.app import app
+from espalier.corpora.public_text import public_windows
+from espalier.corpora.windows import windows_sha256
+from espalier.modeling.opened import open_model
+from espalier.settings.mistakes import Mistake
+from espalier.settings.run import parse
+from espalier.storage.blobs import sha256
+from server_app.app import run_method
+from tests.in_process import InProcessGrid
+
+WINDOWS = 32
+"""Calibration windows of a client."""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What all cells share."""
+
+    common: Mapping[str, Any]
+    """Settings of every run, flat."""
+    model: str
+    private: Sequence[Path]
+    seeds: Sequence[int]
+    work: Path
+    """Where runs are kept."""
+
+    def dealt(self) -> Path:
+        """The clients' texts under names that hold their numbers."""
+        folder = self.work / "private"
+        folder.mkdir(parents=True, exist_ok=True)
+        for client, file in enumerate(self.private):
+            link = folder / f"{client}.txt"
+            if not link.exists():
+                link.symlink_to(file.absolute())
+        return folder / "{client}.txt"
+
+    def run(self, name: str, varied: Mapping[str, Any]) -> Path:
+        """The directory of a completed run with these settings; one that is there is not done again."""
+        folder = self.work / name
+        for found in folder.glob("runs/*/summary.json"):
+            if json.loads(found.read_text())["status"] == "completed":
+                return found.parent
+        os.environ["ESPALIER_STATE_DIR"] = str(folder / "state")
+        settings = {**self.common, **varied, "out-dir": str(folder / "runs"), "enrol-seconds": 1.0}
+        number = len(self.private)
+        nodes = [{"partition-id": client, "num-partitions": number} for client in range(number)]
+        with contextlib.redirect_stdout(io.StringIO()):
+            return run_method(InProcessGrid(app, nodes, settings), Context(1, 0, {}, RecordDict(), settings))
+
+
+def add_arguments(parser: argparse.ArgumentParser, work: str, threads: int) -> None:
+    """What every such study asks for; ``work`` and ``threads`` are defaults."""
+    parser.add_argument("--model", required=True, help="directory of a Hugging Face model")
+    parser.add_argument("--private", required=True, action="append", type=Path, help="the text of one client")
+    parser.add_argument("--text", action="append", required=True, metavar="NAME=FILE", help="public text to evaluate on")
+    parser.add_argument("--window-tokens", type=int, default=256, help="of windows that models are compared on")
+    parser.add_argument("--max-windows", type=int, default=32, help="windows of each public text; 0: all")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--threads", type=int, default=threads)
+    parser.add_argument("--work", type=Path, default=Path(work), help="where runs are kept")
+    parser.add_argument("--out", type=Path, default=Path("docs/studies"))
+
+
+def measure(
+    given: argparse.Namespace, study: Study, path: Path, settings: Mapping[str, Any], stated: Mapping[str, Any]
+) -> tuple[Rows, dict[str, Any]]:
+    """Run a study, or what is missing of it.
+
+    Parameters
+    ----------
+    given : what ``add_arguments`` asked for
+    path : of the results, without an ending; they are written row by row
+    settings : of every run, beside those that all studies have
+    stated : conditions of this study, beside those of all
+
+    Returns
+    -------
+    tuple
+        the rows, and the conditions under which they were measured
+
+    Raises
+    ------
+    Mistake
+        A setting or file is wrong, or the rows that are there were measured under other conditions.
+    """
+    common = {
+        "model": given.model,
+        "threads": given.threads,
+        "evaluation.texts": ",".join(given.text),
+        "evaluation.window-tokens": given.window_tokens,
+        "evaluation.max-windows": given.max_windows,
+        "evaluation.local-only": False,
+        "evaluation.centralized": "off",
+        **settings,
+    }
+    parsed = parse(common)
+    model = open_model(parsed.model)
+    texts = public_windows(parsed.evaluation, model.encode)
+    conditions = {
+        "model": {"name": model.directory.name, "weights": model.plan.num_weights, "sha256": model.sha256},
+        "private": {file.name: sha256(_read(file)) for file in given.private},
+        "texts": {name: {"windows": len(windows), "sha256": windows_sha256(windows)} for name, windows in texts.items()},
+        "windows": WINDOWS,
+        "window_tokens": given.window_tokens,
+        **stated,
+        "threads": given.threads,
+    }
+    rows = Rows(path.with_suffix(".csv"), study.keys, study.figures, conditions)
+    study.work(Bench(common, given.model, given.private, given.seeds, given.work.absolute()), rows)  # type: ignore[arg-type]
+    return rows, conditions
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise Mistake(f"--private {file}: cannot be read ({error.strerror}); name the text of a client") from None
