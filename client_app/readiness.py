@@ -4,6 +4,7 @@ from client_app.site import Site
 from espalier.corpora.enough import require_enough, require_readable
 from espalier.corpora.own_data import not_allowed
 from espalier.modeling.limits import require_within_limits
+from espalier.settings.methods import METHODS, part
 from espalier.settings.mistakes import Mistake
 
 NO_MODEL_FROM_OUTSIDE = (
@@ -33,3 +34,5 @@ def require_ready(site: Site) -> None:
     if node.data_path or node.model_path or not node.simulated:
         require_within_limits(site.settings, site.model)
     require_enough(site.settings, node, site.model.encode)
+    if site.settings.job.CHECKS_SITE:
+        part(METHODS[site.settings.method].job).require_ready(site)

@@ -14,6 +14,7 @@ from client_app.answered_once import Work, answer_once
 from client_app.evaluation import answer
 from client_app.kernel_mistakes import mistakes_of_kernels
 from client_app.once import make_alone
+from client_app.own_model import own_folder, write_own
 from client_app.site import Site
 from client_app.smaller_model import SmallerModel, own_target
 from client_app.task_evaluation import answer_on_task, require_own_data
@@ -26,9 +27,8 @@ from espalier.storage.private import PrivateState
 from espalier.training import mask_history
 from espalier.training.adapted import AdaptedModel
 from espalier.training.adapter_training import flat_name
-from espalier.training.groups import Group
 from espalier.training.mask_generator import first_embedding
-from espalier.training.masked import EMBEDDING, Gating, MaskedTraining, first_shared
+from espalier.training.masked import EMBEDDING, Gating, MaskedTraining, first_shared, of_generator
 from espalier.training.sequences import client_sequences
 from espalier.wire.adapters import AdapterPlan, Tensors
 from espalier.wire.messages import Header, Letter, validate
@@ -37,6 +37,18 @@ from espalier.wire.tuning import Order, TuningReport, parts
 
 OWN = "own"
 """Key of what a client keeps of a round for itself: its embedding and AdamW's moments of it."""
+
+
+def require_ready(site: Site) -> None:
+    """Refuse a share that this site's owner chose and that its model cannot lose, before the site has a seat.
+
+    Raises
+    ------
+    Mistake
+        What leaves the site of it names no share.
+    """
+    if site.node.pruned_share:
+        own_target(site, None)
 
 
 def train(site: Site, request: Letter) -> Letter:
@@ -66,12 +78,17 @@ def _train(site: Site, state: PrivateState, request: Letter, rank_limit: int) ->
     training, first_step = _training(site, state, header), (header.server_round - 1) * settings.training.steps
     _require_enough(site, training, first_step)
     own = carried.before(state, carried.CONDITIONING, header.server_round).get(OWN, {})
-    moments = {EMBEDDING: {name: own[name] for name in ("exp_avg", "exp_avg_sq", "step")}} if "step" in own else {}
+    moments = tuning.moments(site, state, header.server_round, plan)
+    if "step" in own:
+        moments[EMBEDDING] = {name: own[name] for name in ("exp_avg", "exp_avg_sq", "step")}
     with mistakes_of_kernels():
         tensors, outcome = training.masked(start, first_step, steps, moments)
     require_tokens(site.node, training.rests_on(outcome.weighed, site.node.fewest_tokens()), REMEDY)
     after = {EMBEDDING: training.embedding, **dict(outcome.moments.get(EMBEDDING, {}))}
     carried.keep(state, carried.CONDITIONING, header.server_round, {OWN: after})
+    if settings.federation.keep_optimizer:
+        shared = {name: of for name, of in outcome.moments.items() if name != EMBEDDING}
+        carried.keep(state, carried.MOMENTS, header.server_round, shared)
     mine = SmallerModel.of(site, header, tensors, training.embedding)
     mask_history.note_round(state, header.server_round, training.spent, mine.validated(site, header))
     mask_history.note_masks(state, mine.chosen)
@@ -93,20 +110,33 @@ def _require_enough(site: Site, training: MaskedTraining, first_step: int) -> No
 
 
 def alone(site: Site, request: Letter) -> Letter:
-    """Fit the embedding of a client that took part in no round; it stays here, and so does the number of steps that it took."""
-    header, settings = request.header, site.settings
+    """Write the smaller model that the rounds left this client, where it is wanted; a late one fits its embedding before."""
+    header, job = request.header, site.settings.of(SftPSettings)
 
-    def fit(state: PrivateState) -> dict[str, Any]:
-        require_own_data(site, header)
-        training, steps = _training(site, state, header), settings.of(SftPSettings).late_steps
-        require_tokens(site.node, training.rests_on(range(steps), site.node.fewest_tokens()), REMEDY)
-        with mistakes_of_kernels():
-            training.fitted(_delivered(site, header), steps)
-        carried.keep(state, carried.CONDITIONING, header.server_round, {OWN: {EMBEDDING: training.embedding}})
-        mask_history.note_fit(state, training.spent)
+    def make(state: PrivateState) -> dict[str, Any]:
+        if job.is_late(header.client, site.settings.num_clients):
+            _fit(site, state, header)
+        if job.keep_models and (target := own_folder(site, state)) is not None:
+            write_own(site, _own_model(site, state, header), target)
         return {}
 
-    return make_alone(site, request, fit)
+    return make_alone(site, request, make)
+
+
+def _fit(site: Site, state: PrivateState, header: Header) -> None:
+    """Fit the embedding of a client that took part in no round; it stays here, and so does the number of steps that it took."""
+    require_own_data(site, header)
+    training, steps = _training(site, state, header), site.settings.of(SftPSettings).late_steps
+    require_tokens(site.node, training.rests_on(range(steps), site.node.fewest_tokens()), REMEDY)
+    with mistakes_of_kernels():
+        training.fitted(_delivered(site, header), steps)
+    carried.keep(state, carried.CONDITIONING, header.server_round, {OWN: {EMBEDDING: training.embedding}})
+    mask_history.note_fit(state, training.spent)
+
+
+def _own_model(site: Site, state: PrivateState, header: Header) -> SmallerModel:
+    """What the last round left of the client's own model."""
+    return SmallerModel.of(site, header, _delivered(site, header), own_embedding(site, state, _after(header)))
 
 
 def _delivered(site: Site, header: Header) -> Tensors:
@@ -123,7 +153,6 @@ def _training(site: Site, state: PrivateState, header: Header) -> MaskedTraining
     """This client's training, from its own embedding."""
     settings, job, client = site.settings, site.settings.of(SftPSettings), header.client
     adapters, shape = lora_plan(site.model.plan, settings), shape_of(settings)
-    rate = job.learning_rate / settings.training.learning_rate
     names = [flat_name(key, name) for key, own in shape.shapes(site.model.plan).items() for name in own]
     generator = [*names, EMBEDDING] if job.conditioned else names
     return MaskedTraining(
@@ -134,7 +163,7 @@ def _training(site: Site, state: PrivateState, header: Header) -> MaskedTraining
         sequences=client_sequences(settings, site.node, site.model, client),
         seed=derive_seed(settings.seed, "training", client=client),
         cache_folder=tuning.cache_of(site),
-        groups=[Group(generator, rate, job.weight_decay)],
+        groups=[of_generator(generator, settings)],
         shape=shape,
         gating=Gating(job.estimator, job.tau, job.bias, job.strength, job.norm),
         embedding=own_embedding(site, state, header),
@@ -155,7 +184,7 @@ def own_embedding(site: Site, state: PrivateState, header: Header) -> Tensor:
 def evaluate(site: Site, request: Letter) -> Letter:
     """Losses of the client's own smaller model, on public text or items, and on its own beside those of the dense model."""
     header, settings, state = request.header, site.settings, site.state(request.header)
-    mine = SmallerModel.of(site, header, _delivered(site, header), own_embedding(site, state, _after(header)))
+    mine = _own_model(site, state, header)
     mask_history.note_masks(state, mine.chosen)
     if settings.task.name == TEXT:
         return answer(site, request, (mine.model, mine.edits), lambda: (mine.model, mine.edits))

@@ -1,12 +1,13 @@
 """The smaller dense model that masks leave a client of SFT-P, within its own budget."""
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from client_app import tuning
 from client_app.site import Site
 from espalier.corpora.client_text import validation_windows
 from espalier.evaluation.perplexity import mean_losses, perplexity
@@ -56,16 +57,25 @@ class SmallerModel:
         return merged(lambda index: factors_of(self.adapters, index, self.tensors.get(block_key(index), {})))
 
     def validated(self, site: Site, header: Header) -> float | None:
-        """Its perplexity on the client's own held-out text, which stays here; None where that is not wanted."""
+        """Its perplexity on the client's own held-out text, which stays here; None where that is not wanted, or too short."""
         number = site.settings.of(SftPSettings).validation_windows
         if not number:
             return None
-        windows = validation_windows(site.settings, site.node, site.model.encode, header.client, number)
+        try:
+            windows = validation_windows(site.settings, site.node, site.model.encode, header.client, number)
+        except Mistake as mistake:  # the figure is there to be looked at: no round is lost for it
+            logging.getLogger("espalier").warning("no validation: %s", mistake)
+            return None
         return perplexity(mean_losses(BlockStream(self.model, site.computing), {"": windows}, self.edits)[""])
 
     def loaded(self, site: Site) -> Any:
-        """All of it in memory, with LoRA."""
-        adapted = AdaptedModel.load(self.model, site.computing, site.settings, self.adapters, tuning.cache_of(site))
+        """All of it in memory, with LoRA; in the dtype of computing where clients train in NF4, which lanes need not fit."""
+        settings, base = site.settings, site.settings.training.base
+        if base == "nf4":
+            dtype = "bfloat16" if site.computing.dtype == torch.bfloat16 else "float32"
+            training = settings.training.model_copy(update={"base": dtype})
+            settings = settings.model_copy(update={"training": training})
+        adapted = AdaptedModel.load(self.model, site.computing, settings, self.adapters)
         adapted.set(self.tensors)
         return adapted.whole
 
@@ -75,17 +85,22 @@ def _lora_of(tensors: Tensors) -> dict[str, dict[str, Tensor]]:
     return {key: own for key, own in found.items() if own}
 
 
-def own_target(site: Site, header: Header) -> int:
-    """Weights of the blocks that this client's model may have.
+def own_target(site: Site, header: Header | None) -> int:
+    """Weights of the blocks that this client's model may have; without a header that of no simulated client.
 
     Raises
     ------
     Mistake
-        The share is larger than what can go.
+        The share is larger than what can go; of a share that the site's owner chose nothing is told.
     """
-    job = site.settings.of(SftPSettings)
-    share = site.node.pruned_share or job.share_of_client(header.client if site.node.simulated else 0)
+    job, own = site.settings.of(SftPSettings), site.node.pruned_share
+    run_s = job.share_of_client(header.client) if header is not None and site.node.simulated else job.share
     try:
-        return LaneGates(site.model.plan).target(share, job.share_of)
+        return LaneGates(site.model.plan).target(own or run_s, job.share_of)
     except Mistake as mistake:
+        if own:
+            raise Mistake(f"pruned-share in --node-config: {mistake}", OUTWARD) from None
         raise Mistake(f"{site.settings.method}.{mistake}") from None
+
+
+OUTWARD = "pruned-share in --node-config: this site's model cannot lose what its owner chose; the node's log says more"

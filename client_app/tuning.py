@@ -116,7 +116,7 @@ def _train(
     if pruning is not None and pruning.regularisation > 0:
         training.penalty = pruning.penalty
     with mistakes_of_kernels():
-        tensors, outcome = training.run(start, first_step, steps, _moments(site, state, server_round, adapters))
+        tensors, outcome = training.run(start, first_step, steps, moments(site, state, server_round, adapters))
         _require_enough(site, training, outcome.weighed)
         rank = rank_limit if pruning is None else pruning.rank_after(start, tensors)
     if site.settings.federation.keep_optimizer:
@@ -130,7 +130,7 @@ def _train(
     )
 
 
-def _moments(site: Site, state: PrivateState, server_round: int, adapters: AdapterPlan) -> dict[str, dict[str, Tensor]]:
+def moments(site: Site, state: PrivateState, server_round: int, adapters: AdapterPlan) -> dict[str, dict[str, Tensor]]:
     """What AdamW goes on with, of the ranks that are left; empty where it begins anew."""
     kept = carried.before(state, MOMENTS, server_round) if site.settings.federation.keep_optimizer else {}
     shapes = {f"{key}/{name}": shape for key, block in adapters.shapes().items() for name, shape in block.items()}

@@ -49,7 +49,10 @@ def reinmax_gates(logits: Tensor, drawn: Tensor, tau: float = 1.0) -> Tensor:
 
 
 def gumbel_gates(logits: Tensor, uniform: Tensor, tau: float = 0.4) -> Tensor:
-    """Gates with the straight-through gradient of a sigmoid with Gumbel noise, as DISP-LLM's code has them.
+    """Gates with the straight-through gradient of a sigmoid with the difference of two Gumbel noises (Jang et al. 2017).
+
+    So a gate is on with probability sigmoid(z), as with ReinMax. DISP-LLM's code adds one Gumbel noise instead of the
+    difference, which is positive on average: there a gate of z = 3 is all but always on, here in 95 of 100 steps.
 
     Parameters
     ----------

@@ -24,6 +24,8 @@ class MethodSettings(Table):
     """The first round in which something may be delivered to a client."""
     ROUNDS_THAT_DIFFER: ClassVar[tuple[int, ...]] = (1,)
     """The first round of each form that orders and replies have."""
+    CHECKS_SITE: ClassVar[bool] = False
+    """Whether the job's module has ``require_ready``, which asks at enrolment whether what a site's owner chose can be done."""
     MAKES_ALONE_WITH: ClassVar[Mapping[str, str | int]] = {}
     """Values of keys of this table with which ``makes_alone`` holds, where it does not by default."""
     NEEDS_BASE_MODEL: ClassVar[bool] = True

@@ -140,6 +140,11 @@ class NodeSettings(Table):
         le=0.95,
         description="Share that this site prunes of its own model (sft-p), which never leaves it; 0: the run's `sft-p.share`.",
     )
+    models_dir: str = Field(
+        "",
+        description="Directory for models that runs leave this site alone (sft-p), in a folder `<run>-<site>` for each run; "
+        "empty: none is written.",
+    )
     capability: float = Field(
         1.0,
         ge=0,
@@ -244,9 +249,9 @@ def parse_node(config: Mapping[str, Any], *, simulated: bool = False) -> NodeSet
         settings._simulated = simulated
     except ValidationError as error:
         mistakes += mistake_lines(error, [field.alias or name for name, field in NodeSettings.model_fields.items()])
-    for key in ("data-path", "model-path", "state-dir"):
+    for key in ("data-path", "model-path", "state-dir", "models-dir"):
         path = config.get(key)
-        if isinstance(path, str) and path and (why := _unusable(path, missing=key == "state-dir")):
+        if isinstance(path, str) and path and (why := _unusable(path, missing=key in ("state-dir", "models-dir"))):
             mistakes.append(f"{key} = {shortened(path)!r}: {why} on this node; name a file or directory that it can read")
     if not mistakes:
         try:

@@ -335,11 +335,11 @@ def _not_read_in_tables(flat: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     for table in tables_of(method):
         for key, conditions in kinds[table].READ_WITH.items():
             for choice, values in conditions.items():
-                if flat[f"{table}.{choice}"] not in values:
-                    whole = key if "." in key else f"{table}.{key}"
-                    known = _possible(method, kinds[table], choice)
-                    remedy = one_of(f"{table}.{choice}", tuple(value for value in values if value in known or not known))
-                    found.setdefault(whole, (f"{table}.{choice}", remedy))
+                chosen, whole = (name if "." in name else f"{table}.{name}" for name in (choice, key))
+                if flat[chosen] not in values:
+                    known = () if "." in choice else _possible(method, kinds[table], choice)
+                    remedy = one_of(chosen, tuple(value for value in values if value in known or not known))
+                    found.setdefault(whole, (chosen, remedy))
     return found
 
 

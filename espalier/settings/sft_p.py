@@ -1,6 +1,5 @@
 """Settings of SFT-P: every client prunes the model for itself, by masks that a shared generator makes of its own embedding."""
 
-from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator
@@ -9,6 +8,7 @@ from espalier.settings.federation import FederationSettings
 from espalier.settings.fedpetuning import AdapterAveraging
 from espalier.settings.lora import LoraSettings
 from espalier.settings.table import ReadWith
+from espalier.settings.task import TEXT
 from espalier.settings.training import MOST_LEARNING_RATE
 
 LEAST_SHARE, MOST_SHARE = 0.0, 0.95
@@ -19,14 +19,15 @@ class SftPSettings(AdapterAveraging):
 
     ROUNDS = 10
     WEIGHTS: ClassVar[tuple[str, ...]] = ("equal", "samples")
-    READ_WITH: ClassVar[ReadWith] = {}
-    MAKES_ALONE_WITH: ClassVar[Mapping[str, str | int]] = {"late-clients": 1}
+    READ_WITH: ClassVar[ReadWith] = {"validation-windows": {"task.name": (TEXT,)}}
+    CHECKS_SITE = True
 
     share: float = Field(
         0.2,
         gt=LEAST_SHARE,
         le=MOST_SHARE,
-        description="Share that every client prunes, where its own configuration (`pruned-share`) names none.",
+        description="Share that every client prunes, where its own configuration (`pruned-share`) names none. A real site "
+        "looks at these two alone.",
     )
     shares: str = Field(
         "", description="`0.2,0.2,0.5,0.5`: shares of simulated clients, by number; the last one repeats. Empty: `share`."
@@ -46,7 +47,8 @@ class SftPSettings(AdapterAveraging):
     code: int = Field(32, ge=1, le=4096, description="Numbers of the learned code of each block and kind of lane.")
     width: int = Field(32, ge=1, le=4096, description="Width of the generator's hidden layer.")
     estimator: Literal["reinmax", "gumbel"] = Field(
-        "reinmax", description="How gates get a gradient: ReinMax, or a straight-through sigmoid with Gumbel noise (DISP-LLM)."
+        "reinmax",
+        description="How gates get a gradient: ReinMax, or a straight-through sigmoid with two Gumbel noises' difference.",
     )
     tau: float = Field(
         1.0,
@@ -57,16 +59,29 @@ class SftPSettings(AdapterAveraging):
         "all",
         description="Lanes that a norm sees: all, as in DISP-LLM's code, or those alone that are read behind it (equation 3).",
     )
-    bias: float = Field(3.0, description="Constant in all logits (c), so that at first nearly all lanes are on.")
+    bias: float = Field(3.0, ge=-100, le=100, description="Constant in all logits (c): at first nearly all lanes are on.")
     strength: float = Field(16.0, gt=0, le=1000, description="Weight of the budget in the training loss (lambda).")
     learning_rate: float = Field(1e-3, gt=0, le=MOST_LEARNING_RATE, description="Learning rate of generator and embedding.")
-    weight_decay: float = Field(0.05, ge=0, description="Weight decay of generator and embedding.")
+    weight_decay: float = Field(
+        0.05,
+        ge=0,
+        description="Weight decay of generator and embedding; times their learning rate and steps of a round it is at most 1.",
+    )
+    schedule: Literal["constant", "training"] = Field(
+        "constant",
+        description="Their learning rate stays, as in the paper, or falls as `training.schedule` says, which LoRA's does.",
+    )
     masks: Literal["budget", "sign"] = Field(
         "budget",
         description="Lanes of the model that a client is left with: those of highest logit within its budget, or those whose "
         "logit is not negative.",
     )
 
+    keep_models: bool = Field(
+        True,
+        description="Every client writes its smaller model when the rounds are over: in simulation to `clients/` in the run "
+        "directory, a real site to its `models-dir`, if its owner names one.",
+    )
     late_clients: int = Field(
         0,
         ge=0,
@@ -84,12 +99,12 @@ class SftPSettings(AdapterAveraging):
     @field_validator("shares")
     @classmethod
     def _are_shares(cls, value: str) -> str:
-        for part in filter(None, (part.strip() for part in value.split(","))):
+        for part in value.split(",") if value.strip() else ():
             try:
                 share = float(part)
             except ValueError:
                 raise ValueError(
-                    f"{part!r} is no number; write shares with commas between them, for instance 0.2,0.5"
+                    f"{part.strip()!r} is no number; write shares with commas between them, for instance 0.2,0.5"
                 ) from None
             if not LEAST_SHARE < share <= MOST_SHARE:
                 raise ValueError(f"{part} is no share above {LEAST_SHARE:g} and up to {MOST_SHARE:g}")
@@ -97,8 +112,8 @@ class SftPSettings(AdapterAveraging):
 
     @property
     def makes_alone(self) -> bool:
-        """What a client gets is its own in any case; late ones fit their embedding in a message of its own."""
-        return self.late_clients > 0
+        """What a client gets is its own in any case: it writes its model, and a late one fits its embedding before."""
+        return self.late_clients > 0 or self.keep_models
 
     def is_late(self, client: int, num_clients: int) -> bool:
         """Whether a client takes part in no round."""

@@ -169,6 +169,11 @@ class PrivateState:
         if other := [name for name, value in self.client.items() if known.get(name, value) != value]:
             raise Mistake(f"message: this site takes part in this run with another {' and '.join(other)}; begin a new run")
 
+    @property
+    def own_model(self) -> Path:
+        """Where a simulated client leaves the model that is its own, for the run's directory to get it."""
+        return self.folder / "model"
+
     def blobs(self, server_round: int) -> BlobStore:
         """Blobs that the client keeps for one round."""
         return BlobStore(self._open(self._round(server_round)), OWNER_ONLY_FILE)

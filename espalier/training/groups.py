@@ -23,9 +23,11 @@ class Group:
     names: Collection[str]
     """In any order."""
     rate: float = 1.0
-    """Times ``training.learning-rate``, at every step: warm-up and schedule are the run's."""
+    """Times ``training.learning-rate``; the warm-up is the run's."""
     weight_decay: float | None = None
     """In place of ``training.weight-decay``; None leaves that."""
+    schedule: str | None = None
+    """In place of ``training.schedule``; None leaves that."""
 
     def settings(self, training: TrainingSettings) -> TrainingSettings:
         """The table as it is for this group.
@@ -35,9 +37,11 @@ class Group:
         Mistake
             The group's learning rate or weight decay is beyond what the table allows.
         """
-        changes = {"learning-rate": training.learning_rate * self.rate}
+        changes: dict[str, float | str] = {"learning-rate": training.learning_rate * self.rate}
         if self.weight_decay is not None:
             changes["weight-decay"] = self.weight_decay
+        if self.schedule is not None:
+            changes["schedule"] = self.schedule
         try:
             return TrainingSettings.model_validate(training.model_dump(by_alias=True) | changes)
         except ValidationError as error:

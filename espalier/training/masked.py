@@ -3,7 +3,7 @@
 In every step the gates are drawn once, for all batches of it. The budget's term sees the same draw as the model.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -16,8 +16,10 @@ from espalier.modeling.structured.lane_gates import Gate, LaneGates
 from espalier.modeling.structured.routing import Norm, Routing
 from espalier.settings.run import RunSettings
 from espalier.settings.seeds import derive_seed
+from espalier.settings.sft_p import SftPSettings
 from espalier.training.adapted import AdaptedModel
 from espalier.training.adapter_training import AdapterTraining, flat_name
+from espalier.training.groups import Group
 from espalier.training.initial import initial_adapters
 from espalier.training.loop import Loop, Moments, Trained
 from espalier.training.loss import summed_loss
@@ -142,6 +144,13 @@ class MaskedTraining(AdapterTraining):
         """Logits of all gates with the constant, on the CPU."""
         found = gate_logits(self.model.plan, self.shape, tensors, embedding)
         return {gate: own + self.gating.bias for gate, own in found.items()}
+
+
+def of_generator(names: Collection[str], settings: RunSettings) -> Group:
+    """How generator and embedding are trained, which have these names: at a rate of their own, with their own weight decay."""
+    job = settings.of(SftPSettings)
+    schedule = job.schedule if job.schedule == "constant" else None
+    return Group(names, job.learning_rate / settings.training.learning_rate, job.weight_decay, schedule)
 
 
 def first_shared(plan: ModelPlan, run: RunSettings) -> dict[str, dict[str, Tensor]]:

@@ -1,6 +1,8 @@
 """SFT-P's result: the shared generator, LoRA for peft, and what clients found of the models that they made of it."""
 
+import shutil
 from importlib.util import find_spec
+from pathlib import Path
 
 from safetensors.torch import save_file
 from torch import Tensor
@@ -9,6 +11,7 @@ from espalier.modeling.edits import dense
 from espalier.modeling.export_adapter import export_adapter
 from espalier.modeling.structured.lane_gates import LaneGates
 from espalier.settings.node import NodeSettings
+from espalier.settings.sft_p import SftPSettings
 from espalier.storage.atomic import write_json
 from espalier.storage.private import PrivateState
 from espalier.training.mask_history import load
@@ -34,7 +37,7 @@ class PersonalMasksOutcome(Outcome[AdapterResult]):
             tensors |= {f"{key}.{name}": value for name, value in result.tensors(key).items() if name.startswith(PREFIX)}
         target = run.folder.path / "generator.safetensors"
         save_file(tensors, target, {"format": "pt"})
-        self.summary.where = f"the generator is in {target}; each client's model is at the client"
+        self.summary.where = f"the generator is in {target}; {self._where_models_are()}"
         plan = lora_plan(run.model.plan, run.settings)
         if plan.blocks:
             card = adapter_card(run.settings, run.model, result.report())
@@ -60,6 +63,26 @@ class PersonalMasksOutcome(Outcome[AdapterResult]):
         self.summary.notes.append("Federated is the mean over clients, each with a smaller model of its own.")
         if self.run.simulation:
             self._show_masks()
+            self._collect_models()
+
+    def _where_models_are(self) -> str:
+        kept = self.run.settings.of(SftPSettings).keep_models
+        if self.run.simulation:
+            return f"each client's model is in {self._models}" if kept else "clients' models were not kept"
+        return "each client's model is at the client" + (", if its owner gave it a models-dir" if kept else "'s state alone")
+
+    @property
+    def _models(self) -> Path:
+        return self.run.folder.path / "clients"
+
+    def _collect_models(self) -> None:
+        """Simulated clients are on this machine: bring their models into the run directory."""
+        root = NodeSettings().state_root()
+        for seat in self.summary.roster.seats.values():
+            written = PrivateState(root, self.run.lineage, seat.site, {}).own_model
+            if written.is_dir():
+                self._models.mkdir(exist_ok=True)
+                shutil.move(written, self._models / seat.site)
 
     def _show_masks(self) -> None:
         """``masks.json``, and pictures of it: simulated clients are on this machine, and so is their private state."""

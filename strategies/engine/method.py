@@ -320,9 +320,14 @@ class Method(Strategy):
         """What a client is to make by itself; None: nothing."""
         return Alone()
 
+    @property
+    def lets_work_alone(self) -> bool:
+        """Whether clients make something by themselves: what is evaluated, and the rounds do not leave."""
+        return self.evaluation.asked and self.run.settings.job.makes_alone
+
     def _let_work_alone(self, server_round: int) -> None:
-        """Where the rounds leave no local-only result, let clients make it before it is evaluated: it takes as long as they."""
-        if not (self.evaluation.asked and self.run.settings.job.makes_alone):
+        """Let clients make what the rounds do not leave; it may take as long as they."""
+        if not self.lets_work_alone:
             return
         orders = [(seat, order) for seat in self.rounds.roster.active() if (order := self.alone_order(seat)) is not None]
         self.run.progress.begin("alone", len(orders))

@@ -13,8 +13,7 @@ from espalier.modeling.structured.lane_gates import LaneGates
 from espalier.settings.mistakes import Mistake
 from espalier.settings.run import RunSettings
 from espalier.settings.sft_p import SftPSettings
-from espalier.settings.training import TrainingSettings
-from espalier.training.masked import first_shared
+from espalier.training.masked import first_shared, of_generator
 from espalier.wire.alone import Alone
 from espalier.wire.mask_generator import PREFIX, num_parameters
 from espalier.wire.sft_p import shape_of, trained
@@ -36,7 +35,7 @@ class SftP(FedPETuning):
 
     def __init__(self, run: Run, evaluation: ClientEvaluation | None = None) -> None:
         super().__init__(run, evaluation)
-        settings = _of_generator(run.settings)
+        settings = of_generator((), run.settings).settings(run.settings.training)
         steps = settings.steps * (self.federation.rounds - 1) if self.federation.keep_optimizer else 0
         self.reach_of_generator = Reach(settings, steps, differences=self.federation.sends_differences)
         self.reach_of_generator.starts = self.reach.starts  # names differ, and a checkpoint has them together
@@ -54,11 +53,15 @@ class SftP(FedPETuning):
 
     @classmethod
     def require_fit(cls, settings: RunSettings, model: OpenedModel, capabilities: Mapping[str, float]) -> None:
-        """Refuse a family without lanes, a share that cannot be pruned, and what FedPETuning refuses."""
+        """Refuse a family without lanes, a share that cannot go, a rate that is too high, and what FedPETuning refuses."""
         check_labels(model.family, None, str(model.directory / "config.json"))
         super().require_fit(settings, model, capabilities)
         model.require_units()
         job, method = settings.of(SftPSettings), settings.method
+        try:
+            of_generator((), settings).settings(settings.training)
+        except Mistake as mistake:
+            raise Mistake(f"{method}.learning-rate, {method}.weight-decay: {mistake}") from None
         if not model.family.has_lanes:
             family = model.family.name
             raise Mistake(f"method = '{method}': models of the family {family} have no lanes to cut; name one like LLaMA")
@@ -87,9 +90,14 @@ class SftP(FedPETuning):
         drawn = super().quorum_of()
         return self.run.settings.num_clients - self.job.late_clients if drawn is None and self.job.late_clients else drawn
 
+    @property
+    def lets_work_alone(self) -> bool:
+        """Clients write their models, whether or not anybody evaluates them."""
+        return self.job.makes_alone
+
     def alone_order(self, seat: Seat) -> Alone | None:
-        """A late client fits its embedding."""
-        return Alone() if self._is_late(seat) else None
+        """A client writes its model; a late one fits its embedding before."""
+        return Alone() if self.job.keep_models or self._is_late(seat) else None
 
     def _is_late(self, seat: Seat) -> bool:
         return self.job.is_late(seat.client, self.run.settings.num_clients)
@@ -97,14 +105,8 @@ class SftP(FedPETuning):
     @property
     def brings_result(self) -> bool:
         """Clients need it for their own models."""
-        return self.evaluation.asked
+        return self.evaluation.asked or self.lets_work_alone
 
     def reach_of(self, name: str) -> Reach:
         """The generator is trained at a rate of its own."""
         return self.reach_of_generator if name.startswith(PREFIX) else self.reach
-
-
-def _of_generator(settings: RunSettings) -> TrainingSettings:
-    job, training = settings.of(SftPSettings), settings.training
-    changes = {"learning-rate": job.learning_rate, "weight-decay": job.weight_decay}
-    return TrainingSettings.model_validate(training.model_dump(by_alias=True) | changes)

@@ -3,25 +3,33 @@
 import json
 import math
 import random
+import shutil
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
 from bench import Bench, Home, private_text, summary
+from in_process import InProcessGrid
 from promises import ALL_FIGURES, Promises, Uninterrupted, held_out, outgoing_bytes
 from safetensors.torch import load, load_file
-from tiny_model import WORDS
+from tiny_model import WORDS, save_tiny_llama
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from client_app import carried
+from client_app.carried import CONDITIONING
+from client_app.site import Site
+from client_app.smaller_model import OUTWARD, own_target
 from espalier.modeling.opened import OpenedModel
 from espalier.modeling.structured.lane_gates import LaneGates
 from espalier.settings.mistakes import Mistake
+from espalier.settings.node import NodeSettings, simulated_node
 from espalier.settings.run import RunSettings, parse
 from espalier.training.mask_generator import first_embedding, gate_logits
 from espalier.training.mask_history import steps_to_budget
 from espalier.training.masked import first_shared
-from espalier.wire.messages import read
+from espalier.wire.messages import SCHEMA_VERSION, Header, read
 from espalier.wire.sft_p import shape_of, trained
 from pruning_kernels.bitmask import pack
 
@@ -42,6 +50,7 @@ class TestSftP(Promises):
         "sft-p.code": 4,
         "sft-p.width": 6,
         "sft-p.learning-rate": 0.01,
+        "sft-p.keep-models": False,
         "part-bytes": 4096,
     }
     last_round = 1
@@ -68,6 +77,17 @@ class TestSftP(Promises):
                 data = outgoing_bytes(reply)
                 assert not [secret for secret in secrets if secret in data]
                 assert not [secret for secret in secrets if secret[: len(secret) // 2] in data and len(secret) >= 32]
+
+    def test_no_budget_leaves_a_real_site(self, bench: Bench) -> None:
+        """Neither one that can be met nor one that cannot, of which the site's own log tells."""
+        grid = real_sites(bench, bench.grid(sft_p__shares=""))
+        for share, context in zip((0.5173, 0.9473, 0.0, 0.0), grid.contexts.values(), strict=True):
+            context.node_config["pruned-share"] = share
+        changes = {"sft_p__shares": "", "sft_p__share_of": "model", "quorum": 0.5}
+        document = summary(bench.run(grid, **changes))
+        assert {client["status"] for client in document["clients"]} == {"completed"}
+        assert document["refused"] == {"site-1": OUTWARD}
+        assert not [share for _, reply in grid.received for share in (b"0.517", b"0.947") if share in outgoing_bytes(reply)]
 
     def test_what_is_sent_is_generator_and_lora(self, plain: Uninterrupted) -> None:
         expected = {key: set(own) for key, own in shared_shapes(plain).items()}
@@ -128,6 +148,33 @@ class TestSftP(Promises):
             expected = perplexity_of(masked_model(kept, client), windows)
             assert document["metrics"]["perplexity/own-text/federated"] == pytest.approx(expected, rel=1e-3)
 
+    def test_every_client_s_model_is_written_and_computes_what_was_told(self, bench: Bench) -> None:
+        """Whoever has it needs nothing else; what it has of the blocks is its budget, and no message says where it is."""
+        changes = {"sft_p__keep_models": True, "evaluation__local_only": True, "evaluation__max_windows": 1000}
+        grid = bench.grid(**changes)
+        folder = bench.run(grid, **changes)
+        tokens = torch.tensor(AutoTokenizer.from_pretrained(bench.model)(bench.public.read_text())["input_ids"])
+        windows = tokens[: len(tokens) // 16 * 16].view(-1, 16)
+        gates, whole = LaneGates(OpenedModel(bench.model).plan), OpenedModel(bench.model).plan.num_parameters
+        for client, told in enumerate(summary(folder)["clients"]):
+            model = AutoModelForCausalLM.from_pretrained(folder / "clients" / told["site"], dtype=torch.float32).eval()
+            assert told["metrics"]["perplexity/public/federated"] == pytest.approx(perplexity_of(model, windows), rel=1e-3)
+            pruned = whole - sum(value.numel() for value in model.parameters())
+            wanted = gates.total - gates.target((0.2, 0.2, 0.5, 0.5)[client], "blocks")
+            assert 0 <= pruned - wanted < max(gates.costs.values()) + 1
+        alone = [read(reply.content) for _, reply in grid.received if read(reply.content).header.kind == "alone"]
+        assert [letter.scalars.keys() for letter in alone] == [{"seconds"}] * 4
+
+    def test_a_real_site_writes_its_model_where_its_owner_says(self, bench: Bench) -> None:
+        grid = real_sites(bench, bench.grid(sft_p__keep_models=True))
+        for client, context in enumerate(grid.contexts.values()):
+            context.node_config |= {"models-dir": str(bench.folder / "own" / str(client))} if client % 2 else {}
+        folder = bench.run(grid, sft_p__keep_models=True)
+        lineage = json.loads((folder / "run.json").read_text())["lineage"]
+        assert {path.name for path in (bench.folder / "own").glob("*/*")} == {f"{lineage}-site-1", f"{lineage}-site-3"}
+        assert all((path / "model.safetensors").exists() for path in (bench.folder / "own").glob("*/*"))
+        assert not (folder / "clients").exists()
+
     def test_masks_keep_within_each_client_s_own_budget(self, kept: Uninterrupted) -> None:
         gates = LaneGates(OpenedModel(kept.bench.model).plan)
         for client, share in enumerate((0.2, 0.2, 0.5, 0.5)):
@@ -170,23 +217,10 @@ class TestSftP(Promises):
 
     def test_clients_score_their_own_models_on_a_task_s_items(self, bench: Bench) -> None:
         """Public items that were sent along, and own ones beside the dense model."""
-        generator = random.Random(0)
-
-        def reviews(number: int) -> str:
-            labelled = ((" ".join(generator.choices(WORDS, k=4)), generator.randrange(2)) for _ in range(number))
-            return "".join(json.dumps({"sentence": words, "label": label}) + "\n" for words, label in labelled)
-
         for client in range(bench.num_clients):
             (bench.folder / f"items-{client}.jsonl").write_text(reviews(40))
         (bench.folder / "tests.jsonl").write_text(reviews(12))
-        changes = {
-            "task__name": "sst2",
-            "task__max_tokens": 48,
-            "task__test_path": str(bench.folder / "tests.jsonl"),
-            "data__source": "jsonl",
-            "data__path": str(bench.folder / "items-{client}.jsonl"),
-            "evaluation__local_only": True,
-        }
+        changes = of_reviews(bench)
         grid = bench.grid(**changes)
         for context in grid.contexts.values():
             context.node_config.pop("data-path")
@@ -195,6 +229,52 @@ class TestSftP(Promises):
         told = [client["metrics"]["acc/sst2"] for client in document["clients"]]
         assert found["acc"]["federated"] == pytest.approx(np.mean(told), abs=1e-3)
         assert found["acc"]["dense"] is not None
+
+    def test_a_model_of_clients_that_train_in_nf4_is_measured_on_a_task_s_items(self, tmp_path: Path) -> None:
+        """Its lanes need not be such as NF4 can hold."""
+        pytest.importorskip("bitsandbytes")
+        base = save_tiny_llama(tmp_path / "base", blocks=1, hidden=64, feed_forward=64)
+        (tmp_path / "public.txt").write_text(private_text(99))
+        bench = Bench(tmp_path, "sft-p", self.settings, num_clients=2, home=Home(base, tmp_path / "public.txt"))
+        for name, number in (("items-0", 40), ("items-1", 40), ("tests", 12)):
+            (tmp_path / f"{name}.jsonl").write_text(reviews(number))
+        changes = of_reviews(bench) | {"training__base": "nf4", "federation__rounds": 1}
+        grid = bench.grid(**changes)
+        for context in grid.contexts.values():
+            context.node_config.pop("data-path")
+        found = {metric["name"]: metric["values"] for metric in summary(bench.run(grid, **changes))["metrics"]}
+        assert found["acc"]["federated"] is not None
+
+    # ----- what one round leaves the next -----------------------------------------------------------------------------
+
+    def test_rounds_of_one_client_that_keeps_moments_are_one_long_round(self, bench: Bench) -> None:
+        """AdamW's moments of generator and LoRA go on, and those of the embedding, which moves the generator, always do."""
+
+        def trained_in(rounds: int, steps: int, keep: bool) -> dict[str, torch.Tensor]:
+            changes = {"federation__rounds": rounds, "training__steps": steps, "federation__keep_optimizer": keep}
+            folder = bench.run(num_clients=1, **changes)
+            return load_file(folder / "generator.safetensors") | load_file(folder / "adapter" / "adapter_model.safetensors")
+
+        whole, kept, begun_anew = trained_in(1, 6, False), trained_in(2, 3, True), trained_in(2, 3, False)
+        for name, value in whole.items():
+            torch.testing.assert_close(kept[name], value, rtol=1e-5, atol=1e-6)
+        assert any((begun_anew[name] - value).abs().max() > 1e-3 for name, value in whole.items())
+
+    def test_moments_of_the_embedding_go_on(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("server_app.app._remove_private_state", lambda run: None)
+        found = [private(Uninterrupted(bench, bench.run(), [], [], ""), 0)]
+        assert found[0]["step"].item() == 6
+        real = carried.before
+
+        def without_moments(state: Any, document: str, server_round: int) -> Any:
+            kept = real(state, document, server_round)
+            return {key: {"embedding": own["embedding"]} for key, own in kept.items()} if document == CONDITIONING else kept
+
+        monkeypatch.setattr("client_app.sft_p.carried.before", without_moments)
+        shutil.rmtree(bench.folder / "state")
+        found.append(private(Uninterrupted(bench, bench.run(), [], [], ""), 0))
+        assert found[1]["step"].item() == 3
+        assert not torch.equal(found[0]["embedding"], found[1]["embedding"])
 
     # ----- late clients -----------------------------------------------------------------------------------------------
 
@@ -218,7 +298,7 @@ class TestSftP(Promises):
         document = json.loads((folder / "masks.json").read_text())
         assert document["late"].keys() == {"3"}
         assert document["late"]["3"]["steps"] == 12
-        three = bench.run(bench.grid(), sft_p__late_clients=1)  # without an evaluation nobody fits anything
+        three = bench.run(bench.grid(), sft_p__late_clients=1)
         assert load_file(three / "generator.safetensors").keys() == load_file(folder / "generator.safetensors").keys()
         for name, value in load_file(three / "generator.safetensors").items():
             assert torch.equal(value, load_file(folder / "generator.safetensors")[name])
@@ -249,9 +329,24 @@ class TestSftP(Promises):
         sent = {name for _, reply in grid.received for name in read(reply.content).scalars}
         assert not sent & {"spent", "perplexity", "target", "masks"}
 
+    def test_a_client_with_too_little_held_out_text_trains_all_the_same(self, bench: Bench) -> None:
+        for client in range(bench.num_clients):
+            passages = private_text(client).split("\n\n")
+            kept = [passage for passage in passages if not held_out(passage)]
+            (bench.folder / f"text-{client}.txt").write_text("\n\n".join([*kept, next(filter(held_out, passages))]))
+        document = summary(bench.run(sft_p__validation_windows=2, evaluation__window_tokens=64))
+        assert {client["status"] for client in document["clients"]} == {"completed"}
+
     @pytest.mark.parametrize(
         ("changes", "words"),
         [
+            ({"sft_p__shares": "0.2,,0.5"}, "'' is no number"),
+            ({"sft_p__shares": ","}, "'' is no number"),
+            (
+                {"sft_p__validation_windows": 2, "task__name": "sst2"},
+                "validation-windows = 2: task.name = 'sst2' does not read it",
+            ),
+            ({"sft_p__weight_decay": 1000.0}, "sft-p.weight-decay: training: of a group with .* weight decay 1000"),
             ({"sft_p__shares": "0.2,x"}, "'x' is no number"),
             ({"sft_p__shares": "0.2,0.99"}, "0.99 is no share above 0 and up to 0.95"),
             ({"sft_p__share_of": "model", "sft_p__shares": "0.95"}, r"sft-p.share = 0.95 \(share-of = 'model'\)"),
@@ -266,11 +361,52 @@ class TestSftP(Promises):
         assert not (bench.folder / "runs").exists()
 
 
+def test_a_real_site_looks_at_the_run_s_share_alone() -> None:
+    """Shares by number are those of simulated clients."""
+    settings = parse({"method": "sft-p", "sft-p.share": 0.3, "sft-p.shares": "0.5"})
+    gates = LaneGates(Site(settings, NodeSettings()).model.plan)
+    header = Header(
+        schema_version=SCHEMA_VERSION, kind="train", method="sft-p", lineage="run", server_round=1, client=0, attempt=1,
+        part=0, num_parts=1,
+    )  # fmt: skip
+    assert own_target(Site(settings, NodeSettings()), header) == gates.target(0.3, "blocks")
+    assert own_target(Site(settings, simulated_node()), header) == gates.target(0.5, "blocks")
+    assert own_target(Site(settings, NodeSettings(pruned_share=0.4)), header) == gates.target(0.4, "blocks")
+
+
 def test_a_budget_is_met_when_ten_draws_are_near_it_on_average() -> None:
     assert steps_to_budget([1.5] * 5 + [1.0] * 10) == 15
     assert steps_to_budget([1.1, 0.9] * 5 + [3.0]) == 10
     assert steps_to_budget([1.0] * 9) is None
     assert steps_to_budget([1.03] * 50) is None
+
+
+def real_sites(bench: Bench, grid: InProcessGrid) -> InProcessGrid:
+    """The same sites, as their owners would start them."""
+    grid.simulated = False
+    for client, context in enumerate(grid.contexts.values()):
+        own = {"site": f"site-{client}", "model-path": str(bench.model), "least-tokens": 1}
+        context.node_config |= own | {"partition-id": -1, "num-partitions": 0}
+    return grid
+
+
+def reviews(number: int) -> str:
+    """Records of sentences and labels."""
+    generator = random.Random(number)
+    labelled = ((" ".join(generator.choices(WORDS, k=4)), generator.randrange(2)) for _ in range(number))
+    return "".join(json.dumps({"sentence": words, "label": label}) + "\n" for words, label in labelled)
+
+
+def of_reviews(bench: Bench) -> dict[str, Any]:
+    """Settings of a run on items, which lie in the bench's folder."""
+    return {
+        "task__name": "sst2",
+        "task__max_tokens": 48,
+        "task__test_path": str(bench.folder / "tests.jsonl"),
+        "data__source": "jsonl",
+        "data__path": str(bench.folder / "items-{client}.jsonl"),
+        "evaluation__local_only": True,
+    }
 
 
 def shared_shapes(run: Uninterrupted) -> dict[str, dict[str, tuple[int, ...]]]:

@@ -32,6 +32,12 @@ SITES = ("hospital-a", "hospital-b")
 PLAIN = "hospital-c"
 """Of a node of Flower's, which starts a process for every message; it takes part in one run, and refuses the others."""
 
+
+def weights_and_structure(folder: Path) -> dict[str, bytes]:
+    """Of a client's own model, whose card has its name."""
+    return {name: (folder / name).read_bytes() for name in ("model.safetensors", "structure.json", "config.json")}
+
+
 METHODS = {
     "fedpetuning": (
         ("federation.rounds=2", "training.steps=2", "lora.targets=all", "lora.merge=true", "evaluation.local-only=false"),
@@ -64,7 +70,7 @@ METHODS = {
     ),
     "sft-p": (
         ("federation.rounds=1", "training.steps=2", "evaluation.local-only=false", "part-bytes=1000000"),
-        ["enrol", "train"],
+        ["enrol", "train", "deliver", "alone"],
     ),
     "flap": (("data.windows=20", "evaluation.local-only=false"), ["enrol", "train"]),
     "slicegpt": (("data.windows=20", "evaluation.local-only=false", "part-bytes=1000000"), ["enrol", "train"]),
@@ -158,7 +164,7 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sites]:
     data = (f"model={shared.model}", "data.source=text", f"data.path={folder}/text-{{client}}.txt", "data.window-tokens=32")
     words = (*data, f"evaluation.texts=public={shared.public}", "evaluation.window-tokens=32", "part-bytes=1024")
     own = {site: f'model-path="{shared.model}" data-path="{text}"' for site, text in texts.items()}
-    own = {site: f"{config} most-model-bytes=1000000000" for site, config in own.items()}
+    own = {site: f'{config} most-model-bytes=1000000000 models-dir="{folder}/own"' for site, config in own.items()}
     own[PLAIN] += ' allow-methods="fedprllm"'
     with federation(folder, (*SITES, PLAIN), own, warm=SITES) as started:
 
@@ -207,6 +213,9 @@ def test_real_processes_give_the_bytes_of_the_simulation(tmp_path: Path, sites: 
     assert (deployed / "model").exists() == (method != "sft-p")  # whose models stay at the clients
     if method != "sft-p":
         assert files(deployed / "model") == files(simulated / "model")
+    for site, client in zip(SITES, sorted((simulated / "clients").glob("*")), strict=False):
+        (own,) = (running.folder / "own").glob(f"*-{site}")
+        assert weights_and_structure(own) == weights_and_structure(client)
     for name in ("masks.safetensors", "adapter/adapter_model.safetensors", "generator.safetensors"):
         assert [file.read_bytes() for file in deployed.glob(name)] == [file.read_bytes() for file in simulated.glob(name)]
     beside = [*deployed.glob("masks.safetensors"), *deployed.glob("adapter/adapter_model.safetensors")]
