@@ -11,9 +11,11 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from flwr.cli.app import app as flwr_command
 from flwr.cli.flower_config import parse_superlink_connection
 from flwr.common.config import parse_config_args
 from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
+from typer.testing import CliRunner
 
 from espalier.launch.check_node import read_node_config
 from espalier.launch.command import _parser
@@ -46,6 +48,10 @@ OF_ESPALIER = [command for command in COMMANDS if command[0] == "espalier"]
 @cache
 def flags_of(*program: str) -> set[str]:
     """The options that a program says it has."""
+    if program[0] == "flwr":
+        told = CliRunner(env={"COLUMNS": "200"}).invoke(flwr_command, [*program[1:], "--help"])
+        assert told.exit_code == 0, told.output
+        return set(re.findall(r"--[a-z][a-z-]*", told.output))
     beside = Path(sys.executable).parent / program[0]
     found = str(beside) if beside.exists() else shutil.which(program[0])
     assert found is not None

@@ -376,11 +376,27 @@ def open_model(name: str) -> OpenedModel:
     """
     if name != "demo":
         require_model(name)
-        return OpenedModel(_of_a_run(at_home(name).absolute()))
+        return opened_in(_of_a_run(at_home(name).absolute()))
     try:
         from espalier_assets import DEMO_MODEL
     except ModuleNotFoundError:
         raise Mistake(
             "model = 'demo': espalier_assets is not installed on this machine; install Espalier here (README, 'Set up and run')"
         ) from None
-    return OpenedModel(DEMO_MODEL)
+    return opened_in(DEMO_MODEL)
+
+
+def opened_in(directory: Path) -> OpenedModel:
+    """The model of a directory; in one process all who ask while its files stay as they are have the same, with its hash.
+
+    Raises
+    ------
+    Mistake
+        See ``OpenedModel``.
+    """
+    return _opened_in(directory, _stamps(directory)) if directory.is_dir() else OpenedModel(directory)
+
+
+@lru_cache(maxsize=4)
+def _opened_in(directory: Path, stamps: object) -> OpenedModel:
+    return OpenedModel(directory)

@@ -56,7 +56,9 @@ def hush() -> None:
     That is a kernel for AVX512-BF16, and a part of torch that is old: torch itself imports it for its compiler, and Flower's
     simulation shows such warnings.
     """
-    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
+    logger = logging.getLogger("bitsandbytes.backends.cpu.ops")
+    if logger.level != logging.ERROR:  # setting it makes every logger of the process look anew at what it logs
+        logger.setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", "`torch.jit.script_method` is ", DeprecationWarning)
 
 

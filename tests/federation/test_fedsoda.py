@@ -26,6 +26,7 @@ from client_app import tuning
 from espalier.modeling.opened import OpenedModel, open_model
 from espalier.settings.mistakes import Mistake
 from espalier.settings.run import parse
+from espalier.settings.seeds import derive_seed
 from espalier.training.alignment import Alignment, Places, Teacher
 from espalier.training.initial import initial_values
 from espalier.training.loop import Loop
@@ -282,7 +283,9 @@ class TestFedSoda(Promises):
 
     def test_who_was_drawn_stays_drawn_where_another_is_dropped_and_the_run_resumed(self, bench: Bench) -> None:
         few = {"federation__sampled_clients": 0.5, "quorum": 0.25}
-        for poor in range(bench.num_clients):
+        generator = np.random.default_rng(derive_seed(0, "clients", server_round=1))
+        drawn = generator.choice(bench.num_clients, 2, replace=False).tolist()
+        for poor in (drawn[0], next(client for client in range(bench.num_clients) if client not in drawn)):
 
             def grid(poor: int = poor) -> InProcessGrid:
                 made = bench.grid(**few)

@@ -1,8 +1,6 @@
 """Sliced models: against whole dense models whose residual stream is projected, and as others load them."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -177,28 +175,6 @@ def test_it_is_held_in_nf4_and_made_of_a_base_that_is(tmp_path: Path) -> None:
     assert {stored.dtype for stored in made.checkpoint.tensors.values()} == {"F32"}
     expected = logits_of(BlockStream(OpenedModel(tmp_path / "base-nf4"), CPU), WINDOWS, dense)
     torch.testing.assert_close(logits(tmp_path / "same").flatten(0, 1), torch.cat(list(expected)), rtol=1e-4, atol=1e-4)
-
-
-WITHOUT_ESPALIER = """
-import sys, torch
-from transformers import AutoModelForCausalLM
-model = AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True, dtype=torch.float32).eval()
-assert not any(name.startswith("espalier") for name in sys.modules)
-torch.save(model(input_ids=torch.load(sys.argv[2])).logits, sys.argv[3])
-"""
-
-
-def test_it_is_loaded_by_its_own_code(bases: dict[str, OpenedModel], tmp_path: Path) -> None:
-    """In a process that knows nothing of Espalier."""
-    folder = exported(bases["qwen3"], 24, tmp_path / "small")
-    torch.save(WINDOWS, tmp_path / "windows.pt")
-    words = [str(folder), str(tmp_path / "windows.pt"), str(tmp_path / "logits.pt")]
-    home = {"HF_HOME": str(tmp_path / "home"), "PATH": "/usr/bin:/bin"}
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_ESPALIER, *words], cwd=tmp_path, env=home, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    torch.testing.assert_close(torch.load(words[2]), logits(folder))
 
 
 def test_what_cannot_be_sliced_says_which_models_can(tmp_path: Path) -> None:

@@ -82,29 +82,6 @@ def test_blocks_that_are_alike_are_written_for_transformers_alone(saved: dict[st
     assert OpenedModel(tmp_path / "plain").plan.num_parameters == small.plan.num_parameters
 
 
-WITHOUT_ESPALIER = """
-import sys, torch
-from transformers import AutoModelForCausalLM
-model = AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True, dtype=torch.float32).eval()
-assert not any(name.startswith("espalier") for name in sys.modules)
-torch.save(model(input_ids=torch.load(sys.argv[2])).logits, sys.argv[3])
-"""
-
-
-def test_a_compact_model_is_loaded_by_its_own_code(saved: dict[str, Path], tmp_path: Path) -> None:
-    """In a process that knows nothing of Espalier."""
-    base = OpenedModel(saved["llama"])
-    small = OpenedModel(base.directory, uneven(base, lanes=True))
-    export_structured(small, dense, tmp_path / "small", "compact")
-    torch.save(WINDOWS, tmp_path / "windows.pt")
-    words = [str(tmp_path / name) for name in ("small", "windows.pt", "logits.pt")]
-    command = [sys.executable, "-I", "-c", WITHOUT_ESPALIER, *words]
-    environment = {"HOME": str(tmp_path), "HF_HOME": str(tmp_path / "hub"), "PATH": "/usr/bin:/bin"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
-    assert torch.equal(torch.load(tmp_path / "logits.pt"), logits(small).detach())
-
-
 def test_the_code_beside_an_export_knows_the_paths_of_the_families() -> None:
     """It stands alone, and so names them again."""
     by_type = {name: family for family in FAMILIES for name in family.model_types}

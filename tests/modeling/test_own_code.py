@@ -1,0 +1,46 @@
+"""Models of unequal blocks and of a sliced stream are loaded by the code beside them, in a process that has not Espalier."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+from structured_models import save, uneven
+from tiny_models import CPU, token_windows
+
+from espalier.modeling.block_stream import BlockStream
+from espalier.modeling.edits import dense
+from espalier.modeling.opened import OpenedModel
+from espalier.modeling.sliced.export import export_sliced
+from espalier.modeling.sliced.opened_sliced import SlicedModel
+from espalier.modeling.sliced.signals import basis_of, mean_moments
+from espalier.modeling.structured.export import export_structured
+from espalier.modeling.whole import load_whole
+
+WITHOUT_ESPALIER = """
+import sys, torch
+from transformers import AutoModelForCausalLM
+windows = torch.load("windows.pt")
+for path in sys.argv[1:]:
+    model = AutoModelForCausalLM.from_pretrained(path, trust_remote_code=True, dtype=torch.float32).eval()
+    torch.save(model(input_ids=windows).logits, f"{path}.pt")
+assert not any(name.startswith("espalier") for name in sys.modules)
+"""
+
+
+@torch.no_grad()
+def test_models_are_loaded_by_their_own_code(tmp_path: Path) -> None:
+    windows = token_windows(6, 20)
+    torch.save(windows, tmp_path / "windows.pt")
+    base = OpenedModel(save(tmp_path / "llama", "llama"))
+    export_structured(OpenedModel(base.directory, uneven(base, lanes=True)), dense, tmp_path / "compact", "compact")
+    model = OpenedModel(save(tmp_path / "qwen3", "qwen3"))
+    bases = [basis_of(moments, 24)[0] for moments in mean_moments(BlockStream(model, CPU), windows)]
+    export_sliced(SlicedModel(model, bases.__getitem__, 24), tmp_path / "sliced")
+    command = [sys.executable, "-I", "-c", WITHOUT_ESPALIER, "compact", "sliced"]
+    environment = {"HOME": str(tmp_path), "HF_HOME": str(tmp_path / "hub"), "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    for name in ("compact", "sliced"):
+        expected = load_whole(OpenedModel(tmp_path / name), CPU, "float32")(input_ids=windows).logits
+        torch.testing.assert_close(torch.load(tmp_path / f"{name}.pt"), expected)
