@@ -35,13 +35,34 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "SFT-P +C/NOA": {"sft-p.adapters": False},
     "SFT-P +C/+A": {},
 }
+AS_IT_IS = "as in the other study"
+ONE_AT_A_TIME: dict[str, dict[str, Any]] = {
+    AS_IT_IS: {},
+    "embedding of 8 numbers": {"sft-p.embedding": 8},
+    "embedding of 128 numbers": {"sft-p.embedding": 128},
+    "code of 8 numbers": {"sft-p.code": 8},
+    "shared heads": {"sft-p.heads": "shared"},
+    "lambda 4": {"sft-p.strength": 4.0},
+    "lambda 64": {"sft-p.strength": 64.0},
+    "rate 1e-3": {"sft-p.learning-rate": 1e-3},
+    "rate 1e-2": {"sft-p.learning-rate": 1e-2},
+    "three times as many rounds": {"federation.rounds": 30},
+    "Gumbel, tau 0.4": {"sft-p.estimator": "gumbel", "sft-p.tau": 0.4},
+    "ReinMax, tau 0.4": {"sft-p.tau": 0.4},
+    "masks by sign": {"sft-p.masks": "sign"},
+    "norms of what is read": {"sft-p.norm": "read"},
+    "LoRA on q and v": {"lora.targets": "attn.q,attn.v"},
+}
+"""What the paper leaves open, or this project decided otherwise; all else is as in ``variants``."""
 SLICED = "SliceGPT"
 OTHERS = ("FLAP", "LLM-Pruner", "LLM-Streamline", SLICED)
 """Methods that leave one smaller dense model for all; the first three are those of ``benchmarks.smaller``."""
-DENSE, LATER = "dense", ", mixed"
+DENSE, LATER, UNIFORM = "dense", ", mixed", "uniform"
 MEGA = 1e6
 KEYS = ("seed", "sparsity", "model", "text")
 FIGURES = ("perplexity", "megabytes_up", "megabytes_down", "agreement", "chance", "rounds_to_budget", "seconds")
+LATE = "late_steps_to_budget"
+"""Steps after which a late client's draws spend its budget; nothing where they never do, and of clients of the rounds."""
 
 
 def variants(bench: Bench, rows: Rows) -> None:
@@ -55,12 +76,39 @@ def variants(bench: Bench, rows: Rows) -> None:
             _one_for_all(bench, rows, seed, share, name)
 
 
+def choices(bench: Bench, rows: Rows) -> None:
+    """One choice after another made otherwise, at half of the blocks' weights, conditioned and with LoRA."""
+    for seed, (name, changes) in product(bench.seeds, ONE_AT_A_TIME.items()):
+        _masks(bench, rows, seed, [max(SHARES)] * len(bench.private), name, changes=changes)
+
+
+def budgets(bench: Bench, rows: Rows) -> None:
+    """Uniform and mixed budgets, the first half of the clients a fifth and the others a half; and the last client late."""
+    few, many = SHARES
+    number = len(bench.private)
+    mixed = [few if client < number // 2 else many for client in range(number)]
+    for seed in bench.seeds:
+        for share in SHARES:
+            _masks(bench, rows, seed, [share] * number, UNIFORM)
+        _masks(bench, rows, seed, mixed, "mixed")
+        _masks(bench, rows, seed, mixed, "mixed, the last client late", changes={"sft-p.late-clients": 1})
+
+
 def texts_of(bench: Bench) -> list[str]:
     """Public texts, in the order of the clients whose domain they are of."""
     return [entry.partition("=")[0] for entry in bench.common["evaluation.texts"].split(",")]
 
 
-def _masks(bench: Bench, rows: Rows, seed: int, shares: list[float], name: str, suffix: str = "") -> None:
+def _masks(
+    bench: Bench,
+    rows: Rows,
+    seed: int,
+    shares: list[float],
+    name: str,
+    suffix: str = "",
+    changes: Mapping[str, Any] | None = None,
+) -> None:
+    """A run of SFT-P, a row for each client."""
     texts = texts_of(bench)
     cells = [
         {"seed": seed, "sparsity": share, "model": f"{name}{suffix}", "text": text}
@@ -68,7 +116,8 @@ def _masks(bench: Bench, rows: Rows, seed: int, shares: list[float], name: str, 
     ]
     if not rows.missing(iter(cells)):
         return
-    given = {**TRAINED, **MASKS, **VARIANTS[name], "sft-p.shares": ",".join(map(str, shares))}
+    own = VARIANTS.get(name, changes or {})
+    given = {**TRAINED, **MASKS, "sft-p.keep-models": False, **own, "sft-p.shares": ",".join(map(str, shares))}
     run = bench.run(f"{seed}-{shares[0]:g}-{name.replace('/', ' ')}{suffix}", {**given, **_text(bench, seed)})
     document, masks = (json.loads((run / file).read_text()) for file in ("summary.json", "masks.json"))
     pairs = masks["agreement"]
@@ -78,15 +127,16 @@ def _masks(bench: Bench, rows: Rows, seed: int, shares: list[float], name: str, 
         dense = {"seed": seed, "sparsity": 0.0, "model": DENSE, "text": text}
         metric = next(metric for metric in document["metrics"] if metric["dataset"] == text)
         if rows.missing(iter([dense])):
-            rows.add(dense, perplexity=metric["values"]["dense"], **dict.fromkeys(FIGURES[1:]))
+            rows.add(dense, perplexity=metric["values"]["dense"], **dict.fromkeys((*FIGURES[1:], LATE)))
         rows.add(
             cell,
             perplexity=client["metrics"][f"perplexity/{text}/federated"],
             **_traffic(document),
             agreement=agreement,
             chance=chance,
-            rounds_to_budget=rounds_to_budget(masks["spent"][number]),
+            rounds_to_budget=rounds_to_budget(masks["spent"].get(number, [])),
             seconds=client["seconds"],
+            **{LATE: masks["late"].get(number, {}).get("steps_to_budget")},
         )
 
 
@@ -165,5 +215,15 @@ STUDIES = {
         "SFT-P: variants, mixed budgets, and one smaller model for all", KEYS, FIGURES,
         variants,  # type: ignore[arg-type]
         tuple(_pairs()),
+    ),
+    "choices": Study(
+        "SFT-P: one choice at a time", KEYS, FIGURES,
+        choices,  # type: ignore[arg-type]
+        tuple(Pair(name, AS_IT_IS) for name in ONE_AT_A_TIME if name != AS_IT_IS),
+    ),
+    "budgets": Study(
+        "SFT-P: uniform and mixed budgets, and a late client", KEYS, (*FIGURES, LATE),
+        budgets,  # type: ignore[arg-type]
+        (Pair("mixed", UNIFORM), Pair("mixed, the last client late", "mixed")),
     ),
 }  # fmt: skip

@@ -82,13 +82,9 @@ def test_a_budget_is_met_when_the_last_draws_of_a_round_are_near() -> None:
     assert rounds_to_budget([[1.5] * 20]) is None
 
 
-def test_a_study_runs_the_app_once_for_each_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One variant, mixed budgets and one method for all, on a tiny model; a second time nothing is run."""
-    monkeypatch.setattr(studies, "SHARES", (0.5,))
-    monkeypatch.setattr(studies, "VARIANTS", {name: studies.VARIANTS[name] for name in ("SFT-P +C/NOA", "SFT-P +C/+A")})
-    monkeypatch.setattr(studies, "OTHERS", ("LLM-Pruner",))
-    monkeypatch.setitem(studies.METHODS, "LLM-Pruner", studies.METHODS["LLM-Pruner"] | {"llm-pruner.spare-first": 0})
-    monkeypatch.setitem(studies.METHODS["LLM-Pruner"], "llm-pruner.spare-last", 0)
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    """Three clients of a tiny model, which train for two steps."""
     short = {"lora.rank": 2, "federation.rounds": 1, "training.steps": 2, "data.window-tokens": 16}
     monkeypatch.setattr(studies, "TRAINED", studies.TRAINED | short)
     shared = home(tmp_path)
@@ -103,7 +99,34 @@ def test_a_study_runs_the_app_once_for_each_cell(tmp_path: Path, monkeypatch: py
         "model": str(shared.model), "threads": 1, "evaluation.texts": ",".join(texts), "evaluation.window-tokens": 16,
         "evaluation.max-windows": 2, "data.window-tokens": 16, "evaluation.local-only": False, "evaluation.centralized": "off",
     }  # fmt: skip
-    bench = Bench(common, str(shared.model), private, [0], tmp_path / "runs")
+    return Bench(common, str(shared.model), private, [0], tmp_path / "runs")
+
+
+def test_a_study_of_choices_has_a_row_for_each_client_and_one_of_budgets_a_late_one(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(studies, "ONE_AT_A_TIME", {"code of 8 numbers": {"sft-p.code": 8}})
+    monkeypatch.setattr(studies, "SHARES", (0.2,))
+    monkeypatch.setitem(studies.MASKS, "sft-p.late-steps", 10)
+    for name, models in (("choices", {"code of 8 numbers"}), ("budgets", {"uniform", "mixed", "mixed, the last client late"})):
+        study = STUDIES[name]
+        if name == "budgets":
+            monkeypatch.setattr(studies, "SHARES", (0.2, 0.5))
+        rows = Rows(tmp_path / f"{name}.csv", study.keys, study.figures, {})
+        study.work(bench, rows)  # type: ignore[arg-type]
+        assert {row["model"] for row in rows.rows} == models | {"dense"}
+    late = {row["text"]: row for row in rows.rows if row["model"] == "mixed, the last client late"}
+    assert [late[f"t{client}"]["sparsity"] for client in range(3)] == ["0.2", "0.5", "0.5"]
+    assert late["t2"]["rounds_to_budget"] == ""
+
+
+def test_a_study_runs_the_app_once_for_each_cell(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One variant, mixed budgets and one method for all, on a tiny model; a second time nothing is run."""
+    monkeypatch.setattr(studies, "SHARES", (0.5,))
+    monkeypatch.setattr(studies, "VARIANTS", {name: studies.VARIANTS[name] for name in ("SFT-P +C/NOA", "SFT-P +C/+A")})
+    monkeypatch.setattr(studies, "OTHERS", ("LLM-Pruner",))
+    monkeypatch.setitem(studies.METHODS, "LLM-Pruner", studies.METHODS["LLM-Pruner"] | {"llm-pruner.spare-first": 0})
+    monkeypatch.setitem(studies.METHODS["LLM-Pruner"], "llm-pruner.spare-last", 0)
     rows = Rows(tmp_path / "rows.csv", KEYS, FIGURES, {})
     STUDIES["variants"].work(bench, rows)  # type: ignore[arg-type]
     found = {(row["model"], row["sparsity"], row["text"]): row for row in rows.rows}
