@@ -83,7 +83,7 @@ def kept_share(moments: Tensor, basis: Tensor) -> float:
     """Which share of the signals' squared length lies in a basis; 1 where there is no signal at all."""
     exact = moments.to("cpu", torch.float64)
     whole = exact.trace()
-    return float(((exact @ basis) * basis).sum() / whole) if whole > 0 else 1.0
+    return min(1.0, float(((exact @ basis) * basis).sum() / whole)) if whole > 0 else 1.0
 
 
 def sliced_reader(weight: Tensor, basis: Tensor, scale: Tensor | float = 1.0) -> Tensor:

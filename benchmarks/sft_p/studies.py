@@ -57,7 +57,9 @@ ONE_AT_A_TIME: dict[str, dict[str, Any]] = {
 SLICED = "SliceGPT"
 OTHERS = ("FLAP", "LLM-Pruner", "LLM-Streamline", SLICED)
 """Methods that leave one smaller dense model for all; the first three are those of ``benchmarks.smaller``."""
-DENSE, LATER, UNIFORM = "dense", ", mixed", "uniform"
+DENSE, LATER, UNIFORM, CENTRAL = "dense", ", mixed", "uniform", ", one party"
+CENTRALISED = ("LLM-Pruner", "LLM-Streamline", SLICED)
+"""Those that the paper's table 1 has with all data in one place, too."""
 MEGA = 1e6
 KEYS = ("seed", "sparsity", "model", "text")
 FIGURES = ("perplexity", "megabytes_up", "megabytes_down", "agreement", "chance", "rounds_to_budget", "seconds")
@@ -74,6 +76,8 @@ def variants(bench: Bench, rows: Rows) -> None:
             _masks(bench, rows, seed, list(MIXED[: len(bench.private)]), name, LATER)
         for share, name in product(SHARES, OTHERS):
             _one_for_all(bench, rows, seed, share, name)
+        for share, name in product(SHARES, CENTRALISED):
+            _one_for_all(bench, rows, seed, share, name, CENTRAL)
 
 
 def choices(bench: Bench, rows: Rows) -> None:
@@ -149,9 +153,10 @@ def rounds_to_budget(spent: list[list[float]]) -> float | None:
     return None
 
 
-def _one_for_all(bench: Bench, rows: Rows, seed: int, share: float, name: str) -> None:
+def _one_for_all(bench: Bench, rows: Rows, seed: int, share: float, name: str, where: str = "") -> None:
+    """A run that makes one smaller model, and one that tunes it; ``CENTRAL``: of a single client that has all texts."""
     cells = [
-        {"seed": seed, "sparsity": share, "model": f"{name}{tuned}", "text": text}
+        {"seed": seed, "sparsity": share, "model": f"{name}{where}{tuned}", "text": text}
         for tuned, text in product(("", TUNED), texts_of(bench))
     ]
     if not rows.missing(iter(cells)):
@@ -163,13 +168,16 @@ def _one_for_all(bench: Bench, rows: Rows, seed: int, share: float, name: str) -
             "slicegpt.multiple": 1,
             "slicegpt.slicing": slicing_for(open_model(bench.model).plan, share),
         }
-    made = bench.run(f"{seed}-{share:g}-{name}", {**given, **_text(bench, seed), "data.windows": 32})
+    text, windows = _text(bench, seed), 32
+    if where == CENTRAL:
+        text, windows = text | {"num-clients": 1, "data.path": str(bench.pooled())}, windows * len(bench.private)
+    made = bench.run(f"{seed}-{share:g}-{name}{where}", {**given, **text, "data.windows": windows})
     tuning = {**TRAINED, "method": "fedpetuning", "lora.merge": True, "model": str(made)}
-    tuned = bench.run(f"{seed}-{share:g}-{name}{TUNED}", {**tuning, **_text(bench, seed)})
+    tuned = bench.run(f"{seed}-{share:g}-{name}{where}{TUNED}", {**tuning, **text})
     for label, runs in (("", [made]), (TUNED, [made, tuned])):
         documents = [json.loads((run / "summary.json").read_text()) for run in runs]
         for metric in documents[-1]["metrics"]:
-            cell = {"seed": seed, "sparsity": share, "model": f"{name}{label}", "text": metric["dataset"]}
+            cell = {"seed": seed, "sparsity": share, "model": f"{name}{where}{label}", "text": metric["dataset"]}
             if rows.missing(iter([cell])):
                 nothing = dict.fromkeys(("agreement", "chance", "rounds_to_budget"))
                 seconds = sum(client["seconds"] for document in documents for client in document["clients"])
@@ -208,6 +216,8 @@ def _pairs() -> Iterator[Pair]:
     yield Pair("SFT-P +C/NOA, mixed", "SFT-P +C/NOA")
     for name in OTHERS:
         yield Pair("SFT-P +C/+A", f"{name}{TUNED}")
+    for name in CENTRALISED:
+        yield Pair(f"{name}{TUNED}", f"{name}{CENTRAL}{TUNED}")
 
 
 STUDIES = {

@@ -50,6 +50,13 @@ class Bench:
                 link.symlink_to(file.absolute())
         return folder / "{client}.txt"
 
+    def pooled(self) -> Path:
+        """All clients' texts in one file."""
+        path = self.work / "private" / "all.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("\n\n".join(file.read_text(encoding="utf-8") for file in self.private), encoding="utf-8")
+        return path
+
     def run(self, name: str, varied: Mapping[str, Any]) -> Path:
         """The directory of a completed run with these settings; one that is there is not done again."""
         folder = self.work / name
@@ -58,7 +65,7 @@ class Bench:
                 return found.parent
         os.environ["ESPALIER_STATE_DIR"] = str(folder / "state")
         settings = {**self.common, **varied, "out-dir": str(folder / "runs"), "enrol-seconds": 1.0}
-        number = len(self.private)
+        number = int(varied.get("num-clients", len(self.private)))
         nodes = [{"partition-id": client, "num-partitions": number} for client in range(number)]
         with contextlib.redirect_stdout(io.StringIO()):
             return run_method(InProcessGrid(app, nodes, settings), Context(1, 0, {}, RecordDict(), settings))

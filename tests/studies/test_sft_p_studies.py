@@ -125,6 +125,7 @@ def test_a_study_runs_the_app_once_for_each_cell(bench: Bench, tmp_path: Path, m
     monkeypatch.setattr(studies, "SHARES", (0.5,))
     monkeypatch.setattr(studies, "VARIANTS", {name: studies.VARIANTS[name] for name in ("SFT-P +C/NOA", "SFT-P +C/+A")})
     monkeypatch.setattr(studies, "OTHERS", ("LLM-Pruner",))
+    monkeypatch.setattr(studies, "CENTRALISED", ("LLM-Pruner",))
     monkeypatch.setitem(studies.METHODS, "LLM-Pruner", studies.METHODS["LLM-Pruner"] | {"llm-pruner.spare-first": 0})
     monkeypatch.setitem(studies.METHODS["LLM-Pruner"], "llm-pruner.spare-last", 0)
     rows = Rows(tmp_path / "rows.csv", KEYS, FIGURES, {})
@@ -132,6 +133,7 @@ def test_a_study_runs_the_app_once_for_each_cell(bench: Bench, tmp_path: Path, m
     found = {(row["model"], row["sparsity"], row["text"]): row for row in rows.rows}
     assert {model for model, _, _ in found} == {
         "dense", "SFT-P +C/NOA", "SFT-P +C/+A", "SFT-P +C/NOA, mixed", "SFT-P +C/+A, mixed", "LLM-Pruner", "LLM-Pruner, tuned",
+        "LLM-Pruner, one party", "LLM-Pruner, one party, tuned",
     }  # fmt: skip
     mixed = {(share, text) for model, share, text in found if model == "SFT-P +C/+A, mixed"}
     assert mixed == {("0.2", "t0"), ("0.5", "t1"), ("0.5", "t2")}
