@@ -17,8 +17,10 @@ def take(site: Site, request: Letter) -> Letter:
     return reply_to(request, NoScalars())
 
 
-def taken(site: Site, header: Header, num_parts: int) -> tuple[BlobStore, dict[str, str], list[dict[str, object]]]:
-    """What was delivered: the store, the hash of each blob by its key, and the scalars of each part.
+def taken(
+    site: Site, header: Header, num_parts: int, first: int = 0
+) -> tuple[BlobStore, dict[str, str], list[dict[str, object]]]:
+    """What was delivered from the part ``first`` on: the store, the hash of each blob by its key, and the scalars of each part.
 
     Raises
     ------
@@ -26,7 +28,7 @@ def taken(site: Site, header: Header, num_parts: int) -> tuple[BlobStore, dict[s
         A part was not delivered.
     """
     state = site.state(header)
-    parts = [state.load(header.server_round, _name(part)) for part in range(num_parts)]
+    parts = [state.load(header.server_round, _name(part)) for part in range(first, first + num_parts)]
     if (found := [part for part in parts if part is not None]) != parts:
         raise Mistake(f"{header.kind}: {len(found)} of {num_parts} parts of the federated result were delivered")
     hashes = {key: blob for part in found for key, blob in part["blobs"].items()}

@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from espalier.settings.method import MethodSettings
+from espalier.settings.table import Table
 
 
 class SmallerSettings(MethodSettings):
@@ -18,7 +19,7 @@ class SmallerSettings(MethodSettings):
     )
 
 
-class StructuredSettings(SmallerSettings):
+class CutSettings(Table):
     """How much is cut of attention groups and feed-forward channels, and which of them compete."""
 
     share: float = Field(
@@ -44,3 +45,7 @@ class StructuredSettings(SmallerSettings):
         description="Units that compete: all of the model, those of a block, or groups and channels of each block by "
         "themselves, so that all blocks stay alike.",
     )
+
+
+class StructuredSettings(CutSettings, SmallerSettings):
+    """How much is cut, and in which form the smaller model is written."""

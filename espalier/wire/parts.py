@@ -58,7 +58,10 @@ class Reply:
     """The same of a later part."""
     brought: BlockSpecs = field(default_factory=dict)
     """Tensors that come with ``train``."""
+    fetched_with: BlockSpecs = field(default_factory=dict)
+    """Tensors that come with ``fetch``: what says of which shapes the parts are."""
     check_brought: CheckValues | None = None
+    """Of what comes with either."""
     check_values: CheckValues | None = None
     check_order: Callable[[Scalars], None] | None = None
     """Of the scalars that go down, with ``train`` or ``fetch``."""
@@ -90,7 +93,7 @@ class Reply:
             if self.check_report is not None:
                 self.check_report(told)
 
-        brought = {} if fetched else self.brought
+        brought = self.fetched_with if fetched else self.brought
         return Contract(
             kind=header.kind,
             method=method,
@@ -121,6 +124,10 @@ class Delivery:
     """What somebody who reads the client's answer learns."""
     check_values: CheckValues | None = None
     check_order: Callable[[Scalars], None] | None = None
+    first: int = 0
+    """Number of the first part; those below it are other messages."""
+    beside: BlockSpecs = field(default_factory=dict)
+    """Tensors that come with every part."""
 
     def contract(self, request: Letter, method: str) -> Contract:
         """The contract of one part.
@@ -130,10 +137,10 @@ class Delivery:
         Mistake
             There is no such part.
         """
-        part = request.header.part
-        if part >= len(self.parts):
-            raise Mistake(f"message: part {part} of a deliver does not exist, there are {len(self.parts)}")
-        blobs = {key: self.specs[key] for key in self.parts[part]}
+        part = request.header.part - self.first
+        if not 0 <= part < len(self.parts):
+            raise Mistake(f"message: part {request.header.part} of a deliver does not exist, there are {len(self.parts)}")
+        blobs = {key: self.specs[key] for key in self.parts[part]} | dict(self.beside)
         down = Side(self.order, blobs, self.check_values, self.check_order)
         return Contract("deliver", method, down, Side(NoScalars), self.observer)
 

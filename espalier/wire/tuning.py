@@ -5,6 +5,7 @@ the global adapters do: all parts but the last are brought by ``deliver``, and t
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import Field
@@ -15,7 +16,7 @@ from espalier.settings.mistakes import Mistake
 from espalier.settings.run import RunSettings
 from espalier.wire.adapter_payload import payload_specs, unpack_adapters
 from espalier.wire.adapters import AdapterPlan, adapter_plan
-from espalier.wire.contract import Contract
+from espalier.wire.contract import BlockSpecs, CheckValues, Contract
 from espalier.wire.messages import Kind, Letter, Scalars, validate
 from espalier.wire.parts import Delivery, PartRequest, Reply, Report, parts_of, require_result_wanted
 from espalier.wire.payload import TensorSpec
@@ -65,6 +66,15 @@ Trained = Callable[[ModelPlan, RunSettings, int], AdapterPlan]
 trained_adapters: Trained = trained
 
 
+@dataclass(frozen=True)
+class Along:
+    """What comes with every request beside adapters, where a method has any."""
+
+    specs: BlockSpecs = field(default_factory=dict)
+    check: CheckValues = lambda key, blob: None
+    """Gets the blobs of ``specs`` alone."""
+
+
 def blob_specs(adapters: AdapterPlan, run: RunSettings) -> dict[str, Mapping[str, TensorSpec]]:
     """The blobs that hold all adapters, in order."""
     return {key: payload_specs(shapes, run.federation.payload) for key, shapes in adapters.shapes().items()}
@@ -81,15 +91,21 @@ def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
 
 
 def training_contract(
-    request: Letter, plan_of: PlanOf, run: RunSettings, kind_of_order: type[Order], trained: Trained | None = None
+    request: Letter,
+    plan_of: PlanOf,
+    run: RunSettings,
+    kind_of_order: type[Order],
+    trained: Trained | None = None,
+    kind_of_report: type[TuningReport] = TuningReport,
+    beside: Along | None = None,
 ) -> Contract:
-    """The same, of a method whose orders say more than ``Order``, or that trains other tensors."""
+    """The same, of a method whose orders or reports say more, that trains other tensors, or sends something beside them."""
     header, fetched = request.header, request.header.kind == "fetch"
     order: Order | PartOrder = validate(PartOrder, request.scalars) if fetched else validate(kind_of_order, request.scalars)
     _require_rank(order.rank_limit, run)
     adapters = (trained or trained_adapters)(plan_of(), run, order.rank_limit)
     cut, specs = parts(adapters, run), blob_specs(adapters, run)
-    arrived, values = Values(adapters, run), Values(adapters, run)
+    arrived, values, along = Values(adapters, run), Values(adapters, run), beside or Along()
 
     def fits(report: Scalars) -> None:
         if isinstance(report, TuningReport):
@@ -101,13 +117,14 @@ def training_contract(
     reply = Reply(
         order=kind_of_order,
         part_order=PartOrder,
-        report=TuningReport,
+        report=kind_of_report,
         specs=specs,
         parts=cut,
         observer=OBSERVER,
         more="further adapter tensors, as in train",
-        brought={key: specs[key] for key in cut[-1]} if header.server_round > 1 else {},
-        check_brought=arrived.check,
+        brought={key: specs[key] for key in cut[-1]} | dict(along.specs) if header.server_round > 1 else {},
+        fetched_with=along.specs,
+        check_brought=_either(along, arrived.check),
         check_values=values.check,
         check_report=fits,
     )
@@ -121,8 +138,11 @@ def delivery(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
     return delivery_of(request, plan_of, run, trained)
 
 
-def delivery_of(request: Letter, plan_of: PlanOf, run: RunSettings, trained: Trained) -> Contract:
-    """The same of what a method trains; the result too."""
+def delivery_of(
+    request: Letter, plan_of: PlanOf, run: RunSettings, trained: Trained, beside: Along | None = None, first: int = 0
+) -> Contract:
+    """The same of what a method trains; the result too. ``first`` is the number of the first part."""
+    along = beside or Along()
     order = validate(Order, request.scalars)
     _require_rank(order.rank_limit, run)
     adapters = trained(plan_of(), run, order.rank_limit)
@@ -131,9 +151,16 @@ def delivery_of(request: Letter, plan_of: PlanOf, run: RunSettings, trained: Tra
         specs=blob_specs(adapters, run),
         parts=parts(adapters, run),
         observer="that a part of the global adapters arrived, nothing else",
-        check_values=Values(adapters, run).check,
+        check_values=_either(along, Values(adapters, run).check),
+        first=first,
+        beside=along.specs,
     )
     return delivery.contract(request, run.method)
+
+
+def _either(beside: Along, otherwise: CheckValues) -> CheckValues:
+    """Checks a blob that comes beside adapters, and one of adapters."""
+    return lambda key, blob: beside.check(key, blob) if key in beside.specs else otherwise(key, blob)
 
 
 def _require_rank(rank_limit: int, run: RunSettings) -> None:

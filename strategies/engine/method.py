@@ -104,6 +104,10 @@ class Method(Strategy):
         """Scalars of a ``fetch`` of blobs with these hashes."""
         return PartRequest(blob_sha256=hashes)
 
+    def part_blobs(self, server_round: int, client: int) -> Mapping[str, bytes]:
+        """Blobs that go along with a ``fetch``, where its shapes do not follow from its scalars."""
+        return {}
+
     def catches_up(self, server_round: int) -> bool:
         """Whether a client that lost its state can be brought what it needs for a round."""
         return False
@@ -303,7 +307,8 @@ class Method(Strategy):
         hashes = dict(zip(keys, self._reports[header.client]["blob_sha256"], strict=True))
         asked = self.part_order(header.client, [hashes[key] for key in sorted(cut[following])])
         seat = self.rounds.roster.seats[header.client]
-        return self.rounds.request("fetch", seat, header.server_round, asked, part=following)
+        along = dict(self.part_blobs(header.server_round, header.client))
+        return self.rounds.request("fetch", seat, header.server_round, asked, along, following)
 
     def _note_arrival(self, letter: Letter) -> None:
         seat = self.rounds.roster.seats[letter.header.client]

@@ -20,7 +20,7 @@ from espalier.settings.libraries import require_libraries
 from espalier.settings.run import RunSettings
 from espalier.settings.seeds import derive_seed
 from espalier.wire.adapter_payload import read_adapter, sums
-from espalier.wire.adapters import Adapter, cut_to_rank
+from espalier.wire.adapters import Adapter, AdapterPlan, cut_to_rank
 from espalier.wire.messages import Scalars, validate
 from espalier.wire.parts import PartRequest
 from espalier.wire.payload import block_of_key
@@ -46,6 +46,8 @@ class FedPETuning(Method):
 
     SENT = "adapters"
     STEPS = ("training", "trained")
+    REPORT: type[TuningReport] = TuningReport
+    """What clients report beside their adapters."""
 
     result: RunResult
 
@@ -152,31 +154,49 @@ class FedPETuning(Method):
 
     def deliveries(self, limits: Mapping[int, int], server_round: int, omitted: int) -> Iterator[list[Message]]:
         """The global adapters for clients with these rank limits, but for the last parts that are ``omitted``."""
-        cut = {client: self._parts(limit)[: -omitted or None] for client, limit in limits.items()}
+        cut = {client: self._parts(client, limit)[: -omitted or None] for client, limit in limits.items()}
         for part in range(max(map(len, cut.values()), default=0)):
             receiving = [seat for seat in self.receiving() if part < len(cut.get(seat.client, ()))]
-            orders = ((seat, limits[seat.client]) for seat in receiving)
-            yield [
-                self.rounds.request("deliver", seat, server_round, Order(rank_limit=limit), self._blobs(limit, part), part)
-                for seat, limit in orders
-            ]
+            yield [self._delivery(seat, server_round, limits[seat.client], part) for seat in receiving]
 
-    def _parts(self, limit: int) -> list[list[str]]:
-        return parts(self.averaged.adapters.limited(limit), self.run.settings)
+    def _delivery(self, seat: Seat, server_round: int, limit: int, part: int) -> Message:
+        blobs = self._blobs(server_round, seat.client, limit, part)
+        number = part + self.first_delivery(server_round)
+        return self.rounds.request("deliver", seat, server_round, Order(rank_limit=limit), blobs, number)
 
-    def _blobs(self, limit: int, part: int) -> dict[str, bytes]:
-        return {key: self.averaged.blob(key, limit) for key in self._parts(limit)[part]}
+    def first_delivery(self, server_round: int) -> int:
+        """Number of the ``deliver`` that brings the first part of the global adapters."""
+        return 0
+
+    def adapters_for(self, client: int, limit: int) -> AdapterPlan:
+        """The adapters that a client has at a rank limit."""
+        return self.averaged.adapters.limited(limit)
+
+    def adapter_for(self, client: int, key: str, adapter: Adapter) -> Adapter:
+        """One of them, of the blob ``key``, as a client of the round trains it."""
+        return adapter.limited(self._limits[client])
+
+    def blob_for(self, client: int, key: str, limit: int) -> bytes:
+        """One blob of the global adapters as it is sent to a client."""
+        return self.averaged.blob(key, limit)
+
+    def _parts(self, client: int, limit: int) -> list[list[str]]:
+        return parts(self.adapters_for(client, limit), self.run.settings)
+
+    def _blobs(self, server_round: int, client: int, limit: int, part: int) -> dict[str, bytes]:
+        found = {key: self.blob_for(client, key, limit) for key in self._parts(client, limit)[part]}
+        return found | dict(self.part_blobs(server_round, client))
 
     # ----- the round --------------------------------------------------------------------------------------------------
 
     def order(self, server_round: int, client: int) -> tuple[Scalars, Mapping[str, bytes]]:
         """A drawn client trains; the first round begins with adapters that everybody makes from the seed."""
         limit = self._limits[client]
-        return Order(rank_limit=limit), self._blobs(limit, -1) if server_round > 1 else {}
+        return Order(rank_limit=limit), self._blobs(server_round, client, limit, -1) if server_round > 1 else {}
 
     def reply_parts(self, server_round: int, client: int) -> Sequence[Sequence[str]]:
         """Whole blocks, and the head."""
-        return self._parts(self._limits[client])
+        return self._parts(client, self._limits[client])
 
     def part_order(self, client: int, hashes: list[str]) -> PartRequest:
         """The client's ranks say of which adapters."""
@@ -184,18 +204,18 @@ class FedPETuning(Method):
 
     def note_report(self, seat: Seat, report: Mapping[str, Any]) -> None:
         """The rank that it goes on with, steps that were left out, and with weights by samples how many it has."""
-        told = self._told[seat.client] = validate(TuningReport, report)
+        told = self._told[seat.client] = validate(self.REPORT, report)
         skipped = seat.metrics.get("skipped_steps", 0) + told.skipped_steps
         samples = {"samples": told.samples} if self.federation.client_weights == "samples" else {}
         seat.metrics = {**samples, "lora_rank": told.rank, "skipped_steps": skipped}
 
     def is_plausible(self, inbox: Inbox, client: int) -> bool:
         """Whether training can have led to all that a client sent; if not, it is dropped."""
-        for key, shapes in self.averaged.adapters.limited(self._limits[client]).shapes().items():
+        for key, shapes in self.adapters_for(client, self._limits[client]).shapes().items():
             start = self._start(key)
             for name, shape in shapes.items():
                 sent = self._sent(inbox, client, key, name, shape)
-                finite = bool(torch.isfinite(self._trained(sent, start, client, name)).all())
+                finite = bool(torch.isfinite(self._trained(sent, start, client, key, name)).all())
                 if not finite or (sent.numel() and sent.abs().max().item() > self.reach_of(name).limit(key, name)):
                     reason = f"reply refused: {key} {name}: {self.reach_of(name).reason}"
                     self.rounds.drop("train", self.rounds.roster.seats[client], reason)
@@ -247,7 +267,7 @@ class FedPETuning(Method):
         for key in keys:
             index, tensors = block_of_key(key), dict[str, torch.Tensor]()
             for adapter in adapters.blocks.get(index, ()) if index is not None else ():
-                mean = self.mean_of(adapter, self._factors(inbox, key, adapter, clients), clients)
+                mean = self.mean_of(key, adapter, self._factors(inbox, key, adapter, clients), clients)
                 tensors |= {adapter.name_a: mean.a, adapter.name_b: mean.b}
             whole = {name: self._mean_of_whole(inbox, key, name, clients) for name in adapters.whole.get(key, {})}
             yield key, tensors | whole
@@ -259,7 +279,7 @@ class FedPETuning(Method):
         shape, start, total = self.averaged.adapters.whole[key][name], self._start(key), 0.0
         mean = torch.zeros(shape, dtype=torch.float64)
         for client in clients:
-            trained = self._trained(self._sent(inbox, client, key, name, shape), start, client, name)
+            trained = self._trained(self._sent(inbox, client, key, name, shape), start, client, key, name)
             mean += trained.to(torch.float64) * self._weights[client]
             total += self._weights[client]
         return (mean / total).to(torch.float32)
@@ -268,9 +288,9 @@ class FedPETuning(Method):
         """One matrix's adapters as the clients trained them."""
         found, start = [], self._start(key)
         for client in clients:
-            shapes = adapter.limited(self._limits[client]).shapes()
+            shapes = self.adapter_for(client, key, adapter).shapes()
             sent = {name: self._sent(inbox, client, key, name, shape) for name, shape in shapes.items()}
-            a, b = (self._trained(sent[name], start, client, name) for name in (adapter.name_a, adapter.name_b))
+            a, b = (self._trained(sent[name], start, client, key, name) for name in (adapter.name_a, adapter.name_b))
             found.append(Factors(b, a, adapter.scaling))
         return found
 
@@ -286,14 +306,19 @@ class FedPETuning(Method):
         """
         return self.averaged.tensors(key) if self.federation.sends_differences else {}
 
-    def _trained(self, sent: torch.Tensor, start: Mapping[str, torch.Tensor], client: int, name: str) -> torch.Tensor:
+    def _trained(self, sent: torch.Tensor, start: Mapping[str, torch.Tensor], client: int, key: str, name: str) -> torch.Tensor:
         """One tensor as a client trained it; of ranks that it gave up, where it sent zeros, nothing is left."""
         if not start:
             return sent
-        begun = cut_to_rank({name: start[name][tuple(map(slice, sent.shape))]}, self._told[client].rank)
+        own = self.part_for(client, key, name, start[name])
+        begun = cut_to_rank({name: own[tuple(map(slice, sent.shape))]}, self._told[client].rank)
         return sums(begun, {name: sent})[name]
 
-    def mean_of(self, adapter: Adapter, factors: list[Factors], clients: list[int]) -> Factors:
+    def part_for(self, client: int, key: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """What a client has of a tensor of the global adapters, at every rank."""
+        return tensor
+
+    def mean_of(self, key: str, adapter: Adapter, factors: list[Factors], clients: list[int]) -> Factors:
         """The mean of one matrix's adapters."""
         weights = [self._weights[client] for client in clients]
         if self.job.averages_updates:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from espalier.settings.mistakes import Mistake
-from espalier.settings.structured import StructuredSettings
+from espalier.settings.structured import CutSettings
 from espalier.wire.cuts import KINDS
 from espalier.wire.plan import ModelPlan
 from espalier.wire.structure import Structure, unit_costs, units_of
@@ -48,7 +48,7 @@ class ModelUnits:
     def lowest(
         self,
         scores: Sequence[Mapping[str, Tensor]],
-        job: StructuredSettings,
+        job: CutSettings,
         share: float,
         gone: Sequence[Mapping[str, NDArray]] | None = None,
     ) -> list[dict[str, NDArray]]:
@@ -90,7 +90,7 @@ class ModelUnits:
         made = Structure.whole(plan).keeping(kept)
         return Structure(made.base, made.blocks, tuple(biases))
 
-    def share_of_units(self, plan: ModelPlan, job: StructuredSettings) -> float:
+    def share_of_units(self, plan: ModelPlan, job: CutSettings) -> float:
         """The share that the settings ask for, as a share of what these units cost.
 
         Raises

@@ -1,0 +1,126 @@
+"""Bits of cut units: what a step of pruning may be, on a model whose costs are counted by hand."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from espalier.settings.mistakes import Mistake
+from espalier.settings.structured import CutSettings
+from espalier.wire.cut_units import CUT, Cut, CutUnits
+from espalier.wire.payload import pack_tensors
+from espalier.wire.plan import BlockPlan, LinearPlan, ModelPlan
+
+SHAPES = {
+    "attn.q": (8, 8), "attn.k": (4, 8), "attn.v": (4, 8), "attn.o": (8, 8),
+    "mlp.gate": (6, 8), "mlp.up": (6, 8), "mlp.down": (8, 6),
+}  # fmt: skip
+"""Two groups of two queries each, heads of width 2: a group is 4 + 2 + 2 rows and 4 columns of 8, so 96; a channel has 24."""
+BLOCKS = tuple(BlockPlan(index, tuple(LinearPlan(name, name, SHAPES[name]) for name in SHAPES)) for index in range(2))
+PLAN = ModelPlan(BLOCKS, 1000, head_dim=2, heads_per_group=2)
+UNITS = CutUnits.of(PLAN)
+TOTAL = 2 * (2 * 96 + 6 * 24)
+
+
+def job(**changes: Any) -> CutSettings:
+    return CutSettings(**{"selection": "global", **changes})
+
+
+def cut(*units: int) -> Cut:
+    """Of each block units 0 and 1 are groups, 2 to 7 channels; the second block's are 8 to 15."""
+    found = UNITS.none
+    found[list(units)] = True
+    return found
+
+
+def test_units_lie_block_by_block_groups_first() -> None:
+    assert UNITS.costs.tolist() == [96, 96, *[24] * 6] * 2
+    assert UNITS.pools.tolist() == [0, 0, *[1] * 6, 2, 2, *[3] * 6]
+    assert UNITS.share(cut(0, 10)) == 120 / TOTAL
+    assert UNITS.wanted(job(share=0.5)) == 0.5
+    assert UNITS.wanted(job(share=0.5, share_of="model")) == 500 / TOTAL
+
+
+def test_bits_travel_and_come_back() -> None:
+    found = UNITS.read(UNITS.pack(cut(1, 2, 7, 15)))
+    assert np.flatnonzero(found).tolist() == [1, 2, 7, 15]
+    assert UNITS.specs[CUT].shape == (1,)
+    blocks = UNITS.by_block(found)
+    assert blocks[0]["groups"].tolist() == [False, True]
+    assert blocks[1]["channels"].tolist() == [False] * 5 + [True]
+    assert (UNITS.side_by_side(blocks) == found).all()
+    structure = UNITS.structure(found)
+    assert structure.blocks[0].groups == (0,)
+    assert structure.blocks[0].channels == (1, 2, 3, 4)
+    assert structure.blocks[1].channels == (0, 1, 2, 3, 4)
+    assert not structure.cuts_lanes
+
+
+@pytest.mark.parametrize(
+    ("blob", "words"),
+    [
+        (pack_tensors({CUT: np.zeros(2, np.uint64)}), "not the bits of this model's 16 groups and channels"),
+        (pack_tensors({"cut": np.zeros(1, np.uint64)}), "not the bits of this model's 16"),
+        (pack_tensors({CUT: np.zeros(1, np.int64)}), "not the bits of this model's 16"),
+        (pack_tensors({CUT: np.array([1 << 16], np.uint64)}), "bits are set beyond the last unit"),
+        (UNITS.pack(cut(0, 1)), "all groups of block 0 are cut, one must stay"),
+        (UNITS.pack(cut(*range(10, 16))), "all channels of block 1 are cut, one must stay"),
+        (b"\xff" * 40, "not a safetensors blob"),
+        (b"", "not a safetensors blob"),
+    ],
+)
+def test_other_bits_are_refused(blob: bytes, words: str) -> None:
+    with pytest.raises(Mistake, match=words):
+        UNITS.read(blob)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "share", "words"),
+    [
+        ((), (2, 3, 4), 60 / TOTAL, ""),  # 72 of 60, less than a unit of 24 more
+        ((), (2, 3, 4), 72 / TOTAL, ""),
+        ((), (2, 3, 4), 72.1 / TOTAL, "less is cut"),
+        ((), (2, 3, 4), 48 / TOTAL, "more is cut"),
+        ((), (0,), 1 / TOTAL, ""),  # one group, whatever it costs
+        ((), (0, 2), 25 / TOTAL, ""),  # 120, of which the group may have come last
+        ((), (0, 2), 24 / TOTAL, "more is cut"),
+        ((), (0, 8), 1 / TOTAL, "more is cut"),
+        ((2,), (3, 4, 5), 60 / TOTAL, "come back"),
+        ((2, 3), (2, 3), 0.5, ""),  # it lost what it measured
+        ((2, 3), (2, 3, 4), 48 / TOTAL, "more is cut"),  # nothing more was asked for
+        ((2, 3), (2, 3, 4), 49 / TOTAL, ""),
+    ],
+)
+def test_a_step_comes_to_the_share_within_a_unit(before: Any, after: Any, share: float, words: str) -> None:
+    if not words:
+        UNITS.require_step(cut(*before), cut(*after), share, job())
+        return
+    with pytest.raises(Mistake, match=words):
+        UNITS.require_step(cut(*before), cut(*after), share, job())
+
+
+def test_kinds_that_compete_by_themselves_each_come_to_the_share() -> None:
+    """A quarter of 192 is one group, of 144 two channels, in each block."""
+    kinds, step = job(selection="kind"), UNITS.require_step
+    step(cut(), cut(0, 2, 3, 9, 14, 15), 0.25, kinds)
+    with pytest.raises(Mistake, match="less is cut"):
+        step(cut(), cut(0, 2, 3, 9, 14), 0.25, kinds)
+    with pytest.raises(Mistake, match="more is cut"):
+        step(cut(), cut(0, 2, 3, 4, 9, 14, 15), 0.25, kinds)
+    assert UNITS.reaches(cut(0, 2, 3, 9, 14, 15), 0.25, kinds)
+    assert not UNITS.reaches(cut(0, 2, 3, 9, 14), 0.25, kinds)
+    assert UNITS.reaches(cut(0, 2, 3, 9, 14), 0.25, job())
+    blocks = job(selection="block")  # of 336 a quarter is 84
+    step(cut(), cut(0, 10, 11, 12, 13), 0.25, blocks)
+    with pytest.raises(Mistake, match="less is cut"):
+        step(cut(), cut(0, 10, 11, 12), 0.25, blocks)
+
+
+def test_a_multiple_of_channels_stays_and_gives_room_for_it() -> None:
+    """Of 6 channels 4 or 2 stay. A cut of 1/8 of 144, one channel, comes to two."""
+    multiple = job(selection="kind", channel_multiple=2)
+    UNITS.require_step(cut(), cut(0, 2, 3, 8, 10, 11), 1 / 8, multiple)
+    with pytest.raises(Mistake, match="block 1 are no multiple of 2"):
+        UNITS.require_step(cut(), cut(0, 2, 3, 8, 10), 1 / 8, multiple)
+    with pytest.raises(Mistake, match="more is cut"):
+        UNITS.require_step(cut(), cut(0, 2, 3, 4, 5, 8, 10, 11), 1 / 8, multiple)
