@@ -1,4 +1,4 @@
-"""Tensors that one round of a client leaves for the next: what a payload lost, the optimiser's moments.
+"""Tensors that one round of a client leaves for the next: what a payload lost, the optimiser's moments, what units are worth.
 
 A round may be asked for again, after its reply was lost or the server was resumed; it must then begin with what the round
 before it left, not with its own leavings. So those of the last two rounds are kept.
@@ -18,7 +18,9 @@ MOMENTS = "moments"
 """Running means of AdamW, and the number of its steps."""
 CONDITIONING = "conditioning"
 """A client's own embedding, and AdamW's moments of it (SFT-P)."""
-DOCUMENTS = (FEEDBACK, MOMENTS, CONDITIONING)
+IMPORTANCE = "importance"
+"""What units of a client's model are worth (FedSpine)."""
+DOCUMENTS = (FEEDBACK, MOMENTS, CONDITIONING, IMPORTANCE)
 
 
 def before(state: PrivateState, document: str, server_round: int) -> dict[str, dict[str, Tensor]]:

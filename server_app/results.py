@@ -94,6 +94,8 @@ class Summary:
     notes: list[str] = field(default_factory=list)
     """What has to be said of the table's figures, a sentence each."""
     seconds: float = 0.0
+    virtual_seconds: float | None = None
+    """What the rounds would take on the devices that the run pretends to have."""
     where: str = ""
     """Where the result lies, in words."""
 
@@ -107,6 +109,14 @@ class Summary:
                 self.local_scores.setdefault(metric, {})[client] = value
         for client, losses in sorted(figures.own_losses.items()):
             self.own_text[client] = dict(zip(OWN_TEXT_MODELS, map(perplexity, losses), strict=True))
+
+    def take_personal_figures(self) -> None:
+        """Take what clients found on public texts and items as of the federated result, of which each has its own model."""
+        self.personal["federated"] = dict(self.local_perplexities)
+        self.local_perplexities.clear()
+        for metric, values in self.local_scores.items():
+            self.scores.setdefault(metric, {})["federated"] = sum(values.values()) / len(values)
+        self.notes.append("Federated is the mean over clients, each with a smaller model of its own.")
 
     def texts(self) -> list[str]:
         """Names of the texts that models were evaluated on."""
@@ -196,7 +206,7 @@ class Summary:
             "bytes_up": traffic.up,
             "bytes_down": traffic.down,
             "seconds": round(self.seconds, 3),
-            "virtual_seconds": None,
+            "virtual_seconds": self.virtual_seconds,
             "model_sha256": self.model.sha256,
             "versions": versions(),
             "threads": self.threads,

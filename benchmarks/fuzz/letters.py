@@ -102,6 +102,7 @@ def _exchange(method: str, kind: Kind, server_round: int, what: str) -> Exchange
         request.scalars["blob_sha256"] = [sha256(blob) for blob in blobs.values()]
     contract = contract_for(request, plan, settings)
     request.blobs = {key: _blob(specs) for key, specs in contract.down.specs(NoScalars()).items()}
+    contract = contract_for(request, plan, settings)  # which may depend on the blobs that came
     told = {"pieces": [0]} if what == "model" else _told(method, kind, server_round, blobs)
     reply = Letter(header.model_copy(update={"num_parts": contract.num_parts}), told, blobs)
     check(request, contract.down)
@@ -151,6 +152,8 @@ def _asked(method: str, kind: Kind, server_round: int, what: str) -> dict[str, A
             "deliver": layers | versions | {"num_kept": [linear.num_weights // 2 for linear in LINEARS] * 2},
         }
         return of_kind[kind]
+    if (method, kind) == ("fedspine", "deliver"):
+        return {"pruned": 0.1}
     named = {"model_sha256": HASH, "aligned": 1} if (method, kind) == ("fedsoda", "train") else {}
     more = {"rank": 8, "blob_sha256": [HASH]} if kind == "fetch" else named
     return {"rank_limit": 4 if kind == "alone" else 8} | more
@@ -180,7 +183,9 @@ def _told(method: str, kind: Kind, server_round: int, blobs: Mapping[str, bytes]
         "slicegpt": {"samples": 8},
         "fedspallm": {"calibration_windows": 0, "damping": 0.01},
     }
-    return hashes | more.get(method, {"samples": 0 if method in ("hetlora", "sft-p") else 8, "skipped_steps": 0, "rank": 8})
+    tuned = {"samples": 0 if method in ("hetlora", "sft-p", "fedspine") else 8, "skipped_steps": 0, "rank": 8}
+    measured = {"loss_before": 2.5, "loss_after": 2.25, "taylor": 0.5} if method == "fedspine" else {}
+    return hashes | more.get(method, tuned | measured)
 
 
 def _blob(specs: Mapping[str, TensorSpec]) -> bytes:

@@ -18,15 +18,15 @@ class FederationSettings(Table):
         0,
         ge=0,
         description="Rounds of the run; 0: as many as the method usually has (3 of tuning methods and "
-        "llm-streamline, 10 of fedsoda and sft-p, 1 of fedspallm).",
+        "llm-streamline, 10 of fedsoda, fedspine and sft-p, 1 of fedspallm).",
     )
     sampled_clients: float = Field(1.0, gt=0, le=1, description="Share of the clients that a round asks, at least one client.")
-    client_weights: Literal["paper", "equal", "samples", "norms"] = Field(
+    client_weights: Literal["paper", "equal", "samples", "norms", "importance"] = Field(
         "paper",
         description="Weight of a client in the average. `samples`: the training sequences, or with fedspallm, llm-streamline "
         "and slicegpt the calibration windows, that it reports; `norms` (hetlora): the Frobenius norm of the update that it "
-        "sent; `paper`: as the method's paper has it (fedpetuning, llm-streamline and slicegpt samples, hetlora norms, "
-        "fedspallm and sft-p equal).",
+        "sent; `importance` (fedspine): what its LoRA modules are worth; `paper`: as the method's paper has it (fedpetuning, "
+        "llm-streamline and slicegpt samples, hetlora norms, fedspine importance, fedspallm and sft-p equal).",
     )
     max_weight_ratio: float = Field(
         10.0,
@@ -57,7 +57,7 @@ class FederationSettings(Table):
     READ_WITH: ClassVar[ReadWith] = {
         "rounding": {"payload": ROUNDED},
         "error-feedback": {"payload": ROUNDED},
-        "max-weight-ratio": {"client-weights": ("samples", "norms")},
+        "max-weight-ratio": {"client-weights": ("samples", "norms", "importance")},
     }
 
     def for_method(self, job: MethodSettings) -> "FederationSettings":

@@ -88,6 +88,16 @@ METHODS: dict[str, Row] = {
         baseline="strategies.baselines.centralized_tuning:tuned",
         tunes=True,
     ),
+    "fedspine": Row(
+        title="FedSpine (devices prune and tune in turn, by ratios and LoRA ranks that a bandit chooses for each)",
+        settings="espalier.settings.fedspine:FedSpineSettings",
+        strategy="strategies.methods.fedspine:FedSpine",
+        job="client_app.fedspine",
+        delivery="client_app.agreed_cut:take_or_cut",
+        contracts="espalier.wire.fedspine",
+        outcome="server_app.outcomes.refined:RefinedOutcome",
+        tunes=True,
+    ),
     "flap": Row(
         title="FLAP (attention groups and channels that fluctuate least are cut, on pooled statistics)",
         settings="espalier.settings.flap:FlapSettings",

@@ -11,6 +11,7 @@ from espalier.settings.methods import METHODS, settings_of
 from espalier.settings.run import parse
 from espalier.wire.contract import FAILED, Contract, Side
 from espalier.wire.contracts import contract_for, of_method
+from espalier.wire.cut_units import CUT
 from espalier.wire.evaluation import Texts
 from espalier.wire.mask_generator import PREFIX
 from espalier.wire.messages import SCHEMA_VERSION, Header, Kind, Letter, NoScalars
@@ -40,6 +41,7 @@ BLOCK_AND_HEAD: dict[Payload, int] = {"float32": 40_000, "bfloat16": 20_000, "nf
 KINDS: tuple[Kind, ...] = ("enrol", "train", "fetch", "deliver", "alone", "evaluate")
 HEAD = "an encoder's classification head"
 MASKS = "a generator of masks"
+UNITS = "a bit per group and channel"
 FAILURE = (
     "why the client could not do its part; it may name a setting with its value, a limit or a path of the site, never what was "
     "found or counted in its data"
@@ -133,7 +135,7 @@ def _fields(sides: list[Side]) -> str:
         dtypes.setdefault(_shown(name), set()).add(spec.dtype)
     together: dict[tuple[bool, str], list[str]] = {}
     for name in sorted(dtypes):
-        together.setdefault((name in (HEAD, MASKS), " or ".join(sorted(dtypes[name]))), []).append(name)
+        together.setdefault((name in (HEAD, MASKS, UNITS), " or ".join(sorted(dtypes[name]))), []).append(name)
     tensors = [
         f"{', '.join(names)}{'' if of_head else ' per matrix'} ({dtype})"
         for (of_head, dtype), names in sorted(together.items())
@@ -143,6 +145,8 @@ def _fields(sides: list[Side]) -> str:
 
 def _shown(name: str) -> str:
     """A tensor's name without that of its matrix, or what it is a part of."""
+    if name == CUT:
+        return UNITS
     return HEAD if name.startswith("head.") else MASKS if name.startswith(PREFIX) else _of_a_matrix(name)
 
 

@@ -56,11 +56,7 @@ class PersonalMasksOutcome(Outcome[AdapterResult]):
 
     def take_clients_figures(self) -> None:
         """What clients found on the public texts is of the federated result: each has its own model of it."""
-        self.summary.personal["federated"] = dict(self.summary.local_perplexities)
-        self.summary.local_perplexities.clear()
-        for metric, values in self.summary.local_scores.items():
-            self.summary.scores.setdefault(metric, {})["federated"] = sum(values.values()) / len(values)
-        self.summary.notes.append("Federated is the mean over clients, each with a smaller model of its own.")
+        self.summary.take_personal_figures()
         if self.run.simulation:
             self._show_masks()
             self._collect_models()

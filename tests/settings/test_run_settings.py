@@ -179,8 +179,8 @@ def test_what_differs_from_the_defaults() -> None:
 def test_an_unknown_method_is_met_with_the_known_ones() -> None:
     lines = mistake_lines({"method": "fedprlm"})
     assert lines == [
-        "method = 'fedprlm': choose one of fedpetuning, fedprllm, fedsoda, fedspallm, flap, hetlora, llm-pruner, "
-        "llm-streamline, sft-p, slicegpt"
+        "method = 'fedprlm': choose one of fedpetuning, fedprllm, fedsoda, fedspallm, fedspine, flap, hetlora, "
+        "llm-pruner, llm-streamline, sft-p, slicegpt"
     ]
 
 
@@ -414,7 +414,7 @@ def test_keys_of_the_federation_that_a_method_does_not_read_are_refused_by_hand(
         Mistake, match=r"federation.payload = 'nf4': method = 'fedspallm' does not read it; leave it out"
     ) as told:
         parse({"method": "fedspallm", "federation.payload": "nf4"}, by_hand=["federation.payload"])
-    assert "choose method = 'fedpetuning' or 'fedsoda' or 'hetlora'" in str(told.value)
+    assert "choose method = 'fedpetuning' or 'fedsoda' or 'fedspine' or 'hetlora'" in str(told.value)
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))

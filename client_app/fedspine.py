@@ -1,0 +1,188 @@
+"""FedSpine at a device: train LoRA in the model as it is cut, measure its units, and evaluate the smaller model of its own.
+
+Adapters and a few numbers leave; what units are worth stays for the next cut (``agreed_cut.py``).
+"""
+
+import time
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import fmean
+from typing import Any
+
+from client_app import tuning
+from client_app.answered_once import Work, answer_once
+from client_app.delivery import taken
+from client_app.evaluation import answer
+from client_app.kernel_mistakes import mistakes_of_kernels
+from client_app.measured_units import keep_measured
+from client_app.site import Site
+from client_app.task_evaluation import answer_on_task, require_own_data
+from espalier.corpora.own_data import require_tokens
+from espalier.modeling.adapters import factors_of, merged
+from espalier.modeling.opened import OpenedModel
+from espalier.settings.fedspine import FedSpineSettings
+from espalier.settings.seeds import derive_seed
+from espalier.settings.task import TEXT
+from espalier.storage.blobs import sha256
+from espalier.storage.private import PrivateState
+from espalier.training.adapted import AdaptedModel
+from espalier.training.adapter_training import AdapterTraining
+from espalier.training.loop import Trained
+from espalier.training.sequences import client_sequences
+from espalier.training.unit_importance import UnitImportance
+from espalier.wire.adapters import AdapterPlan, Tensors
+from espalier.wire.cut_units import Cut, CutUnits
+from espalier.wire.evaluation import LOSS_DIGITS, MOST_LOSS
+from espalier.wire.fedspine import STRUCTURE, SpineReport, shortened, trained
+from espalier.wire.messages import Header, Letter, validate
+from espalier.wire.payload import block_key
+from espalier.wire.tuning import Order, parts
+
+REMEDY = "give the site more data, raise training.steps, training.batch-size or training.accumulation"
+
+
+@dataclass(frozen=True)
+class CutModel:
+    """The model of a device at a rank limit, as a request says that it is cut."""
+
+    site: Site
+    structure: bytes | None
+    """Bits of what is cut; None: nothing is."""
+    rank_limit: int | None = None
+
+    @cached_property
+    def cut(self) -> Cut:
+        """(units,), bool, of the whole model."""
+        units = CutUnits.of(self.site.model.plan)
+        return units.none if self.structure is None else units.read(self.structure)
+
+    @cached_property
+    def model(self) -> OpenedModel:
+        """What is left."""
+        if not self.cut.any():
+            return self.site.model
+        return OpenedModel(self.site.model.directory, CutUnits.of(self.site.model.plan).structure(self.cut))
+
+    @cached_property
+    def adapters(self) -> AdapterPlan:
+        """Of it."""
+        return trained(self.site.model.plan, self.site.settings, self.rank_limit, self.structure)
+
+    @cached_property
+    def parts(self) -> list[list[str]]:
+        """In which their blobs travel."""
+        return parts(self.adapters, self.site.settings)
+
+
+# ----- a round ----------------------------------------------------------------------------------------------------------
+
+
+def train(site: Site, request: Letter) -> Letter:
+    """Train the round's adapters and reply with the first part; a round is answered once."""
+    order = validate(Order, request.scalars)
+    own = CutModel(site, request.blobs.get(STRUCTURE), order.rank_limit)
+
+    def work(state: PrivateState) -> SpineReport:
+        require_own_data(site, request.header)
+        return _train(site, state, request, own)
+
+    def begins_with(_: PrivateState) -> dict[str, str]:
+        return {key: sha256(blob) for key, blob in _brought(site, request, own).items()}
+
+    return answer_once(site, request, Work(SpineReport, list(own.adapters.shapes()), own.parts[0], work, begins_with))
+
+
+def _brought(site: Site, request: Letter, own: CutModel) -> dict[str, bytes]:
+    """The global adapters' blobs of a round after the first: all parts but the last by ``deliver``, from part 1 on."""
+    if request.header.server_round == 1:
+        return {}
+    store, hashes, _ = taken(site, request.header, len(own.parts) - 1, first=1)
+    found = {key: store.get(blob) for key, blob in hashes.items()} | request.blobs
+    return {key: blob for key, blob in found.items() if key != STRUCTURE}
+
+
+def _train(site: Site, state: PrivateState, request: Letter, own: CutModel) -> SpineReport:
+    """Train, keep every blob and what was measured, and report."""
+    started, server_round, settings = time.monotonic(), request.header.server_round, site.settings
+    start = tuning.begins_with(site, own.adapters, _brought(site, request, own))
+    training, watch = _training(site, own, request.header.client)
+    first_step, steps = (server_round - 1) * settings.training.steps, settings.training.steps
+    _require_enough(site, training, range(first_step, first_step + steps))
+    with mistakes_of_kernels():
+        tensors, outcome = training.run(start, first_step, steps)
+    _require_enough(site, training, outcome.weighed)
+    keep_measured(state, server_round, own.cut, watch.units)
+    before, after = losses_of(outcome)
+    limit = validate(Order, request.scalars).rank_limit
+    return SpineReport(
+        seconds=time.monotonic() - started,
+        samples=training.num_sequences if settings.federation.client_weights == "samples" else 0,
+        skipped_steps=outcome.skipped_steps,
+        rank=limit,
+        loss_before=before,
+        loss_after=after,
+        taylor=shortened(watch.taylor),
+        blob_sha256=tuning.keep_blobs(site, state, server_round, tensors, start, limit),
+    )
+
+
+def _training(site: Site, own: CutModel, client: int) -> tuple[AdapterTraining, UnitImportance]:
+    """A device's training, and what it learns of its units on the way."""
+    settings = site.settings
+    training = AdapterTraining(
+        model=own.model,
+        computing=site.computing,
+        settings=settings,
+        adapters=own.adapters,
+        sequences=client_sequences(settings, site.node, site.model, client),
+        seed=derive_seed(settings.seed, "training", client=client),
+        cache_folder=tuning.cache_of(site),
+    )
+    watch = UnitImportance(own.model, own.adapters, lambda: training.adapted, settings.of(FedSpineSettings))
+    training.observer = watch
+    return training, watch
+
+
+def _require_enough(site: Site, training: AdapterTraining, steps: Any) -> None:
+    require_tokens(site.node, training.rests_on(steps, site.node.fewest_tokens()), REMEDY)
+
+
+def losses_of(outcome: Trained) -> tuple[float, float]:
+    """Mean losses of the first and of the second half of a round's steps, of those that have one; the middle step is in both.
+
+    So each rests on about half of the round's sequences, and on no single batch. Rounded as they are told.
+    """
+    known = [loss for loss in outcome.losses if loss <= MOST_LOSS]
+    half = -(-len(known) // 2)
+    if not known:
+        return MOST_LOSS, MOST_LOSS
+    return round(fmean(known[:half]), LOSS_DIGITS), round(fmean(known[-half:]), LOSS_DIGITS)
+
+
+# ----- the device's own model -------------------------------------------------------------------------------------------
+
+
+def evaluate(site: Site, request: Letter) -> Letter:
+    """Losses of the device's own smaller model, on public text or items, and on its own beside those of the dense model."""
+    own, tensors = _delivered(site, request.header)
+    if site.settings.task.name == TEXT:
+        edits = merged(lambda index: factors_of(own.adapters, index, tensors[block_key(index)]))
+        return answer(site, request, (own.model, edits), lambda: (own.model, edits))
+
+    def model_of(name: str) -> Any:
+        loaded, plan = (site.model, AdapterPlan({})) if name == "dense" else (own.model, own.adapters)
+        adapted = AdaptedModel.load(loaded, site.computing, site.settings, plan, tuning.cache_of(site))
+        if name != "dense":
+            adapted.set(tensors)
+        return adapted.whole
+
+    return answer_on_task(site, request, model_of)
+
+
+def _delivered(site: Site, header: Header) -> tuple[CutModel, Tensors]:
+    """This device's cut and adapters as the rounds left them."""
+    after = header.model_copy(update={"server_round": header.server_round + 1})
+    store, hashes, _ = taken(site, after, 1)  # every part says what is cut, and so how many parts there are
+    own = CutModel(site, store.get(hashes[STRUCTURE]))
+    store, hashes, _ = taken(site, after, len(own.parts))
+    return own, tuning.begins_with(site, own.adapters, {key: store.get(hashes[key]) for key in own.adapters.shapes()})

@@ -1,0 +1,145 @@
+"""Settings of FedSpine: every device prunes and tunes in turn, by a ratio and a LoRA rank that a bandit of its own chooses."""
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from espalier.settings.federation import FederationSettings
+from espalier.settings.fedpetuning import AdapterAveraging
+from espalier.settings.lora import LoraSettings
+from espalier.settings.structured import CutSettings
+from espalier.settings.table import ReadWith
+
+CHOSEN = ("bandit", "random")
+"""Allocations that give every device another ratio and rank."""
+
+
+class FedSpineSettings(AdapterAveraging, CutSettings):
+    """Table ``[fedspine]`` (Yao et al. 2025)."""
+
+    FEDERATION: ClassVar[tuple[str, ...]] = (
+        "rounds", "sampled-clients", "client-weights", "max-weight-ratio", "payload", "rounding",
+    )  # fmt: skip
+    ROUNDS = 10
+    WEIGHTS: ClassVar[tuple[str, ...]] = ("importance", "samples", "equal")
+    READ_WITH: ClassVar[ReadWith] = {
+        "arm-space": {"allocation": CHOSEN},
+        "adaptive-pruning": {"allocation": CHOSEN},
+        "adaptive-rank": {"allocation": CHOSEN},
+        "rank-min": {"allocation": CHOSEN, "adaptive-rank": (True,)},
+        "discount": {"allocation": ("bandit",)},
+        "granularity": {"allocation": ("bandit",)},
+        "exploration": {"allocation": ("bandit",)},
+        "kappa": {"reward": ("scaled",)},
+    }
+
+    share: float = Field(
+        0.3,
+        gt=0,
+        lt=1,
+        description="Share of the parameters that every device ends without (p*), at least, and with `selection` of `kind` or "
+        "`block` less than one unit beyond it of each kind in each block, or in each block. A unit is a key-value group of "
+        "attention (a head, where each has its own keys and values) or a feed-forward channel.",
+    )
+    selection: Literal["global", "block", "kind"] = Field(
+        "kind",
+        description="Units that compete: groups and channels of each block by themselves (the paper's layers), those of a "
+        "block, or all of the model. Importances of different kinds are hardly comparable.",
+    )
+    prune_rounds: int = Field(
+        0,
+        ge=0,
+        description="Rounds of pruning in which a device that always takes the middle step comes to `share`; the first is "
+        "round 2. 0: half of the rounds.",
+    )
+    allocation: Literal["bandit", "fixed", "random"] = Field(
+        "bandit",
+        description="Who chooses a device's ratio and rank in a round: a bandit of its own, a schedule that is the same for "
+        "all, or chance.",
+    )
+    arm_space: Literal["relative", "absolute"] = Field(
+        "relative",
+        description="What is chosen of the ratio: how much further to prune, or, as the paper has it, the ratio itself.",
+    )
+    adaptive_pruning: bool = Field(True, description="The ratio is chosen; false: the fixed schedule (the paper without A_P).")
+    adaptive_rank: bool = Field(True, description="The rank is chosen; false: `rank` (the paper without A_T).")
+    rank: int = Field(0, ge=0, description="Rank in round 1, and wherever ranks are not chosen; 0: `lora.rank`.")
+    rank_min: int = Field(2, ge=1, description="Lowest rank that is chosen; the highest is `lora.rank`.")
+    discount: float = Field(0.98, gt=0, le=1, description="A reward of k rounds ago counts with the k-th power (lambda).")
+    granularity: float = Field(
+        0.4, gt=0, le=2, description="A cell of the bandit's square that is not wider, corner to corner, is not cut (delta)."
+    )
+    exploration: float = Field(
+        0.01, ge=0, le=1e6, description="Factor in the bandit's bound, 2 in the paper: how much it tries what it hardly knows."
+    )
+    reward: Literal["scaled", "literal"] = Field(
+        "scaled", description="The paper's four terms, each from 0 to 1, or its equation as it stands, which has no bound."
+    )
+    kappa: float = Field(
+        0.1, gt=0, le=1e6, description="A device that is off the mean time by this share of it gets half of the reward."
+    )
+    score: Literal["exact", "group"] = Field(
+        "exact",
+        description="What a unit is worth: the squares of its weights' first-order terms, summed, as the paper has it; or the "
+        "square of their sum.",
+    )
+    normalise: bool = Field(
+        True, description="Each matrix's importances are divided by their norm before a unit's are added, as in LoRAPrune."
+    )
+    eta: float = Field(0.9, ge=0, le=1, description="Weight of the former steps in the moving average of importances.")
+    aggregation: Literal["coverage", "zero-fill"] = Field(
+        "coverage",
+        description="A row of an update counts with the devices that kept it, or with all, as zero where it was pruned.",
+    )
+    fleet: str = Field(
+        "full",
+        description="Devices that the run pretends to have, for the times that rewards look at: `full`, `low`, `medium` or "
+        "`high` of `conf/devices`, or a file. Empty: the seconds that clients measure, which differ from run to run.",
+    )
+
+    @property
+    def makes_alone(self) -> bool:
+        """What a device gets is its own in any case."""
+        return False
+
+    @property
+    def averages_updates(self) -> bool:
+        """Updates of different rows and ranks have a mean of their products alone."""
+        return True
+
+    @property
+    def chooses(self) -> bool:
+        """Whether anything is chosen for each device."""
+        return self.allocation in CHOSEN and (self.adaptive_pruning or self.adaptive_rank)
+
+    def rounds_of_pruning(self, rounds: int) -> int:
+        """T of the schedule, of a run of so many rounds."""
+        return self.prune_rounds or max(1, rounds // 2)
+
+    def usual_rank(self, lora: LoraSettings) -> int:
+        """Rank where none is chosen."""
+        return self.rank or lora.largest_rank
+
+    def rank_limit_of(self, client: int, lora: LoraSettings) -> int:
+        """Rank of a device's adapters in round 1."""
+        return self.usual_rank(lora)
+
+    def contradictions(self, method: str, federation: FederationSettings, lora: LoraSettings, num_clients: int) -> list[str]:
+        """What does not fit each other in these tables."""
+        lines, largest = super().contradictions(method, federation, lora, num_clients), lora.largest_rank
+        if lora.merge:
+            lines.append(
+                f"lora.merge = true: clients of {method} end with models of different shapes, which stay there; set it to false"
+            )
+        if federation.rounds < 2:
+            lines.append(f"federation.rounds = {federation.rounds}: {method} prunes from round 2 on; set it to 2 or more")
+        if self.rank > largest:
+            lines.append(f"{method}.rank = {self.rank}: the adapters' largest rank is {largest} (lora.rank); lower it")
+        if self.allocation in CHOSEN and not self.chooses:
+            lines.append(
+                f"{method}.allocation = '{self.allocation}': neither ratio nor rank is chosen; set {method}.allocation to "
+                "fixed, or adaptive-pruning or adaptive-rank to true"
+            )
+        if self.allocation in CHOSEN and self.adaptive_rank and self.rank_min > largest:
+            lines.append(f"{method}.rank-min = {self.rank_min}: the adapters' largest rank is {largest} (lora.rank); lower it")
+        return lines

@@ -1,0 +1,96 @@
+"""What a device learns of its model while it trains: what units are worth, and what its LoRA modules are (FedSpine).
+
+Section 4.2 (equations 10 to 12) says which units the next cut takes; section 4.3 (equations 9 and 13) is told of the whole
+device. Both look at every step's gradients before anything clips them. Importances stay with whoever made them.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from espalier.modeling.adapters import module_path
+from espalier.modeling.opened import OpenedModel
+from espalier.modeling.quantised import row_reader
+from espalier.settings.fedspine import FedSpineSettings
+from espalier.training.adapted import AdaptedModel
+from espalier.wire.adapters import Adapter, AdapterPlan, Tensors
+from espalier.wire.cuts import KINDS
+from espalier.wire.payload import block_key
+from espalier.wire.structure import COLUMNS, ROWS, unit_size, units_of
+from pruning_kernels.factor_importance import taylor_term
+from pruning_kernels.factors import Factors
+from pruning_kernels.lora_importance import Gradients, RowReader, combined, moving_average, unit_importance
+
+
+def kind_of(linear: str) -> tuple[str, int]:
+    """Kind of the units that lie in a matrix, and its side on which they do: 0 for rows, 1 for columns."""
+    return (ROWS[linear], 0) if ROWS[linear] in KINDS else (COLUMNS[linear], 1)
+
+
+@dataclass
+class UnitImportance:
+    """Watches one round's training of a device.
+
+    Parameters
+    ----------
+    model : what the device trains, cut as it is
+    adapters : of it
+    adapted : gives the model in memory, once there is one
+    how : the settings ``score``, ``normalise`` and ``eta``
+    """
+
+    model: OpenedModel
+    adapters: AdapterPlan
+    adapted: Callable[[], AdaptedModel]
+    how: FedSpineSettings
+    units: Tensor | None = None
+    """(units,), float64, of the units that are left, of each block groups, then channels; None before any finite step."""
+    terms: list[float] = field(default_factory=list)
+    """Of each step the sum of ``(B gB)^2`` over all modules."""
+
+    def __call__(self, step: int, gradients: Tensors) -> None:
+        """See a step's gradients, by blob key and canonical name; the parameters are those that they are of."""
+        parameters, whole = self.adapted().parameters, self.adapted().whole
+        found: dict[tuple[int, str], list[Tensor]] = {}
+        term = 0.0
+        for index, adapter in self.adapters:
+            own, theirs = parameters[block_key(index)], gradients.get(block_key(index), {})
+            if adapter.name_b not in theirs or adapter.name_a not in theirs:
+                return  # nothing led to it in this step, so that units cannot be compared
+            factors = Factors(own[adapter.name_b], own[adapter.name_a], adapter.scaling)
+            learnt = Gradients(theirs[adapter.name_b], theirs[adapter.name_a])
+            kind, values = self._of_matrix(whole, index, adapter, factors, learnt)
+            found.setdefault((index, kind), []).append(values)
+            term += taylor_term(factors.b, learnt.b)
+        seen = torch.cat([combined(found[index, kind], self.how.normalise) for index in self._blocks for kind in KINDS])
+        self.units = moving_average(self.units, seen, self.how.eta)
+        self.terms.append(term)
+
+    @property
+    def _blocks(self) -> range:
+        return range(len(self.model.plan.blocks))
+
+    def _of_matrix(
+        self, whole: Any, index: int, adapter: Adapter, factors: Factors, gradients: Gradients
+    ) -> tuple[str, Tensor]:
+        """What units are worth by one matrix, on the CPU."""
+        name, plan = adapter.linear.name, self.model.plan
+        (kind, side), module = kind_of(name), whole.get_submodule(module_path(self.model.family, index, name))
+        size, number = unit_size(plan, name, kind), getattr(units_of(plan, plan.blocks[index]), kind)
+        values = unit_importance(_weight(module.base_layer), factors, gradients, side, size, self.how.score)
+        assert len(values) == number
+        return kind, values.cpu()
+
+    @property
+    def taylor(self) -> float:
+        """First term of equation 14: the mean over the steps; 0 without one."""
+        return sum(self.terms) / len(self.terms) if self.terms else 0.0
+
+
+def _weight(linear: Any) -> Tensor | RowReader:
+    """The frozen matrix, or what reads rows of it where it is in NF4."""
+    state = getattr(linear.weight, "quant_state", None)
+    return linear.weight if state is None else row_reader(linear.weight.data, state)

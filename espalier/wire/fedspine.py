@@ -1,0 +1,160 @@
+"""Contracts of FedSpine: first a device's cut is agreed, then adapters of its shape travel.
+
+From round 2 on the first ``deliver`` of a round asks a device to cut its model down to a share, and is answered with the bits
+of all that is cut then. Every later request of the round brings these bits, so that the shapes of all that follows are a
+function of the request alone, also at a site that lost its state. What units are worth never travels.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache, partial
+from typing import Any
+
+from pydantic import Field
+
+from espalier.settings.fedspine import FedSpineSettings
+from espalier.settings.mistakes import Mistake
+from espalier.settings.run import RunSettings
+from espalier.wire import tuning
+from espalier.wire.adapters import AdapterPlan
+from espalier.wire.contract import Contract, Side
+from espalier.wire.cut_units import CutUnits
+from espalier.wire.evaluation import LOSS_DIGITS, MOST_LOSS
+from espalier.wire.messages import Kind, Letter, NoScalars, Scalars, validate
+from espalier.wire.plan import ModelPlan, PlanOf
+from espalier.wire.structure import structured_plan
+from espalier.wire.tuning import Along, TuningReport
+
+STRUCTURE = "structure"
+"""Blob that says what is cut."""
+TERM_DIGITS = 3
+MOST_TERM = 1e30
+SLACK = 1e-9
+"""For a share that was computed in another order."""
+
+
+class CutOrder(Scalars):
+    """What a device is asked to cut."""
+
+    pruned: float = Field(ge=0, lt=1)
+    """p_t: of all parameters of groups and channels, those that were cut before among them."""
+
+
+class SpineReport(TuningReport):
+    """What a device reports beside its adapters."""
+
+    loss_before: float = Field(ge=0, le=MOST_LOSS)
+    """Mean loss of the first half of the round's steps, nats."""
+    loss_after: float = Field(ge=0, le=MOST_LOSS)
+    """The same of the second half."""
+    taylor: float = Field(ge=0, le=MOST_TERM)
+    """First term of equation 14, mean over the steps."""
+
+
+def shortened(term: float) -> float:
+    """A term as it is told: a few digits, from which nobody reads more."""
+    return float(f"{min(term, MOST_TERM):.{TERM_DIGITS}g}")
+
+
+def trained(plan: ModelPlan, run: RunSettings, rank_limit: int | None = None, structure: bytes | None = None) -> AdapterPlan:
+    """The adapters of a device: ranks and scalings are those of the whole model's, matrices those that its cut leaves.
+
+    Encoders are not pruned, so that there is no head.
+    """
+    adapters = replace(tuning.trained(plan, run, rank_limit), whole={})
+    if structure is None:
+        return adapters
+    blocks = _smaller(plan, structure).blocks
+    own = {
+        index: tuple(replace(one, linear=blocks[index].linear(one.linear.name)) for one in several)
+        for index, several in adapters.blocks.items()
+    }
+    return replace(adapters, blocks=own)
+
+
+@lru_cache(maxsize=64)
+def _smaller(plan: ModelPlan, structure: bytes) -> ModelPlan:
+    """The plan of what a cut leaves; ``Mistake`` where the blob says none."""
+    units = CutUnits.of(plan)
+    return structured_plan(plan, units.structure(units.read(structure)))
+
+
+def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
+    """The contract of a ``train`` message (part 0) or of a ``fetch`` of a later part."""
+    beside = _beside(plan_of()) if request.header.server_round > 1 else None
+    shapes = partial(trained, structure=request.blobs.get(STRUCTURE))
+    made = tuning.training_contract(request, plan_of, run, tuning.Order, shapes, SpineReport, beside)
+    up = replace(made.up, check_scalars=partial(_check_report, made.up))
+    return replace(made, up=up, observer=OBSERVER if made.observer == tuning.OBSERVER else made.observer)
+
+
+def _check_report(up: Side, report: Scalars) -> None:
+    if up.check_scalars is not None:
+        up.check_scalars(report)
+    if not isinstance(report, SpineReport):
+        return
+    for name in ("loss_before", "loss_after"):
+        if (value := getattr(report, name)) != round(value, LOSS_DIGITS):
+            raise Mistake(f"SpineReport: {name} has more than {LOSS_DIGITS} decimals")
+    if report.taylor != shortened(report.taylor):
+        raise Mistake(f"SpineReport: taylor has more than {TERM_DIGITS} digits")
+
+
+def delivery(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
+    """The contract of a ``deliver``: the question what to cut, or a part of the global adapters, as a device has them.
+
+    In a round the question is part 0, and the adapters' first part is part 1; of the result, which comes as if it were for one
+    round more, it is part 0.
+    """
+    header = request.header
+    in_a_round = header.server_round <= run.federation.rounds
+    if in_a_round and header.part == 0:
+        return _question(request, plan_of(), run)
+    shapes = partial(trained, structure=request.blobs.get(STRUCTURE))
+    return tuning.delivery_of(request, plan_of, run, shapes, _beside(plan_of()), int(in_a_round))
+
+
+def _beside(plan: ModelPlan) -> Along:
+    units = CutUnits.of(plan)
+    return Along({STRUCTURE: units.specs}, lambda _, blob: _read(units, blob))
+
+
+def _read(units: CutUnits, blob: bytes) -> None:
+    units.read(blob)
+
+
+def _question(request: Letter, plan: ModelPlan, run: RunSettings) -> Contract:
+    units, job = CutUnits.of(plan), run.of(FedSpineSettings)
+    asked, specs = validate(CutOrder, request.scalars), {STRUCTURE: units.specs}
+    before = units.read(request.blobs[STRUCTURE]) if STRUCTURE in request.blobs else units.none
+
+    def within_the_share(order: Scalars) -> None:
+        if isinstance(order, CutOrder) and order.pruned > units.wanted(job) + SLACK:
+            raise Mistake(f"CutOrder: pruned is above the run's share, {job.share:g} of the {job.share_of}")
+
+    def is_a_step(_: str, blob: bytes) -> None:
+        units.require_step(before, units.read(blob), asked.pruned, job)
+
+    return Contract(
+        kind="deliver",
+        method=run.method,
+        down=Side(CutOrder, specs, lambda _, blob: _read(units, blob), within_the_share),
+        up=Side(NoScalars, specs, is_a_step),
+        observer=ASKED,
+    )
+
+
+ASKED = (
+    "which attention groups and feed-forward channels this client cuts, those whose weights matter least to its data: one bit "
+    "each; no importance of any leaves it, and what it says is told once in a round; a client that lost what it measured cuts "
+    "nothing, which tells that it did"
+)
+OBSERVER = (
+    "adapters of the client's smaller model, trained on its data, of which all holds that is said of `fedpetuning`'s; the mean "
+    "loss of the first and of the second half of the round's steps on its own data, three decimals each, and a term of what "
+    "its LoRA modules are worth, three digits; with `client-weights` = `samples` alone, how many training sequences it has; "
+    "how many steps failed; and how long it took"
+)
+
+EXAMPLES: dict[Kind, Mapping[str, Any]] = {**tuning.EXAMPLES, "deliver": {"pruned": 0.1}}
+"""Scalars of requests by kind: what the contracts of the kind depend on."""

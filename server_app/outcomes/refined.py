@@ -1,0 +1,47 @@
+"""FedSpine's result: the global adapters for peft, and what each device keeps of the model, which is made there of both."""
+
+from typing import Any
+
+from espalier.modeling.edits import dense
+from espalier.modeling.export_adapter import export_adapter
+from espalier.storage.atomic import write_json
+from espalier.wire.adapters import AdapterPlan
+from server_app.model_card import adapter_card
+from server_app.outcomes.items import measure_items
+from server_app.outcomes.outcome import Outcome
+from strategies.results.refined import RefinedResult
+
+
+class RefinedOutcome(Outcome[RefinedResult]):
+    """Each device's smaller model stays where it is; here is all that it is made of, beside the base."""
+
+    def write(self, result: RefinedResult) -> None:
+        """``adapter/``, of the whole model, ``structures/`` with a file per device, and ``refinements.json``."""
+        run, report = self.run, result.report()
+        self.summary.report, self.summary.virtual_seconds = report, result.seconds
+        target = run.folder.path / "adapter"
+        export_adapter(run.model, result.adapters, result.tensors, target, adapter_card(run.settings, run.model, report))
+        ranks = {client: own.rank for note in result.rounds for client, own in note.devices.items()}
+        for client in sorted(self.summary.roster.seats):
+            document: dict[str, Any] = {
+                "client": client,
+                "pruned": result.units.share(result.cut_of(client)),
+                "lora_rank": ranks.get(client),
+                "structure": result.structure_of(client).to_json(),
+            }
+            folder = run.folder.path / "structures"
+            folder.mkdir(exist_ok=True)
+            write_json(folder / f"client-{client:04d}.json", document)
+        write_json(run.folder.path / "refinements.json", {"rounds": [note.to_json() for note in result.rounds]})
+        self.summary.where = f"the adapter is in {target}, what each client keeps of the model in structures/"
+
+    def measure(self, result: RefinedResult) -> None:
+        """The dense model; clients measure their own."""
+        if self.tests.texts:
+            self.measure_texts({"dense": dense})
+        if self.tests.encoded is not None:
+            measure_items(self.run, AdapterPlan({}), {"dense": {}}, self.tests, self.summary)
+
+    def take_clients_figures(self) -> None:
+        """What clients found on the public texts is of the federated result: each has its own model of it."""
+        self.summary.take_personal_figures()

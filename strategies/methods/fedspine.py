@@ -1,0 +1,296 @@
+"""FedSpine (Yao et al. 2025): devices prune and tune in turn, each by a ratio and a LoRA rank that suit what it can do.
+
+A round has the paper's five stages. The server chooses a ratio and a rank for every device (``refining_choice.py``). Each is
+asked to cut its model down to that ratio, by the importances that it measured in the round before; the global adapters go down
+as what it keeps has them, the first ranks of each; it trains, and measures. The updates are averaged row by row over the
+devices that kept the row, each with a weight by the importance of its LoRA modules. What the round came to teaches the bandits.
+
+A device's first round tunes the whole model, as nothing was measured before it.
+"""
+
+from collections.abc import Iterator, Mapping
+from statistics import fmean
+from typing import Any
+
+import torch
+from flwr.app import Message
+
+from espalier.modeling.opened import OpenedModel
+from espalier.settings.fedspine import FedSpineSettings
+from espalier.settings.run import RunSettings
+from espalier.wire.adapters import Adapter, AdapterPlan
+from espalier.wire.cut_units import CutUnits
+from espalier.wire.fedspine import STRUCTURE, CutOrder, SpineReport
+from espalier.wire.messages import Letter
+from espalier.wire.payload import block_key, block_of_key
+from espalier.wire.structure import structured_plan
+from pruning_kernels.factor_importance import Terms, comparable
+from pruning_kernels.factor_means import KeptFactors
+from pruning_kernels.factors import Factors, singular_values
+from strategies.engine.evaluation import ClientEvaluation
+from strategies.engine.inbox import Inbox
+from strategies.engine.roster import Seat
+from strategies.engine.run import Run
+from strategies.engine.virtual_clock import round_seconds, waiting_seconds
+from strategies.methods.covered import covered_mean, kept_map, part_of
+from strategies.methods.fedpetuning import FedPETuning
+from strategies.methods.refining_choice import Arm, Choices, arms_from_json, arms_to_json
+from strategies.methods.refining_reward import Outcome
+from strategies.methods.refining_time import bytes_of_round, fleet_of, virtual_seconds
+from strategies.methods.spine_fit import (
+    require_decoder,
+    require_fleet,
+    require_measured,
+    require_share,
+    require_whole_nf4_blocks,
+)
+from strategies.results.refined import DeviceRound, RefinedResult, RoundNote
+
+
+class FedSpine(FedPETuning):
+    """FedPETuning of devices that prune their models on the way.
+
+    Takes what ``FedPETuning`` does.
+    """
+
+    REPORT = SpineReport
+
+    job: FedSpineSettings
+
+    def __init__(self, run: Run, evaluation: ClientEvaluation | None = None) -> None:
+        super().__init__(run, evaluation)
+        self.units = CutUnits.of(run.model.plan)
+        self.choices = Choices(run.settings, self.units.wanted(self.job))
+        self.fleet = fleet_of(self.job.fleet)
+        self._arms: dict[int, Arm] = {}
+        """What each device is asked for in the round; those that train for the first time are not among them."""
+        self._importance: dict[int, float] = {}
+        """I(B_total) of the round's devices."""
+
+    def new_result(self) -> RefinedResult:
+        """The adapters that clients make from the seed, and whole models."""
+        return RefinedResult(self.run.settings, self.run.model, self.run.checkpoint.blobs)
+
+    @property
+    def refined(self) -> RefinedResult:
+        """The global adapters and what each device has cut."""
+        assert isinstance(self.result, RefinedResult)
+        return self.result
+
+    @classmethod
+    def require_fit(cls, settings: RunSettings, model: OpenedModel, capabilities: Mapping[str, float]) -> None:
+        """Refuse an encoder, units that no adapter measures, a share that cannot go, and a fleet of too few devices."""
+        require_decoder(model)
+        super().require_fit(settings, model, capabilities)
+        require_measured(settings, model.plan)
+        require_share(settings, model.plan)
+        require_whole_nf4_blocks(settings, model.plan)
+        require_fleet(settings)
+
+    def summary(self) -> None:
+        """Show what will be done."""
+        job, settings = self.job, self.run.settings
+        ranks = f"ranks {self.choices.space.lowest_rank} to {settings.lora.largest_rank}" if job.adaptive_rank else "one rank"
+        ranks = ranks if job.allocation != "fixed" else f"rank {job.usual_rank(settings.lora)}"
+        text = f"{job.share:g} of {job.share_of} pruned, {ranks}, chosen by {job.allocation}, {settings.training.steps} steps"
+        times = f"times of the fleet {job.fleet}" if job.fleet else "times as clients measure them"
+        self.run.progress.note("method", f"{settings.method:<12} {text}, {times}")
+
+    def state(self) -> dict[str, Any]:
+        """The adapters, cuts and rounds, what the bandits know, and what was chosen for the round that is next."""
+        return super().state() | {"choices": self.choices.to_json(), "arms": arms_to_json(self._arms)}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take over what ``state`` returned."""
+        super().restore(state)
+        self.choices.restore(state["choices"])
+        self._arms = arms_from_json(state["arms"])
+
+    # ----- stage 1: configuration update ------------------------------------------------------------------------------
+
+    def before_round(self, server_round: int) -> bool:
+        """Choose a ratio and a rank for every device that still takes part and has measured its units."""
+        if server_round == 1:
+            return False
+        measured = [seat.client for seat in self.rounds.roster.active() if self.choices.knows(seat.client)]
+        self._arms = {client: self.choices.arm(client, server_round) for client in measured}
+        return True
+
+    def limit_of(self, seat: Seat) -> int:
+        """r_t of a device."""
+        arm = self._arms.get(seat.client)
+        return self.job.usual_rank(self.run.settings.lora) if arm is None else arm.rank
+
+    # ----- stages 2 and 3: cuts are agreed, and the adapters go down --------------------------------------------------
+
+    def prepare(self, server_round: int) -> Iterator[list[Message]]:
+        """Draw the round's devices, let each cut its model, and bring it the global adapters, all parts but the last."""
+        self.draw(server_round)
+        if server_round > 1:
+            yield self._questions(server_round)
+            yield from self.deliveries(self._limits, server_round, omitted=1)
+
+    def _questions(self, server_round: int) -> list[Message]:
+        """What to cut, to the devices that have not cut as much as they are asked for."""
+        asked = [seat for seat in self.receiving() if seat.client in self._limits and self._has_to_cut(seat.client)]
+        return [
+            self.rounds.request(
+                "deliver", seat, server_round, CutOrder(pruned=self._arms[seat.client].pruned), self._bits(seat.client)
+            )
+            for seat in asked
+        ]
+
+    def _has_to_cut(self, client: int) -> bool:
+        """Whether a device is asked for more in the round than it has cut."""
+        arm = self._arms.get(client)
+        return arm is not None and not self.units.reaches(self.refined.cut_of(client), arm.pruned, self.job)
+
+    def note_delivered(self, letter: Letter) -> None:
+        """Take a device's cut."""
+        if STRUCTURE not in letter.blobs:
+            return
+        client = letter.header.client
+        if not self.refined.take_cut(client, letter.blobs[STRUCTURE]):
+            seat = self.rounds.roster.seats[client]
+            text = f"kept its cut {seat.site}: it lost what it measured, and goes on with the model that it had"
+            self.run.progress.note("kept_cut", text, client=client, site=seat.site, round=letter.header.server_round)
+
+    def first_delivery(self, server_round: int) -> int:
+        """In a round the first message is the question what to cut."""
+        return 1 if server_round <= self.num_rounds else 0
+
+    def part_blobs(self, server_round: int, client: int) -> Mapping[str, bytes]:
+        """What a device has cut goes along with all that comes in its shapes; in round 1 nothing is."""
+        return self._bits(client) if server_round > 1 else {}
+
+    def _bits(self, client: int) -> dict[str, bytes]:
+        return {STRUCTURE: self.refined.bits(client)}
+
+    def adapters_for(self, client: int, limit: int) -> AdapterPlan:
+        """Those of what a device keeps."""
+        return self.refined.plan_for(client, limit)
+
+    def adapter_for(self, client: int, key: str, adapter: Adapter) -> Adapter:
+        """One of them, as a device of the round trains it."""
+        index = block_of_key(key)
+        assert index is not None
+        plan = self.refined.plan_for(client, self._limits[client])
+        return next(one for one in plan.blocks[index] if one.linear.name == adapter.linear.name)
+
+    def blob_for(self, client: int, key: str, limit: int) -> bytes:
+        """One blob of the global adapters, cut as the device's model is."""
+        return self.refined.blob_for(client, key, limit)
+
+    def part_for(self, client: int, key: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Rows of B, or columns of A, of what a device keeps."""
+        return self.refined.part_for(client, key, {name: tensor})[name]
+
+    @property
+    def brings_result(self) -> bool:
+        """Devices need it for their own models."""
+        return self.evaluation.asked
+
+    def _limits_after(self, server_round: int) -> list[int]:
+        """What goes down is cut for each device when it does."""
+        return []
+
+    # ----- stage 4 is the devices' (client_app/fedspine.py); what they say of it --------------------------------------
+
+    def note_report(self, seat: Seat, report: Mapping[str, Any]) -> None:
+        """The rank that it trained, steps that were left out, and what it has cut."""
+        super().note_report(seat, report)
+        seat.metrics |= {"pruned": self.units.share(self.refined.cut_of(seat.client))}
+
+    def _sent_values(self) -> Iterator[tuple[str, Mapping[str, torch.Tensor]]]:
+        """No device begins with a larger number than the global adapters have."""
+        for key in self.averaged.blobs:
+            yield key, self.averaged.tensors(key)
+
+    def settle(self, inbox: Inbox, clients: list[int]) -> None:
+        """Say what the devices' LoRA modules are worth, how long each was at work, and teach the bandits."""
+        server_round = self.rounds.finished + 1
+        terms = {client: Terms(self._report(client).taylor, spectral) for client, spectral in self._spectral(inbox, clients)}
+        self._importance = comparable(terms)
+        sent = {client: self._bytes(client, server_round) for client in clients}
+        seconds = {client: self._seconds(client, server_round, sent[client]) for client in clients}
+        outcomes = {client: self._outcome(client, seconds[client]) for client in clients}
+        rewards = self.choices.learn(self._arms, outcomes, server_round)
+        devices = {
+            client: DeviceRound(
+                pruned=self.units.share(self.refined.cut_of(client)),
+                rank=self._told[client].rank,
+                seconds=seconds[client],
+                num_bytes=sent[client],
+                importance=self._importance[client],
+                reward=rewards[client],
+                kept_its_cut=self._has_to_cut(client),
+            )
+            for client in clients
+        }
+        note = RoundNote(server_round, round_seconds(seconds), waiting_seconds(seconds), devices)
+        self.refined.rounds = [*self.refined.rounds, note]
+        self._show(note)
+
+    def _show(self, note: RoundNote) -> None:
+        pruned, ranks = ([getattr(own, name) for own in note.devices.values()] for name in ("pruned", "rank"))
+        times = f"{note.seconds:.3g} s of a round, {note.waiting_seconds:.3g} s of waiting"
+        text = f"refined      {fmean(pruned):.1%} pruned and rank {fmean(ranks):.3g} on average, {times}"
+        self.run.progress.note("refined", text, **note.to_json())
+
+    def _report(self, client: int) -> SpineReport:
+        told = self._told[client]
+        assert isinstance(told, SpineReport)
+        return told
+
+    def _spectral(self, inbox: Inbox, clients: list[int]) -> list[tuple[int, float]]:
+        """Second term of equation 14 of each device, from what it sent: nobody has to be believed."""
+        sums: dict[int, list[float]] = {client: [] for client in clients}
+        for index, adapter in self.averaged.adapters:
+            for client, factors in zip(clients, self._factors(inbox, block_key(index), adapter, clients), strict=True):
+                sums[client].append(float(singular_values(factors).double().sum()))
+        return [(client, fmean(values)) for client, values in sums.items()]
+
+    def _bytes(self, client: int, server_round: int) -> int:
+        adapters = self.refined.plan_for(client, self._limits[client])
+        return bytes_of_round(adapters, self.units, self.run.settings, server_round)
+
+    def _seconds(self, client: int, server_round: int, num_bytes: int) -> float:
+        """T_i of the round."""
+        if self.fleet is None:
+            return self._report(client).seconds
+        kept = structured_plan(self.run.model.plan, self.refined.structure_of(client)).num_parameters
+        adapters = self.refined.plan_for(client, self._limits[client])
+        return virtual_seconds(self.fleet, self.run.settings, client, server_round, kept, adapters, num_bytes)
+
+    def _outcome(self, client: int, seconds: float) -> Outcome:
+        told, arm, before = self._report(client), self._arms.get(client), self.choices.pruned.get(client, 0.0)
+        after = before if arm is None or self._has_to_cut(client) else arm.pruned
+        return Outcome(told.loss_before, told.loss_after, before, after, self._importance[client], seconds)
+
+    # ----- stage 5: aggregation ---------------------------------------------------------------------------------------
+
+    def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
+        """Average the updates, and let go of what was for this round."""
+        super().fold(server_round, inbox, clients)
+        self.refined.forget_plans()
+
+    def _claimed_weight(self, client: int) -> float:
+        return self._importance[client] if self.federation.client_weights == "importance" else super()._claimed_weight(client)
+
+    def mean_of(self, key: str, adapter: Adapter, factors: list[Factors], clients: list[int]) -> Factors:
+        """The mean of one matrix's updates, over those that kept a row of it, or a column.
+
+        What devices keep that have no part in it stays as it was, where nobody else kept it.
+        """
+        maps = {seat.client: self._kept(seat.client, key, adapter) for seat in self.rounds.roster.active()}
+        kept = [KeptFactors(own, maps[client]) for client, own in zip(clients, factors, strict=True)]
+        others, tensors = [own for client, own in maps.items() if client not in clients], self.averaged.tensors(key)
+        elsewhere = torch.stack(others).any(dim=0) if others else torch.zeros_like(kept[0].keep)
+        last = part_of(adapter, tensors[adapter.name_b], tensors[adapter.name_a], elsewhere)
+        weights = [self._weights[client] for client in clients]
+        return covered_mean(adapter, kept, weights, "keepers" if self.job.aggregation == "coverage" else "all", last)
+
+    def _kept(self, client: int, key: str, adapter: Adapter) -> torch.Tensor:
+        index = block_of_key(key)
+        assert index is not None
+        return kept_map(self.run.model.plan, self.refined.structure_of(client), index, adapter)

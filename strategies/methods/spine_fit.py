@@ -1,0 +1,67 @@
+"""What FedSpine needs of a model and of the settings together: found out before anything starts."""
+
+from espalier.modeling.opened import OpenedModel, check_labels
+from espalier.modeling.quantised_layout import BLOCK
+from espalier.modeling.structured.units import ModelUnits
+from espalier.settings.fedspine import FedSpineSettings
+from espalier.settings.mistakes import Mistake
+from espalier.settings.run import RunSettings
+from espalier.training.unit_importance import kind_of
+from espalier.wire.cuts import KINDS
+from espalier.wire.fedspine import trained
+from espalier.wire.plan import ModelPlan
+from espalier.wire.structure import unit_size
+from strategies.methods.refining_time import fleet_of
+
+
+def require_decoder(model: OpenedModel) -> None:
+    """Refuse an encoder, of which no units are cut here, and a model that was sliced."""
+    check_labels(model.family, None, str(model.directory / "config.json"))
+    model.require_units()
+
+
+def require_share(settings: RunSettings, plan: ModelPlan) -> None:
+    """Refuse a share that cannot go, because a unit of each kind stays in every block."""
+    try:
+        ModelUnits.of(plan).share_of_units(plan, settings.of(FedSpineSettings))
+    except Mistake as mistake:
+        raise Mistake(f"{settings.method}.{mistake}") from None
+
+
+def require_measured(settings: RunSettings, plan: ModelPlan) -> None:
+    """Refuse units that no adapter lies on: they are measured by the gradients of adapters, in every block."""
+    adapters, of_kind = trained(plan, settings), {kind: list[str]() for kind in KINDS}
+    for linear in plan.blocks[0].linears:
+        of_kind[kind_of(linear.name)[0]].append(linear.name)
+    for block in plan.blocks:
+        adapted = {adapter.linear.name for adapter in adapters.blocks.get(block.index, ())}
+        for kind, names in of_kind.items():
+            if not adapted & set(names):
+                raise Mistake(
+                    f"lora.targets = '{settings.lora.targets}', lora.layers = '{settings.lora.layers}': {settings.method} "
+                    f"measures {kind} by adapters that lie on them, and block {block.index} has none on {', '.join(names)}; "
+                    "set both to all"
+                )
+
+
+def require_whole_nf4_blocks(settings: RunSettings, plan: ModelPlan) -> None:
+    """Refuse cuts that leave a matrix whose rows are no whole blocks of NF4, where the base is held in it."""
+    if settings.training.base != "nf4":
+        return
+    multiple, group = settings.of(FedSpineSettings).channel_multiple, unit_size(plan, "attn.o", "groups")
+    if multiple % BLOCK:
+        raise Mistake(
+            f"{settings.method}.channel-multiple = {multiple}: with training.base = 'nf4' the channels that stay have to be a "
+            f"multiple of {BLOCK}; set it to {BLOCK}"
+        )
+    if group % BLOCK:
+        raise Mistake(
+            f"training.base = 'nf4': a group of attention has {group} features in attn.o, no multiple of {BLOCK}, so that "
+            "the matrix cannot be quantised without it; set training.base to 'bfloat16'"
+        )
+
+
+def require_fleet(settings: RunSettings) -> None:
+    """Refuse a fleet that is not there, or has too few devices."""
+    if (fleet := fleet_of(settings.of(FedSpineSettings).fleet)) is not None:
+        fleet.require(settings.num_clients)

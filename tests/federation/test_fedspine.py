@@ -1,0 +1,489 @@
+"""FedSpine keeps the promises of every method: cuts are agreed, adapters follow them, importances stay at the devices."""
+
+import json
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from adapters_sent import sent_adapters
+from bench import Bench, Home, events, model_files, private_text, results, summary
+from flwr.app import Message
+from promises import ALL_FIGURES, Promises, Uninterrupted, held_out, outgoing_bytes
+from safetensors.torch import load, load_file
+from tiny_model import save_tiny_llama, save_tiny_roberta
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from espalier.modeling.opened import OpenedModel
+from espalier.settings.fleet import read_fleet
+from espalier.settings.mistakes import Mistake
+from espalier.settings.run import parse
+from espalier.wire.cut_units import CUT
+from espalier.wire.messages import Letter, read, write
+from espalier.wire.payload import pack_tensors, unpack_tensors
+from espalier.wire.structure import Structure
+from strategies.engine.rounds import RunFailed
+from strategies.methods.fedspine import FedSpine
+
+GROUP, CHANNEL = 384, 48
+"""Parameters of a unit of the bench's model: two blocks, each of 2 groups and 24 channels, of hidden size 16."""
+UNITS = 2 * (2 + 24)
+PATHS = {
+    "attn.q": "self_attn.q_proj", "attn.k": "self_attn.k_proj", "attn.v": "self_attn.v_proj", "attn.o": "self_attn.o_proj",
+    "mlp.gate": "mlp.gate_proj", "mlp.up": "mlp.up_proj", "mlp.down": "mlp.down_proj",
+}  # fmt: skip
+SHARES = {"fedspine__selection": "global", "fedspine__share": 0.25, "fedspine__prune_rounds": 2}
+
+
+class TestFedSpine(Promises):
+    """Two rounds of a few steps: one tunes the whole model, one prunes a quarter of it."""
+
+    method = "fedspine"
+    settings: ClassVar[dict[str, Any]] = {
+        "federation.rounds": 2,
+        "fedspine.share": 0.25,
+        "fedspine.rank-min": 1,
+        "training.steps": 3,
+        "training.batch-size": 2,
+        "training.learning-rate": 0.01,
+        "lora.rank": 4,
+        "lora.alpha": 8.0,
+        "lora.targets": "all",
+        "part-bytes": 4096,
+    }
+    last_round = 1
+    result_round = 3
+    cuts_windows = "all_windows"
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def kept(cls, home: Home, tmp_path_factory: pytest.TempPathFactory) -> Uninterrupted:
+        """A run with all figures whose state directories are left as they are."""
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            monkeypatch.setattr("server_app.app._remove_private_state", lambda run: None)
+            return cls._uninterrupted(tmp_path_factory.mktemp("kept"), home, ALL_FIGURES | {"fedspine.allocation": "random"})
+
+    # ----- what leaves a device, and what does not --------------------------------------------------------------------
+
+    def test_no_outgoing_byte_is_of_what_units_are_worth(self, kept: Uninterrupted) -> None:
+        for client in range(kept.bench.num_clients):
+            values = importances(kept, client)
+            assert values.shape == (UNITS,)
+            assert (values > 0).sum() > UNITS / 2
+            secrets = [values.numpy().tobytes(), values.float().numpy().tobytes(), *(f"{value}" for value in values.tolist())]
+            secrets = [secret if isinstance(secret, bytes) else secret.encode() for secret in secrets if len(secret) > 6]
+            for _, reply in kept.received:
+                data = outgoing_bytes(reply)
+                assert not [secret for secret in secrets if secret[: max(8, len(secret) // 4)] in data]
+
+    def test_without_own_text_no_result_is_delivered_and_no_figure_of_it_returns(self, bench: Bench) -> None:
+        """A device makes its own model of the result, so that it is brought where public text is evaluated on, and not else."""
+
+        def delivered(**changes: Any) -> list[int]:
+            grid = bench.grid(**changes)
+            bench.run(grid, **changes)
+            replies = [read(reply.content) for _, reply in grid.received]
+            assert all(reply.scalars["own_losses"] == [] for reply in replies if reply.header.kind == "evaluate")
+            return [reply.header.server_round for reply in replies if reply.header.kind == "deliver"]
+
+        assert self.result_round in delivered(evaluation__local_only=True)
+        assert self.result_round not in delivered()
+
+    # ----- each device's own model ------------------------------------------------------------------------------------
+
+    def test_the_exported_model_gives_the_reported_perplexity_in_plain_transformers(self, kept: Uninterrupted) -> None:
+        """Each device's figure is that of its own smaller model, here made by zeros in transformers' full one."""
+        tokens = torch.tensor(AutoTokenizer.from_pretrained(kept.bench.model)(kept.bench.public.read_text())["input_ids"])
+        windows = tokens[: len(tokens) // 16 * 16].view(-1, 16)
+        found = [perplexity_of(masked_model(kept, client), windows) for client in range(kept.bench.num_clients)]
+        told = [client["metrics"]["perplexity/public/federated"] for client in summary(kept.folder)["clients"]]
+        assert told == pytest.approx(found, rel=1e-3)
+        metric, _ = summary(kept.folder)["metrics"]
+        assert metric["values"]["federated"] == pytest.approx(np.mean(found), rel=1e-3)
+
+    def test_figures_on_own_text_are_those_of_plain_transformers(self, kept: Uninterrupted) -> None:
+        for client, document in enumerate(summary(kept.folder)["clients"]):
+            passages = [passage for passage in private_text(client).split("\n\n") if held_out(passage)]
+            tokens = torch.tensor(AutoTokenizer.from_pretrained(kept.bench.model)("\n\n".join(passages))["input_ids"])
+            windows = tokens[: len(tokens) // 16 * 16].view(-1, 16)
+            expected = perplexity_of(masked_model(kept, client), windows)
+            assert document["metrics"]["perplexity/own-text/federated"] == pytest.approx(expected, rel=1e-3)
+
+    def test_devices_have_cuts_and_ranks_of_their_own(self, kept: Uninterrupted) -> None:
+        documents = [structures(kept.folder, client) for client in range(4)]
+        assert len({json.dumps(document["structure"]) for document in documents}) > 1
+        assert len({document["lora_rank"] for document in documents}) > 1
+        for document, client in zip(documents, summary(kept.folder)["clients"], strict=True):
+            assert (document["pruned"], document["lora_rank"]) == (client["metrics"]["pruned"], client["metrics"]["lora_rank"])
+
+    # ----- what is agreed before a round ------------------------------------------------------------------------------
+
+    def test_a_schedule_asks_all_for_the_same_and_cuts_come_to_it_within_a_unit(self, bench: Bench) -> None:
+        """A quarter in two rounds of pruning: an eighth and a quarter of 3840; of equal ranks."""
+        changes = {**SHARES, "fedspine__allocation": "fixed", "fedspine__rank": 3, "federation__rounds": 4}
+        grid, requests = bench.grid(**changes), list[Message]()
+        grid.before_push = requests.append
+        folder = bench.run(grid, **changes)
+        asked = [(r.header.server_round, r.scalars["pruned"]) for r in map(opened, requests) if "pruned" in r.scalars]
+        assert asked == [(2, 0.125)] * 4 + [(3, 0.25)] * 4
+        limits = {(r.header.kind, r.scalars["rank_limit"]) for r in map(opened, requests) if "rank_limit" in r.scalars}
+        assert limits == {("train", 3), ("fetch", 3), ("deliver", 3)}
+        for note in refinements(folder):
+            least = {1: 0, 2: 480, 3: 960, 4: 960}[note["round"]]
+            spent = [round(device["pruned"] * 3840) for device in note["devices"].values()]
+            assert all(least <= parameters < least + GROUP for parameters in spent)
+            assert {device["rank"] for device in note["devices"].values()} == {3}
+
+    @pytest.mark.parametrize(
+        ("spoil", "words"),
+        [
+            (lambda bits: bits & bits - 1, "less is cut than the share"),
+            (lambda bits: bits | (~bits & -4) & -(~bits & -4), "more is cut than the share"),  # the first channel that is left
+            (lambda bits: bits | 1 << UNITS, "bits are set beyond the last unit"),
+            (lambda bits: bits | 3, "all groups of block 0 are cut"),
+        ],
+    )
+    def test_another_cut_than_was_asked_for_costs_its_sender_alone(
+        self, bench: Bench, spoil: Callable[[int], int], words: str
+    ) -> None:
+        changes = {**SHARES, "fedspine__allocation": "fixed"}
+        grid = bench.grid(**changes)
+        grid.tamper[2] = in_bits(spoil)
+        clients = summary(bench.run(grid, **changes))["clients"]
+        assert [client["status"] for client in clients] == ["completed", "completed", "dropped", "completed"]
+        assert clients[2]["reason"].startswith("deliver: reply refused")
+        assert words in clients[2]["reason"]
+
+    def test_what_was_cut_does_not_come_back(self, bench: Bench) -> None:
+        changes, cut = {**SHARES, "federation__rounds": 3, "fedspine__allocation": "fixed"}, list[int]()
+
+        def turned(bits: int) -> int:
+            cut.append(bits)
+            return bits if len(cut) == 1 else bits & ~cut[0]
+
+        grid = bench.grid(**changes)
+        grid.tamper[1] = in_bits(turned)
+        assert "units that were cut before have come back" in summary(bench.run(grid, **changes))["clients"][1]["reason"]
+
+    def test_a_cut_is_told_once_in_a_round(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("server_app.app._remove_private_state", lambda run: None)
+        grid, asked = bench.grid(**SHARES), list[Message]()
+
+        def note(message: Message) -> None:
+            if "pruned" in read(message.content).scalars:
+                asked.append(message)
+
+        grid.before_push = note
+        bench.run(grid, **SHARES)
+        grid.before_push = lambda _: None
+        letter = read(asked[0].content)
+        first = next(
+            read(reply.content)
+            for client, reply in grid.received
+            if client == letter.header.client and "structure" in read(reply.content).blobs
+        )
+        context = grid.contexts[asked[0].metadata.dst_node_id]
+        assert read(grid.answer(asked[0], context).content).blobs == first.blobs
+        other = Letter(letter.header, {"pruned": letter.scalars["pruned"] / 2}, letter.blobs)
+        reply = read(grid.answer(Message(write(other), dst_node_id=1, message_type="query.deliver"), context).content)
+        assert "asked for another cut in round 2" in reply.scalars["reason"]
+        beyond = Letter(letter.header, {"pruned": 0.5}, letter.blobs)
+        reply = read(grid.answer(Message(write(beyond), dst_node_id=1, message_type="query.deliver"), context).content)
+        assert "pruned is above the run's share" in reply.scalars["reason"]
+
+    def test_a_device_that_lost_its_state_goes_on_with_the_cut_that_the_server_knows(self, bench: Bench) -> None:
+        changes = {**SHARES, "federation__rounds": 3, "fedspine__allocation": "fixed"}
+        grid = bench.grid(**changes)
+
+        def lose(message: Message) -> None:
+            letter = read(message.content)
+            if "pruned" in letter.scalars and (letter.header.server_round, letter.header.client) == (3, 1):
+                shutil.rmtree(bench.folder / "state" / letter.header.lineage / "node-00001")
+
+        grid.before_push = lose
+        folder = bench.run(grid, **changes)
+        assert {client["status"] for client in summary(folder)["clients"]} == {"completed"}
+        (told,) = [event for event in events(folder) if event["event"] == "kept_cut"]
+        assert (told["client"], told["round"]) == (1, 3)
+        _, second, third = refinements(folder)
+        kept = {client: device["kept_its_cut"] for client, device in third["devices"].items()}
+        assert kept == {"0": False, "1": True, "2": False, "3": False}
+        assert third["devices"]["1"]["pruned"] == second["devices"]["1"]["pruned"]
+        assert third["devices"]["0"]["pruned"] > second["devices"]["0"]["pruned"]
+
+    # ----- what the server makes of it --------------------------------------------------------------------------------
+
+    @pytest.mark.parametrize("aggregation", ["coverage", "zero-fill"])
+    def test_a_row_is_averaged_over_the_devices_that_kept_it(self, bench: Bench, aggregation: str) -> None:
+        """By dense updates, row by row; weights by hand from what was reported and sent."""
+        changes = {"fedspine__aggregation": aggregation, "fedspine__allocation": "random"}
+        grid = bench.grid(**changes)
+        folder = bench.run(grid, **changes)
+        sent = sent_adapters(grid, 2)
+        reports = [read(reply.content) for _, reply in grid.received]
+        taylor = {
+            letter.header.client: letter.scalars["taylor"]
+            for letter in reports
+            if (letter.header.kind, letter.header.server_round) == ("train", 2)
+        }
+        dense = {client: dense_updates(folder, client, own) for client, own in sent.items()}
+        spectral = {client: np.mean([nuclear(own) for own, _ in updates.values()]) for client, updates in dense.items()}
+        weights = {
+            client: taylor[client] / np.mean(list(taylor.values())) + spectral[client] / np.mean(list(spectral.values()))
+            for client in sent
+        }
+        told = refinements(folder)[1]["devices"]
+        assert {int(client): own["importance"] for client, own in told.items()} == pytest.approx(weights, rel=1e-3)
+        written = load_file(folder / "adapter" / "adapter_model.safetensors")
+        for block, name in dense[0]:
+            total = sum(weights[client] * dense[client][block, name][0] for client in sent)
+            if aggregation == "coverage":
+                covered = sum(weights[client] * dense[client][block, name][1] for client in sent)
+                mean = np.divide(total, covered, out=np.zeros_like(total), where=covered > 0)
+            else:
+                mean = total / sum(weights.values())
+            u, values, vh = np.linalg.svd(mean)
+            best = (u[:, :4] * values[:4]) @ vh[:4]
+            path = f"base_model.model.model.layers.{block}.{PATHS[name]}"
+            b, a = (written[f"{path}.lora_{side}.weight"].double().numpy() for side in "BA")
+            np.testing.assert_allclose(2.0 * b @ a, best, rtol=1e-4, atol=1e-6)
+
+    def test_times_are_those_of_the_fleet(self, bench: Bench) -> None:
+        """Steps, full sequences, 4 and 6 operations, 8 bits a byte; equation 1 by hand."""
+        folder = bench.run(fedspine__fleet="low", fedspine__allocation="fixed", fedspine__rank=2)
+        fleet = read_fleet(Path(__file__).parents[2] / "conf" / "devices" / "low.toml")
+        whole = OpenedModel(bench.model).plan.num_parameters
+        for note in refinements(folder):
+            for client, device in note["devices"].items():
+                structure = structures(folder, int(client))["structure"]
+                sides = [(len_of(block["groups"]), len_of(block["channels"])) for block in structure["blocks"]]
+                groups, channels = (sum(own) for own in zip(*sides, strict=True)) if note["round"] == 2 else (4, 48)
+                lora = 2 * (2 * 7 * 16 + groups * (8 + 4 + 4 + 8) + channels * 3)
+                kept = whole - GROUP * (4 - groups) - CHANNEL * (48 - channels)
+                conditions = fleet.drawn(0, int(client), note["round"])
+                computing = 3 * 2 * 16 * (4 * kept + 6 * lora) / conditions.operations_per_second
+                size = 4 * lora if note["round"] == 1 else 2 * 4 * lora + 3 * 8
+                assert device["num_bytes"] == size
+                assert device["seconds"] == pytest.approx(computing + 8 * size / conditions.bits_per_second)
+            seconds = [device["seconds"] for device in note["devices"].values()]
+            assert note["seconds"] == max(seconds)
+            assert note["waiting_seconds"] == pytest.approx(max(seconds) - np.mean(seconds))
+        document = summary(folder)
+        assert document["virtual_seconds"] == pytest.approx(sum(note["seconds"] for note in refinements(folder)))
+
+    def test_a_bandit_s_history_is_in_the_checkpoint(self, bench: Bench) -> None:
+        changes = {"federation__rounds": 4, "federation__sampled_clients": 0.75}
+        whole = bench.run(**changes)
+        state = json.loads((whole / "checkpoint" / "state.json").read_text())
+        learned = {client: [pull[3] for pull in bandit["history"]] for client, bandit in find(state, "bandits").items()}
+        drawn = {client: [n["round"] for n in refinements(whole) if client in n["devices"]] for client in learned}
+        assert learned == {client: rounds[1:] for client, rounds in drawn.items()}  # its first round only tunes
+        assert sum(map(len, learned.values())) >= 8
+        folder = bench.killed(lambda header: header.server_round == 4 and header.kind == "train", **changes)
+        rest = bench.grid(**changes)
+        rest.held = {0: 9, 1: 3, 2: 6}
+        assert results(bench.run(rest, **changes, resume_from=str(folder))) == results(whole)
+
+    def test_a_device_that_is_dropped_teaches_its_bandit_nothing(self, bench: Bench) -> None:
+        grid = bench.grid()
+        grid.tamper[3] = in_bits(lambda bits: 3)
+        state = json.loads((bench.run(grid) / "checkpoint" / "state.json").read_text())
+        assert find(state, "bandits").keys() == {"0", "1", "2"}
+
+    # ----- variants ---------------------------------------------------------------------------------------------------
+
+    def test_without_one_half_the_schedule_takes_its_place(self, bench: Bench) -> None:
+        def arms(**changes: Any) -> list[dict[str, Any]]:
+            folder = bench.run(**changes)
+            return list(find(json.loads((folder / "checkpoint" / "state.json").read_text()), "arms").values())
+
+        found = arms(fedspine__adaptive_pruning=False)
+        assert {arm["pruned"] for arm in found} == {0.25}  # one round of pruning: half of two
+        assert len({arm["rank"] for arm in found}) > 1
+        found = arms(fedspine__adaptive_rank=False, fedspine__rank=3)
+        assert {arm["rank"] for arm in found} == {3}
+        assert len({arm["pruned"] for arm in found}) > 1
+
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {"fedspine__arm_space": "absolute", "fedspine__reward": "literal", "federation__rounds": 3},
+            {"fedspine__score": "group", "fedspine__normalise": False, "federation__payload": "bfloat16"},
+            {"federation__payload": "nf4", "fedspine__selection": "block", "federation__client_weights": "samples"},
+            {"fedspine__fleet": "", "federation__client_weights": "equal", "federation__sampled_clients": 0.5},
+        ],
+    )
+    def test_other_ways_work(self, bench: Bench, changes: dict[str, Any]) -> None:
+        assert {client["status"] for client in summary(bench.run(**changes))["clients"]} == {"completed"}
+
+    def test_one_client_twice_gives_the_same_bytes(self, bench: Bench) -> None:
+        bench.num_clients = 1
+        assert model_files(bench.run()) == model_files(bench.run())
+
+    @pytest.mark.parametrize(
+        ("changes", "words"),
+        [
+            ({"lora__targets": "attn.q,attn.v"}, "measures channels by adapters that lie on them, and block 0 has none on mlp"),
+            ({"lora__layers": "1"}, "measures groups by adapters that lie on them, and block 0 has none"),
+            ({"fedspine__share": 0.8}, r"fedspine.share = 0.8 \(share-of = 'blocks'\)"),
+            ({"fedspine__share": 0.5, "fedspine__share_of": "model"}, "fedspine.share = 0.5"),
+            ({"federation__rounds": 1}, "fedspine prunes from round 2 on"),
+            ({"lora__merge": True}, "clients of fedspine end with models of different shapes"),
+            ({"fedspine__rank": 5}, "fedspine.rank = 5: the adapters' largest rank is 4"),
+            ({"fedspine__rank_min": 5}, "fedspine.rank-min = 5"),
+            ({"fedspine__adaptive_rank": False, "fedspine__adaptive_pruning": False}, "neither ratio nor rank is chosen"),
+            ({"fedspine__fleet": "none.toml"}, "fleet: there is no none.toml; conf/devices has some"),
+            ({"training__base": "nf4"}, "has 16 input features, no multiple of 64"),
+        ],
+    )
+    def test_what_does_not_fit_is_told_before_anything_starts(self, bench: Bench, changes: dict[str, Any], words: str) -> None:
+        with pytest.raises(Mistake, match=words):
+            bench.run(bench.grid(), **changes)
+        assert not (bench.folder / "runs").exists()
+
+    def test_an_encoder_and_a_fleet_of_few_are_refused(self, bench: Bench) -> None:
+        with pytest.raises(Mistake, match="encoders can be tuned for classification, not pruned"):
+            FedSpine.require_fit(parse(bench.config()), OpenedModel(save_tiny_roberta(bench.folder / "encoder")), {})
+        with pytest.raises(Mistake, match="num-clients = 11: the fleet has 10 devices"):
+            bench.run(num_clients=11, fedspine__fleet="low")
+
+
+def test_a_base_in_nf4_keeps_whole_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group of 2 queries of width 32 has 64 features; of 192 channels 128 stay."""
+    pytest.importorskip("bitsandbytes")
+    monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "state"))
+    bench = Bench(tmp_path, "fedspine", TestFedSpine.settings | {"training.base": "nf4"}, num_clients=2)
+    model = str(save_tiny_llama(tmp_path / "wide", hidden=128, feed_forward=192))
+    with pytest.raises(Mistake, match=r"channel-multiple = 1: with training.base = 'nf4' .* set it to 64"):
+        bench.run(model=model)
+    folder = bench.run(model=model, fedspine__channel_multiple=64, fedspine__allocation="fixed")
+    for block in structures(folder, 1)["structure"]["blocks"]:
+        assert (len_of(block["groups"]), len_of(block["channels"])) == (1, 128)
+
+
+def test_a_run_without_devices_ends_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "state"))
+    bench = Bench(tmp_path, "fedspine", TestFedSpine.settings, num_clients=2)
+    grid = bench.grid()
+    for client in range(2):
+        grid.tamper[client] = in_bits(lambda bits: 3)
+    with pytest.raises(RunFailed, match="all groups of block 0 are cut"):
+        bench.run(grid)
+
+
+# ----- what is looked at ----------------------------------------------------------------------------------------------
+
+
+def opened(message: Message) -> Letter:
+    return read(message.content)
+
+
+def refinements(folder: Path) -> list[dict[str, Any]]:
+    """What every round came to."""
+    found: list[dict[str, Any]] = json.loads((folder / "refinements.json").read_text())["rounds"]
+    return found
+
+
+def structures(folder: Path, client: int) -> dict[str, Any]:
+    """What was written of a device."""
+    found: dict[str, Any] = json.loads((folder / "structures" / f"client-{client:04d}.json").read_text())
+    return found
+
+
+def find(document: Any, key: str) -> Any:
+    """The value of a key, wherever in a JSON document it is."""
+    if isinstance(document, dict):
+        if key in document:
+            return document[key]
+        return next((found for value in document.values() if (found := find(value, key)) is not None), None)
+    return None
+
+
+def len_of(ranges: str) -> int:
+    """How many numbers ``0-3,7`` names."""
+    ends = [part.split("-") for part in ranges.split(",")]
+    return sum(int(part[-1]) - int(part[0]) + 1 for part in ends)
+
+
+def in_bits(spoil: Callable[[int], int]) -> Callable[[Message, Message], Message]:
+    """Changes the bits of a device's cut."""
+
+    def tamper(request: Message, reply: Message) -> Message:
+        letter = read(reply.content)
+        if letter.header.kind != "deliver" or "structure" not in letter.blobs:
+            return reply
+        (bits,) = unpack_tensors(letter.blobs["structure"])[CUT].tolist()
+        letter.blobs["structure"] = pack_tensors({CUT: np.array([spoil(bits)], np.uint64)})
+        return Message(write(letter), reply_to=request)
+
+    return tamper
+
+
+def importances(run: Uninterrupted, client: int) -> torch.Tensor:
+    """What a device kept of its units after the last round."""
+    (folder,) = (run.bench.folder / "state").glob(f"*/node-{client:05d}/lasting")
+    document = json.loads((folder / "importance.json").read_text())
+    return load((folder / f"{document['kept'][-1]['blobs']['units']}.blob").read_bytes())["values"]
+
+
+def kept_of(folder: Path, client: int) -> list[dict[str, list[bool]]]:
+    """Rows, or columns, of each block's matrices that a device keeps, by the matrix's name, from the structure's text."""
+    structure = Structure.from_json(structures(folder, client)["structure"], "here")
+    found = []
+    for block in structure.blocks:
+        queries = [row // 8 in block.groups for row in range(16)]  # 4 heads of width 4 over 2 groups
+        keys = [row // 4 in block.groups for row in range(8)]
+        channels = [row in block.channels for row in range(24)]
+        found.append(
+            {"attn.q": queries, "attn.k": keys, "attn.v": keys, "attn.o": queries}
+            | dict.fromkeys(("mlp.gate", "mlp.up", "mlp.down"), channels)
+        )
+    return found
+
+
+def dense_updates(
+    folder: Path, client: int, sent: dict[str, dict[str, torch.Tensor]]
+) -> dict[tuple[int, str], tuple[np.ndarray, np.ndarray]]:
+    """What a device sent as dense updates of the whole matrices, and where it kept them."""
+    found = {}
+    for block, kept in enumerate(kept_of(folder, client)):
+        for name, keep in kept.items():
+            tensors = sent[f"block-{block:04d}"]
+            b, a = (tensors[f"{name}.lora_{side}"].double().numpy() for side in "ba")
+            rows, columns = (keep, [True] * a.shape[1]) if name not in ("attn.o", "mlp.down") else ([True] * b.shape[0], keep)
+            update, here = np.zeros((len(rows), len(columns))), np.outer(rows, columns)
+            update[np.ix_(rows, columns)] = 2.0 * b @ a
+            found[block, name] = update, here.astype(float)
+    return found
+
+
+def nuclear(update: np.ndarray) -> float:
+    """Sum of singular values."""
+    return float(np.linalg.svd(update, compute_uv=False).sum())
+
+
+def masked_model(run: Uninterrupted, client: int) -> torch.nn.Module:
+    """transformers' full model with LoRA, and zeros in the rows and columns of what a device has cut."""
+    model = AutoModelForCausalLM.from_pretrained(run.bench.model, dtype=torch.float32)
+    lora = load_file(run.folder / "adapter" / "adapter_model.safetensors")
+    with torch.no_grad():
+        for index, (block, kept) in enumerate(zip(model.model.layers, kept_of(run.folder, client), strict=True)):
+            for name, keep in kept.items():
+                prefix, weight = f"base_model.model.model.layers.{index}.{PATHS[name]}", block.get_submodule(PATHS[name]).weight
+                weight += 2.0 * lora[f"{prefix}.lora_B.weight"] @ lora[f"{prefix}.lora_A.weight"]
+                cut = ~torch.tensor(keep)
+                if name in ("attn.o", "mlp.down"):
+                    weight[:, cut] = 0
+                else:
+                    weight[cut] = 0
+    return model
+
+
+def perplexity_of(model: Any, windows: torch.Tensor) -> float:
+    with torch.no_grad():
+        losses = [model(input_ids=window[None], labels=window[None]).loss.item() for window in windows]
+    return math.exp(sum(losses) / len(losses))
