@@ -1,0 +1,84 @@
+"""Who chooses what a device is asked for: schedules by hand, chance and bandits by seed, what is learned and kept."""
+
+import json
+from typing import Any
+
+import pytest
+
+from espalier.settings.mistakes import Mistake
+from espalier.settings.run import parse
+from strategies.methods.refining_choice import Arm, Choices, arms_from_json, arms_to_json
+from strategies.methods.refining_reward import Outcome
+
+
+def choices(target: float = 0.3, rounds: int = 8, **changes: Any) -> Choices:
+    given = {f"fedspine.{key.replace('_', '-')}": value for key, value in changes.items()}
+    return Choices(parse({"method": "fedspine", "federation.rounds": rounds, "lora.rank": 16, **given}), target)
+
+
+def outcome(pruned: float, before: float = 0.0, seconds: float = 1.0) -> Outcome:
+    return Outcome(2.0, 1.5, before, pruned, 2.0, seconds)
+
+
+def test_the_schedule_takes_equal_steps_and_ends_at_the_target() -> None:
+    """0.3 in 3 rounds, which a float does not divide."""
+    made = choices(allocation="fixed", prune_rounds=3, rank=5)
+    seen = []
+    for server_round in range(2, 7):
+        arm = made.arm(0, server_round)
+        seen.append(arm.pruned)
+        made.learn({0: arm}, {0: outcome(arm.pruned, arm.before)}, server_round)
+        assert arm.rank == 5
+    assert seen == [pytest.approx(0.1), pytest.approx(0.2), 0.3, 0.3, 0.3]
+    assert made.bandits == {}
+
+
+def test_half_of_the_rounds_prune_unless_it_is_said() -> None:
+    assert choices(rounds=8).rounds == 4
+    assert choices(rounds=3).rounds == 1
+    assert choices(rounds=8, prune_rounds=6).rounds == 6
+    assert choices(rounds=8).space.largest_step == pytest.approx(0.15)  # twice 0.3 / 4
+
+
+@pytest.mark.parametrize("allocation", ["bandit", "random"])
+def test_arms_follow_from_seed_device_and_round(allocation: str) -> None:
+    made = choices(allocation=allocation)
+    arms = {(client, number): made.arm(client, number) for client in range(3) for number in (2, 3)}
+    assert arms == {(client, number): choices(allocation=allocation).arm(client, number) for client, number in arms}
+    assert len({(arm.u, arm.v) for arm in arms.values()}) == 6
+    for arm in arms.values():
+        assert arm.pruned == pytest.approx(arm.u * 0.15)
+        assert arm.rank == round(2 * 8**arm.v)
+
+
+def test_without_one_half_the_schedule_takes_its_place() -> None:
+    chosen, ratio, rank = (choices(**own).arm(1, 2) for own in ({}, {"adaptive_pruning": False}, {"adaptive_rank": False}))
+    assert (ratio.pruned, ratio.rank) == (pytest.approx(0.075), chosen.rank)
+    assert (rank.pruned, rank.rank) == (chosen.pruned, 16)
+
+
+def test_a_device_that_did_not_cut_as_it_was_asked_teaches_nothing() -> None:
+    made = choices()
+    arms = {client: made.arm(client, 2) for client in range(3)}
+    outcomes = {0: outcome(arms[0].pruned), 1: outcome(0.0), 2: outcome(arms[2].pruned, seconds=1.1)}
+    rewards = made.learn(arms, outcomes, 2)
+    assert made.bandits.keys() == {0, 2}
+    assert made.bandits[0].history[0].reward == rewards[0] > 0
+    assert made.pruned == {0: arms[0].pruned, 1: 0.0, 2: arms[2].pruned}
+    assert made.knows(1)
+    assert not made.knows(3)
+
+
+def test_what_is_known_survives_as_text() -> None:
+    made = choices()
+    for server_round in (2, 3, 4):
+        arms = {client: made.arm(client, server_round) for client in range(2)}
+        made.learn(arms, {client: outcome(arm.pruned, arm.before) for client, arm in arms.items()}, server_round)
+    again = choices()
+    again.restore(json.loads(json.dumps(made.to_json())))
+    assert (again.bandits, again.pruned, again.usual) == (made.bandits, made.pruned, made.usual)
+    assert again.arm(1, 5) == made.arm(1, 5)
+    arms = {3: Arm(0.1, 0.2, 0.0, 0.05, 4)}
+    assert arms_from_json(json.loads(json.dumps(arms_to_json(arms)))) == arms
+    with pytest.raises(Mistake, match="the choices in the checkpoint are damaged"):
+        again.restore({"bandits": {}})

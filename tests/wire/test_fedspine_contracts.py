@@ -1,0 +1,189 @@
+"""What FedSpine's contracts let through: the shapes of a round follow from the bits that its requests bring."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from espalier.settings.mistakes import Mistake
+from espalier.settings.run import RunSettings, parse
+from espalier.storage.blobs import sha256
+from espalier.wire.adapter_payload import pack_adapters
+from espalier.wire.contract import check, check_reply
+from espalier.wire.contracts import contract_for
+from espalier.wire.cut_units import CutUnits
+from espalier.wire.fedspine import STRUCTURE, shortened, trained
+from espalier.wire.messages import Header, Letter
+from espalier.wire.plan import BlockPlan, LinearPlan, ModelPlan
+
+SHAPES = {
+    "attn.q": (8, 8), "attn.k": (4, 8), "attn.v": (4, 8), "attn.o": (8, 8),
+    "mlp.gate": (6, 8), "mlp.up": (6, 8), "mlp.down": (8, 6),
+}  # fmt: skip
+BLOCKS = tuple(BlockPlan(index, tuple(LinearPlan(name, name, SHAPES[name]) for name in SHAPES)) for index in range(2))
+PLAN = ModelPlan(BLOCKS, 1000, head_dim=2, heads_per_group=2)
+UNITS = CutUnits.of(PLAN)
+KEYS = ["block-0000", "block-0001"]
+REPORT = {
+    "seconds": 1.0, "samples": 0, "skipped_steps": 0, "rank": 2, "loss_before": 2.125, "loss_after": 2.0, "taylor": 1.23e-7,
+}  # fmt: skip
+
+
+def settings_of(part_bytes: int = 1 << 20) -> RunSettings:
+    flat = {"lora.rank": 2, "lora.alpha": 4.0, "lora.targets": "all", "fedspine.share": 0.25, "fedspine.selection": "global"}
+    made = parse({"method": "fedspine", "federation.rounds": 3, **flat})
+    return made.model_copy(update={"part_bytes": part_bytes})
+
+
+def bits(*units: int) -> bytes:
+    found = UNITS.none
+    found[list(units)] = True
+    return UNITS.pack(found)
+
+
+CUT = bits(0, 2, 3, 8)
+"""A group of each block, of 2, and two channels of the first, of 6."""
+
+
+def letter(kind: str, server_round: int, scalars: dict[str, Any], blobs: dict[str, bytes], part: int = 0) -> Letter:
+    header = {
+        "schema_version": 1, "kind": kind, "method": "fedspine", "lineage": "x", "server_round": server_round, "client": 0,
+        "attempt": 1, "part": part, "num_parts": 1,
+    }  # fmt: skip
+    return Letter(Header.model_validate(header), scalars, blobs)
+
+
+def adapters_of(settings: RunSettings, structure: bytes | None, keys: list[str]) -> dict[str, bytes]:
+    shapes = trained(PLAN, settings, 2, structure).shapes()
+    drawn = {key: {name: torch.randn(shape) for name, shape in shapes[key].items()} for key in keys}
+    return {key: pack_adapters(own, "float32")[0] for key, own in drawn.items()}
+
+
+def hold(request: Letter, reply: Letter, settings: RunSettings) -> None:
+    contract = contract_for(request, lambda: PLAN, settings)
+    check(request, contract.down)
+    reply.header.num_parts = contract.num_parts
+    check_reply(reply, request, contract)
+
+
+def answer(request: Letter, blobs: dict[str, bytes], **scalars: Any) -> Letter:
+    report: dict[str, Any] = {}
+    if request.header.kind == "train":
+        report = REPORT | {"blob_sha256": [sha256(blobs[key]) if key in blobs else "0" * 64 for key in KEYS]}
+    return Letter(request.header.model_copy(), {**report, **scalars}, blobs)
+
+
+# ----- shapes ---------------------------------------------------------------------------------------------------------
+
+
+def test_adapters_have_the_rows_and_columns_that_are_left() -> None:
+    shapes = trained(PLAN, settings_of(), 2, CUT).shapes()
+    first, second = shapes["block-0000"], shapes["block-0001"]
+    assert [first[f"{name}.lora_b"] for name in SHAPES] == [(4, 2), (2, 2), (2, 2), (8, 2), (4, 2), (4, 2), (8, 2)]
+    assert [first[f"{name}.lora_a"] for name in SHAPES] == [(2, 8), (2, 8), (2, 8), (2, 4), (2, 8), (2, 8), (2, 4)]
+    assert second["mlp.down.lora_a"] == (2, 6)
+    assert second["attn.o.lora_a"] == (2, 4)
+
+
+def test_a_round_after_the_first_is_held_against_the_bits_of_its_request() -> None:
+    settings = settings_of()
+    request = letter("train", 2, {"rank_limit": 2}, {STRUCTURE: CUT, **adapters_of(settings, CUT, KEYS)})
+    hold(request, answer(request, adapters_of(settings, CUT, KEYS)), settings)
+    with pytest.raises(Mistake, match=r"block-0000 attn.q.lora_b: is F32 \[8, 2\], must be F32 \[4, 2\]"):
+        hold(request, answer(request, adapters_of(settings, None, KEYS)), settings)
+    with pytest.raises(Mistake, match="1 surplus and 0 missing of 2"):
+        hold(request, answer(request, {STRUCTURE: CUT, **adapters_of(settings, CUT, KEYS)}), settings)
+
+
+@pytest.mark.parametrize("structure", [{}, {STRUCTURE: b"garbage"}, {STRUCTURE: bits(0, 1)}])
+def test_a_request_without_good_bits_is_refused(structure: dict[str, bytes]) -> None:
+    settings = settings_of()
+    request = letter("train", 2, {"rank_limit": 2}, {**structure, **adapters_of(settings, None, KEYS)})
+    with pytest.raises(Mistake, match=r"blobs: 0 surplus and 1 missing|safetensors|all groups of block 0"):
+        hold(request, answer(request, adapters_of(settings, None, KEYS)), settings)
+
+
+def test_round_1_brings_nothing_and_is_of_the_whole_model() -> None:
+    settings = settings_of()
+    request = letter("train", 1, {"rank_limit": 2}, {})
+    hold(request, answer(request, adapters_of(settings, None, KEYS)), settings)
+    request = letter("train", 1, {"rank_limit": 2}, {STRUCTURE: CUT})
+    with pytest.raises(Mistake, match="1 surplus"):
+        hold(request, answer(request, adapters_of(settings, CUT, KEYS)), settings)
+
+
+def test_later_parts_are_asked_for_with_the_bits() -> None:
+    settings = settings_of(part_bytes=1024)
+    blobs = adapters_of(settings, CUT, KEYS[1:])
+    asked = {"rank_limit": 2, "rank": 2, "blob_sha256": [sha256(blobs["block-0001"])]}
+    request = letter("fetch", 3, asked, {STRUCTURE: CUT}, part=1)
+    hold(request, answer(request, blobs), settings)
+    request = letter("fetch", 3, asked, {}, part=1)
+    with pytest.raises(Mistake, match="0 surplus and 1 missing"):
+        hold(request, answer(request, blobs), settings)
+
+
+# ----- the question what to cut ---------------------------------------------------------------------------------------
+
+
+def test_the_question_is_answered_with_bits_of_the_share() -> None:
+    settings, least = settings_of(), 120 / 672
+    request = letter("deliver", 2, {"pruned": least}, {STRUCTURE: bits(2)})
+    hold(request, answer(request, {STRUCTURE: bits(0, 2)}), settings)
+    hold(request, answer(request, {STRUCTURE: bits(2)}), settings)  # it lost what it measured
+    for wrong in (bits(0), bits(2, 3), bits(0, 2, 8), bits(2, 3, 4, 5, 6, 7)):
+        with pytest.raises(Mistake, match=r"units\.cut"):
+            hold(request, answer(request, {STRUCTURE: wrong}), settings)
+    with pytest.raises(Mistake, match="blobs: 0 surplus and 1 missing"):
+        hold(request, answer(request, {}), settings)
+    with pytest.raises(Mistake, match="1 surplus"):
+        hold(request, answer(request, {STRUCTURE: bits(0, 2), "block-0000": bits()}), settings)
+
+
+def test_no_device_is_asked_for_more_than_the_share() -> None:
+    settings = settings_of()
+    for pruned in (0.2501, 1.0, -0.1, float("nan")):
+        request = letter("deliver", 2, {"pruned": pruned}, {STRUCTURE: bits()})
+        with pytest.raises(Mistake, match="CutOrder"):
+            hold(request, answer(request, {STRUCTURE: bits()}), settings)
+
+
+def test_parts_of_adapters_follow_the_question_and_the_result_has_none() -> None:
+    settings = settings_of(part_bytes=1024)
+    for server_round, first in ((2, 1), (3, 1), (4, 0)):
+        for part, key in enumerate(KEYS):
+            blobs = {STRUCTURE: CUT, **adapters_of(settings, CUT, [key])}
+            request = letter("deliver", server_round, {"rank_limit": 2}, blobs, part + first)
+            hold(request, answer(request, {}), settings)
+    with pytest.raises(Mistake, match="part 3 of a deliver does not exist"):
+        contract_for(letter("deliver", 2, {"rank_limit": 2}, {STRUCTURE: CUT}, 3), lambda: PLAN, settings)
+
+
+# ----- the report -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"loss_before": 2.1251}, "loss_before has more than 3 decimals"),
+        ({"loss_after": -1.0}, "loss_after"),
+        ({"loss_after": float("inf")}, "loss_after"),
+        ({"taylor": 1.2345e-7}, "taylor has more than 3 digits"),
+        ({"taylor": -1.0}, "taylor"),
+        ({"taylor": 1e31}, "taylor"),
+        ({"samples": 4}, "samples are told with"),
+        ({"rank": 1}, "rank is below 2"),
+        ({"importance": 0.5}, "importance"),
+    ],
+)
+def test_reports_say_no_more_than_they_may(changes: dict[str, Any], words: str) -> None:
+    settings = settings_of()
+    request = letter("train", 1, {"rank_limit": 2}, {})
+    with pytest.raises(Mistake, match=words):
+        hold(request, answer(request, adapters_of(settings, None, KEYS), **changes), settings)
+
+
+def test_a_term_is_told_with_three_digits() -> None:
+    assert [shortened(value) for value in (0.0, 1.2345e-7, 123456.0, 1e40)] == [0.0, 1.23e-7, 123000.0, 1e30]
+    assert all(shortened(shortened(value)) == shortened(value) for value in np.random.default_rng(0).lognormal(0, 30, 500))
