@@ -4,6 +4,7 @@ from typing import Any
 
 from espalier.modeling.edits import dense
 from espalier.modeling.export_adapter import export_adapter
+from espalier.settings.fedspine import FedSpineSettings
 from espalier.storage.atomic import write_json
 from espalier.wire.adapters import AdapterPlan
 from server_app.model_card import adapter_card
@@ -18,7 +19,8 @@ class RefinedOutcome(Outcome[RefinedResult]):
     def write(self, result: RefinedResult) -> None:
         """``adapter/``, of the whole model, ``structures/`` with a file per device, and ``refinements.json``."""
         run, report = self.run, result.report()
-        self.summary.report, self.summary.virtual_seconds = report, result.seconds
+        self.summary.report = report
+        self.summary.virtual_seconds = result.seconds if run.settings.of(FedSpineSettings).fleet else None
         target = run.folder.path / "adapter"
         export_adapter(run.model, result.adapters, result.tensors, target, adapter_card(run.settings, run.model, report))
         ranks = {client: own.rank for note in result.rounds for client, own in note.devices.items()}

@@ -2,33 +2,28 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from espalier.modeling.structured.slices import kept_indices
 from espalier.training.unit_importance import kind_of
 from espalier.wire.adapters import Adapter
-from espalier.wire.plan import ModelPlan
-from espalier.wire.structure import COLUMNS, ROWS, Structure
+from espalier.wire.cut_units import Cut, CutUnits
+from espalier.wire.structure import unit_size
 from pruning_kernels.factor_means import Divisor, KeptFactors, PrunedSide, coverage_mean
 from pruning_kernels.factors import Factors
 
 SIDES: tuple[PrunedSide, PrunedSide] = ("rows", "columns")
 
 
-def kept_map(plan: ModelPlan, structure: Structure, index: int, adapter: Adapter) -> Tensor:
-    """Rows, or columns, of a matrix that a structure keeps: bool, one each.
+def kept_map(units: CutUnits, cut: Cut, index: int, adapter: Adapter) -> Tensor:
+    """Rows, or columns, of a matrix of block ``index`` that stay when units are cut: bool, one each.
 
     A matrix is cut on one side: that on which its groups or channels lie.
     """
     name = adapter.linear.name
-    _, side = kind_of(name)
-    kept = kept_indices(plan, structure, structure.blocks[index], name, (ROWS, COLUMNS)[side])
-    found = torch.ones(adapter.linear.shape[side], dtype=torch.bool)
-    if kept is not None:
-        found[:] = False
-        found[torch.tensor(kept)] = True
-    return found
+    kind, _ = kind_of(name)
+    return torch.from_numpy(~np.repeat(units.by_block(cut)[index][kind], unit_size(units.plan, name, kind)))
 
 
 def covered_mean(

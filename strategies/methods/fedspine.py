@@ -24,9 +24,9 @@ from espalier.wire.fedspine import STRUCTURE, CutOrder, SpineReport
 from espalier.wire.messages import Letter
 from espalier.wire.payload import block_key, block_of_key
 from espalier.wire.structure import structured_plan
-from pruning_kernels.factor_importance import Terms, comparable
+from pruning_kernels.factor_importance import Terms, comparable, spectral_term
 from pruning_kernels.factor_means import KeptFactors
-from pruning_kernels.factors import Factors, singular_values
+from pruning_kernels.factors import Factors
 from strategies.engine.evaluation import ClientEvaluation
 from strategies.engine.inbox import Inbox
 from strategies.engine.roster import Seat
@@ -247,7 +247,7 @@ class FedSpine(FedPETuning):
         sums: dict[int, list[float]] = {client: [] for client in clients}
         for index, adapter in self.averaged.adapters:
             for client, factors in zip(clients, self._factors(inbox, block_key(index), adapter, clients), strict=True):
-                sums[client].append(float(singular_values(factors).double().sum()))
+                sums[client].append(spectral_term([factors]))
         return [(client, fmean(values)) for client, values in sums.items()]
 
     def _bytes(self, client: int, server_round: int) -> int:
@@ -293,4 +293,4 @@ class FedSpine(FedPETuning):
     def _kept(self, client: int, key: str, adapter: Adapter) -> torch.Tensor:
         index = block_of_key(key)
         assert index is not None
-        return kept_map(self.run.model.plan, self.refined.structure_of(client), index, adapter)
+        return kept_map(self.units, self.refined.cut_of(client), index, adapter)

@@ -70,6 +70,7 @@ class RefinedResult(AdapterResult):
         self.rounds: list[RoundNote] = []
         self._plans: dict[tuple[str | None, int], AdapterPlan] = {}
         self._structures: dict[str | None, Structure] = {}
+        self._cuts: dict[str | None, Cut] = {}
 
     def state(self) -> dict[str, Any]:
         """Hashes of everything, and what was noted of the rounds."""
@@ -93,8 +94,11 @@ class RefinedResult(AdapterResult):
         return self.store.get(self.cuts[client]) if client in self.cuts else self.units.pack(self.units.none)
 
     def cut_of(self, client: int) -> Cut:
-        """The same: (units,), bool."""
-        return self.units.read(self.bits(client))
+        """The same: (units,), bool; not to be written to."""
+        key = self.cuts.get(client)
+        if key not in self._cuts:
+            self._cuts[key] = self.units.read(self.bits(client))
+        return self._cuts[key]
 
     def structure_of(self, client: int) -> Structure:
         """What a device keeps of the model."""
@@ -120,6 +124,7 @@ class RefinedResult(AdapterResult):
         """Let go of what was made of cuts that are past."""
         self._plans.clear()
         self._structures.clear()
+        self._cuts.clear()
 
     def part_for(self, client: int, key: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What a device has of some tensors of a blob, at every rank: the rows of B and columns of A of what it keeps."""
