@@ -35,7 +35,20 @@ class RefinedOutcome(Outcome[RefinedResult]):
             folder.mkdir(exist_ok=True)
             write_json(folder / f"client-{client:04d}.json", document)
         write_json(run.folder.path / "refinements.json", {"rounds": [note.to_json() for note in result.rounds]})
+        self._note_who_has_cut_less(result)
         self.summary.where = f"the adapter is in {target}, what each client keeps of the model in structures/"
+
+    def _note_who_has_cut_less(self, result: RefinedResult) -> None:
+        """Nothing makes a bandit come to the share; who did not is told beside the figures."""
+        job, seats = self.run.settings.of(FedSpineSettings), self.summary.roster.seats
+        wanted = result.units.wanted(job)
+        behind = [client for client in seats if not result.units.reaches(result.cut_of(client), wanted, job)]
+        if behind:
+            least = min(result.units.share(result.cut_of(client)) for client in behind)
+            self.summary.notes.append(
+                f"{len(behind)} of {len(seats)} clients have not come to fedspine.share = {job.share:g} ({least:.1%} is the "
+                "least); raise federation.rounds, or lower fedspine.prune-rounds."
+            )
 
     def measure(self, result: RefinedResult) -> None:
         """The dense model; clients measure their own."""

@@ -138,6 +138,14 @@ class TestFedSpine(Promises):
             assert all(least <= parameters < least + GROUP for parameters in spent)
             assert {device["rank"] for device in note["devices"].values()} == {3}
 
+    def test_who_has_not_come_to_the_share_is_told(self, bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+        bench.run(**{**SHARES, "fedspine__allocation": "fixed"})  # one of two rounds of pruning
+        assert "4 of 4 clients have not come to fedspine.share = 0.25 (12.5% is the least)" in " ".join(
+            capsys.readouterr().out.split()
+        )
+        bench.run(**{**SHARES, "fedspine__allocation": "fixed", "fedspine__prune_rounds": 1})
+        assert "have not come to" not in capsys.readouterr().out
+
     @pytest.mark.parametrize(
         ("spoil", "words"),
         [
