@@ -42,11 +42,12 @@ def take_or_cut(site: Site, request: Letter) -> Letter:
 
 def _require_new(state: PrivateState, server_round: int, asked: dict[str, Any], kept: dict[str, Any] | None) -> None:
     """A second cut of a round would tell more of the same importances."""
+    if kept is not None and kept["asked"] == asked:
+        return
     last = state.load_lasting(LAST) or {"round": 0, "asked": None}
     if server_round < last["round"]:
         raise Mistake(f"deliver: this client has agreed on the cut of round {last['round']}; begin a new run")
-    known = kept["asked"] if kept is not None else last["asked"] if server_round == last["round"] else None
-    if known not in (None, asked):
+    if kept is not None or (server_round == last["round"] and last["asked"] != asked):
         raise Mistake(f"deliver: this client was asked for another cut in round {server_round}; begin a new run")
 
 

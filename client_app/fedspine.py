@@ -6,6 +6,7 @@ Adapters and a few numbers leave; what units are worth stays for the next cut (`
 import time
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -67,6 +68,11 @@ class CutModel:
     def adapters(self) -> AdapterPlan:
         """Of it."""
         return trained(self.site.model.plan, self.site.settings, self.rank_limit, self.structure)
+
+    @property
+    def cache_folder(self) -> Path | None:
+        """Where the model is kept in NF4: the whole one alone, as each round's cut is another model."""
+        return None if self.cut.any() else tuning.cache_of(self.site)
 
     @cached_property
     def parts(self) -> list[list[str]]:
@@ -136,7 +142,7 @@ def _training(site: Site, own: CutModel, client: int) -> tuple[AdapterTraining, 
         adapters=own.adapters,
         sequences=client_sequences(settings, site.node, site.model, client),
         seed=derive_seed(settings.seed, "training", client=client),
-        cache_folder=tuning.cache_of(site),
+        cache_folder=own.cache_folder,
     )
     watch = UnitImportance(own.model, own.adapters, lambda: training.adapted, settings.of(FedSpineSettings))
     training.observer = watch
@@ -170,10 +176,10 @@ def evaluate(site: Site, request: Letter) -> Letter:
         return answer(site, request, (own.model, edits), lambda: (own.model, edits))
 
     def model_of(name: str) -> Any:
-        loaded, plan = (site.model, AdapterPlan({})) if name == "dense" else (own.model, own.adapters)
-        adapted = AdaptedModel.load(loaded, site.computing, site.settings, plan, tuning.cache_of(site))
-        if name != "dense":
-            adapted.set(tensors)
+        if name == "dense":
+            return AdaptedModel.load(site.model, site.computing, site.settings, AdapterPlan({}), tuning.cache_of(site)).whole
+        adapted = AdaptedModel.load(own.model, site.computing, site.settings, own.adapters, own.cache_folder)
+        adapted.set(tensors)
         return adapted.whole
 
     return answer_on_task(site, request, model_of)

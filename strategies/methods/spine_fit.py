@@ -63,5 +63,9 @@ def require_whole_nf4_blocks(settings: RunSettings, plan: ModelPlan) -> None:
 
 def require_fleet(settings: RunSettings) -> None:
     """Refuse a fleet that is not there, or has too few devices."""
-    if (fleet := fleet_of(settings.of(FedSpineSettings).fleet)) is not None:
-        fleet.require(settings.num_clients)
+    name = settings.of(FedSpineSettings).fleet
+    try:
+        if (fleet := fleet_of(name)) is not None:
+            fleet.require(settings.num_clients)
+    except Mistake as mistake:
+        raise Mistake(f"{settings.method}.fleet = '{name}': {str(mistake).removeprefix('fleet: ')}") from None

@@ -344,7 +344,10 @@ class TestFedSpine(Promises):
             ({"fedspine__rank": 5}, "fedspine.rank = 5: the adapters' largest rank is 4"),
             ({"fedspine__rank_min": 5}, "fedspine.rank-min = 5"),
             ({"fedspine__adaptive_rank": False, "fedspine__adaptive_pruning": False}, "neither ratio nor rank is chosen"),
-            ({"fedspine__fleet": "none.toml"}, "fleet: there is no none.toml; conf/devices has some"),
+            (
+                {"fedspine__fleet": "none.toml"},
+                "fedspine.fleet = 'none.toml': there is no none.toml; conf/devices has some",
+            ),
             ({"training__base": "nf4"}, "has 16 input features, no multiple of 64"),
         ],
     )
@@ -356,7 +359,7 @@ class TestFedSpine(Promises):
     def test_an_encoder_and_a_fleet_of_few_are_refused(self, bench: Bench) -> None:
         with pytest.raises(Mistake, match="encoders can be tuned for classification, not pruned"):
             FedSpine.require_fit(parse(bench.config()), OpenedModel(save_tiny_roberta(bench.folder / "encoder")), {})
-        with pytest.raises(Mistake, match="num-clients = 11: the fleet has 10 devices"):
+        with pytest.raises(Mistake, match=r"fedspine.fleet = 'low': num-clients = 11: the fleet has 10 devices"):
             bench.run(num_clients=11, fedspine__fleet="low")
 
 
@@ -369,6 +372,7 @@ def test_a_base_in_nf4_keeps_whole_blocks(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(Mistake, match=r"channel-multiple = 1: with training.base = 'nf4' .* set it to 64"):
         bench.run(model=model)
     folder = bench.run(model=model, fedspine__channel_multiple=64, fedspine__allocation="fixed")
+    assert len(list((tmp_path / "state" / "quantised").iterdir())) == 1  # that of the whole model
     for block in structures(folder, 1)["structure"]["blocks"]:
         assert (len_of(block["groups"]), len_of(block["channels"])) == (1, 128)
 
