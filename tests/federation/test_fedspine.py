@@ -2,6 +2,7 @@
 
 import json
 import math
+import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from bench import Bench, Home, events, model_files, private_text, results, summa
 from flwr.app import Message
 from promises import ALL_FIGURES, Promises, Uninterrupted, held_out, outgoing_bytes
 from safetensors.torch import load, load_file
-from tiny_model import save_tiny_llama, save_tiny_roberta
+from tiny_model import WORDS, save_tiny_llama, save_tiny_roberta
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from espalier.modeling.opened import OpenedModel
@@ -327,6 +328,34 @@ class TestFedSpine(Promises):
     )
     def test_other_ways_work(self, bench: Bench, changes: dict[str, Any]) -> None:
         assert {client["status"] for client in summary(bench.run(**changes))["clients"]} == {"completed"}
+
+    def test_devices_score_their_own_models_on_a_task_s_items(self, bench: Bench) -> None:
+        """Public items that were sent along, and own ones beside the dense model."""
+        generator = random.Random(0)
+
+        def reviews(number: int) -> str:
+            labelled = ((" ".join(generator.choices(WORDS, k=4)), generator.randrange(2)) for _ in range(number))
+            return "".join(json.dumps({"sentence": words, "label": label}) + "\n" for words, label in labelled)
+
+        for client in range(bench.num_clients):
+            (bench.folder / f"items-{client}.jsonl").write_text(reviews(40))
+        (bench.folder / "tests.jsonl").write_text(reviews(12))
+        changes = {
+            "task__name": "sst2",
+            "task__max_tokens": 48,
+            "task__test_path": str(bench.folder / "tests.jsonl"),
+            "data__source": "jsonl",
+            "data__path": str(bench.folder / "items-{client}.jsonl"),
+            "evaluation__local_only": True,
+        }
+        grid = bench.grid(**changes)
+        for context in grid.contexts.values():
+            context.node_config.pop("data-path")
+        document = summary(bench.run(grid, **changes))
+        found = {metric["name"]: metric["values"] for metric in document["metrics"] if metric["dataset"] == "sst2"}
+        told = [client["metrics"]["acc/sst2"] for client in document["clients"]]
+        assert found["acc"]["federated"] == pytest.approx(np.mean(told), abs=1e-3)
+        assert found["acc"]["dense"] is not None
 
     def test_one_client_twice_gives_the_same_bytes(self, bench: Bench) -> None:
         bench.num_clients = 1
