@@ -19,7 +19,7 @@ from espalier.training.adapted import AdaptedModel
 from espalier.wire.adapters import Adapter, AdapterPlan, Tensors
 from espalier.wire.cuts import KINDS
 from espalier.wire.payload import block_key
-from espalier.wire.structure import COLUMNS, ROWS, unit_size, units_of
+from espalier.wire.structure import COLUMNS, ROWS, unit_size
 from pruning_kernels.factor_importance import taylor_term
 from pruning_kernels.factors import Factors
 from pruning_kernels.lora_importance import Gradients, RowReader, combined, moving_average, unit_importance
@@ -79,10 +79,8 @@ class UnitImportance:
         """What units are worth by one matrix, on the CPU."""
         name, plan = adapter.linear.name, self.model.plan
         (kind, side), module = kind_of(name), whole.get_submodule(module_path(self.model.family, index, name))
-        size, number = unit_size(plan, name, kind), getattr(units_of(plan, plan.blocks[index]), kind)
-        values = unit_importance(_weight(module.base_layer), factors, gradients, side, size, self.how.score)
-        assert len(values) == number
-        return kind, values.cpu()
+        size = unit_size(plan, name, kind)
+        return kind, unit_importance(_weight(module.base_layer), factors, gradients, side, size, self.how.score).cpu()
 
     @property
     def taylor(self) -> float:

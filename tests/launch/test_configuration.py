@@ -76,7 +76,7 @@ def test_paths_mean_what_they_mean_where_the_command_is_given(tmp_path: Path, mo
         (
             ["fedspallm", "lora.rank=4"],
             "lora.rank = 4: method = 'fedspallm' does not read it; leave it out, or choose method = 'fedpetuning' or "
-            "'fedsoda' or 'hetlora'",
+            "'fedsoda' or 'fedspine' or 'hetlora'",
         ),
         (
             ["hetlora", "fedpetuning.aggregation=svd"],
