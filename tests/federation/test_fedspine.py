@@ -54,7 +54,6 @@ class TestFedSpine(Promises):
         "lora.rank": 4,
         "lora.alpha": 8.0,
         "lora.targets": "all",
-        "part-bytes": 4096,
     }
     last_round = 1
     result_round = 3
@@ -146,6 +145,21 @@ class TestFedSpine(Promises):
         )
         bench.run(**{**SHARES, "fedspine__allocation": "fixed", "fedspine__prune_rounds": 1})
         assert "have not come to" not in capsys.readouterr().out
+
+    def test_a_question_comes_before_the_parts_and_all_of_them_bring_the_bits(self, plain: Uninterrupted) -> None:
+        """Each block is a part of its own: the first comes by ``deliver``, the last with ``train``; back they come likewise."""
+        letters = [opened(request) for request in plain.requests]
+        second = [letter for letter in letters if letter.header.server_round == 2 and letter.header.client == 0]
+        kinds = [(letter.header.kind, letter.header.part, sorted(letter.blobs)) for letter in second]
+        first, last = ["block-0000", "structure"], ["block-0001", "structure"]
+        assert kinds == [
+            ("deliver", 0, ["structure"]),
+            ("deliver", 1, first),
+            ("train", 0, last),
+            ("fetch", 1, ["structure"]),
+        ]
+        assert len({letter.blobs["structure"] for letter in second}) == 2  # before the answer, and after it
+        assert not any("structure" in letter.blobs for letter in letters if letter.header.server_round < 2)
 
     @pytest.mark.parametrize(
         ("spoil", "words"),
