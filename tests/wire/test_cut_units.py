@@ -4,7 +4,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from espalier.modeling.structured.units import ModelUnits
 from espalier.settings.mistakes import Mistake
 from espalier.settings.structured import CutSettings
 from espalier.wire.cut_units import CUT, Cut, CutUnits
@@ -124,3 +126,22 @@ def test_a_multiple_of_channels_stays_and_gives_room_for_it() -> None:
         UNITS.require_step(cut(), cut(0, 2, 3, 8, 10), 1 / 8, multiple)
     with pytest.raises(Mistake, match="more is cut"):
         UNITS.require_step(cut(), cut(0, 2, 3, 4, 5, 8, 10, 11), 1 / 8, multiple)
+
+
+@pytest.mark.parametrize("selection", ["global", "block", "kind"])
+@pytest.mark.parametrize("multiple", [1, 2, 3])
+def test_what_an_honest_device_cuts_is_always_a_step(selection: str, multiple: int) -> None:
+    """Whatever its units are worth, and however the share grows."""
+    generator, chosen = np.random.default_rng(multiple), job(selection=selection, channel_multiple=multiple, share=0.45)
+    for _ in range(60):
+        before, share = UNITS.none, 0.0
+        for _ in range(4):
+            share = min(0.45, share + float(generator.choice([0.0, 0.01, 0.1, 0.3])))
+            if UNITS.reaches(before, share, chosen):
+                continue
+            values = np.where(generator.random(16) < 0.3, 0.5, generator.random(16))  # some of them equal
+            scores = [{kind: torch.from_numpy(own) for kind, own in block.items()} for block in UNITS.by_block(values)]
+            found = ModelUnits.of(PLAN).lowest(scores, chosen, share, UNITS.by_block(before))
+            after = UNITS.side_by_side(found)
+            UNITS.require_step(before, after, share, chosen)
+            before = UNITS.read(UNITS.pack(after))
