@@ -16,10 +16,13 @@ from client_app.delivery import taken
 from client_app.evaluation import answer
 from client_app.kernel_mistakes import mistakes_of_kernels
 from client_app.measured_units import keep_measured
+from client_app.once import make_alone
+from client_app.own_model import own_folder, write_own
 from client_app.site import Site
 from client_app.task_evaluation import answer_on_task, require_own_data
 from espalier.corpora.own_data import require_tokens
 from espalier.modeling.adapters import factors_of, merged
+from espalier.modeling.edits import Edits
 from espalier.modeling.opened import OpenedModel
 from espalier.settings.fedspine import FedSpineSettings
 from espalier.settings.seeds import derive_seed
@@ -168,11 +171,28 @@ def losses_of(outcome: Trained) -> tuple[float, float]:
 # ----- the device's own model -------------------------------------------------------------------------------------------
 
 
+def alone(site: Site, request: Letter) -> Letter:
+    """Write the smaller model that the rounds left this device, where it is wanted."""
+
+    def make(state: PrivateState) -> dict[str, Any]:
+        if (target := own_folder(site, state)) is not None:
+            own, tensors = _delivered(site, request.header)
+            write_own(site, own.model, _edits(own, tensors), target)
+        return {}
+
+    return make_alone(site, request, make)
+
+
+def _edits(own: CutModel, tensors: Tensors) -> Edits:
+    """What merges LoRA into it."""
+    return merged(lambda index: factors_of(own.adapters, index, tensors[block_key(index)]))
+
+
 def evaluate(site: Site, request: Letter) -> Letter:
     """Losses of the device's own smaller model, on public text or items, and on its own beside those of the dense model."""
     own, tensors = _delivered(site, request.header)
     if site.settings.task.name == TEXT:
-        edits = merged(lambda index: factors_of(own.adapters, index, tensors[block_key(index)]))
+        edits = _edits(own, tensors)
         return answer(site, request, (own.model, edits), lambda: (own.model, edits))
 
     def model_of(name: str) -> Any:

@@ -6,12 +6,14 @@ from pathlib import Path
 import torch
 
 from client_app.site import Site
-from client_app.smaller_model import SmallerModel
 from espalier.modeling.block_stream import BlockStream
+from espalier.modeling.edits import Edits
 from espalier.modeling.export import check_export
-from espalier.modeling.structured.export import export_structured
+from espalier.modeling.opened import OpenedModel
+from espalier.modeling.structured.export import best_form, export_structured
 from espalier.settings.seeds import derive_seed
 from espalier.storage.private import PrivateState
+from espalier.wire.structure import Structure
 
 CHECKED = (2, 16)
 """Windows and tokens on which the written model is compared with what was meant."""
@@ -26,8 +28,8 @@ def own_folder(site: Site, state: PrivateState) -> Path | None:
     return folder or None
 
 
-def write_own(site: Site, mine: SmallerModel, target: Path) -> None:
-    """Write the dense model with LoRA merged, and load it again; it appears whole or not at all.
+def write_own(site: Site, model: OpenedModel, edits: Edits, target: Path) -> None:
+    """Write a client's smaller model with LoRA merged, and load it again; it appears whole or not at all.
 
     Raises
     ------
@@ -36,20 +38,22 @@ def write_own(site: Site, mine: SmallerModel, target: Path) -> None:
     ExportError
         What was loaded computes something else; it is removed.
     """
-    stream, seed = BlockStream(mine.model, site.computing), derive_seed(site.settings.seed, "export-check")
-    drawn = torch.randint(mine.model.num_embeddings or 1, CHECKED, generator=torch.Generator().manual_seed(seed))
+    if model.structure is None:
+        model = OpenedModel(model.directory, Structure.whole(model.plan))
+    stream, seed = BlockStream(model, site.computing), derive_seed(site.settings.seed, "export-check")
+    drawn = torch.randint(model.num_embeddings or 1, CHECKED, generator=torch.Generator().manual_seed(seed))
     target.parent.mkdir(parents=True, exist_ok=True)
-    export_structured(mine.model, mine.edits, target, "compact", _card(site, mine))
+    export_structured(model, edits, target, best_form(model), _card(site, model))
     try:
-        check_export(stream, mine.edits, target, drawn, site.settings.export_check)
+        check_export(stream, edits, target, drawn, site.settings.export_check)
     except Exception:
         shutil.rmtree(target, ignore_errors=True)
         raise
 
 
-def _card(site: Site, mine: SmallerModel) -> str:
+def _card(site: Site, model: OpenedModel) -> str:
     """What the model is, for whoever finds it."""
-    parameters, whole = mine.model.plan.num_parameters, site.model.plan.num_parameters
+    parameters, whole = model.plan.num_parameters, site.model.plan.num_parameters
     return "\n".join(
         [
             "# A smaller model of one client",

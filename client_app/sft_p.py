@@ -117,7 +117,8 @@ def alone(site: Site, request: Letter) -> Letter:
         if job.is_late(header.client, site.settings.num_clients):
             _fit(site, state, header)
         if job.keep_models and (target := own_folder(site, state)) is not None:
-            write_own(site, _own_model(site, state, header), target)
+            mine = _own_model(site, state, header)
+            write_own(site, mine.model, mine.edits, target)
         return {}
 
     return make_alone(site, request, make)

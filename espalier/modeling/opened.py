@@ -8,6 +8,7 @@ import hashlib
 import json
 import math
 import os
+from array import array
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property, lru_cache
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "vocab.txt", "sentencepiece.bpe.model")
 TOKENIZER_SETTINGS = ("config.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+MOST_REMEMBERED = 1 << 21
+"""Token ids of texts that a model remembers, 16 MiB."""
 
 
 class OpenedModel:
@@ -242,8 +245,21 @@ class OpenedModel:
             ) from error
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a text, with the special tokens that the tokenizer adds by itself."""
-        return self.tokenizer(text, verbose=False)["input_ids"]
+        """Token ids of a text, with the special tokens that the tokenizer adds by itself.
+
+        Those of the last texts are remembered: every round of a run asks for the same ones.
+        """
+        key = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+        if (known := self._encoded.get(key)) is None:
+            known = array("q", self.tokenizer(text, verbose=False)["input_ids"])
+            while self._encoded and len(known) + sum(map(len, self._encoded.values())) > MOST_REMEMBERED:
+                self._encoded.pop(next(iter(self._encoded)))
+            self._encoded[key] = known
+        return known.tolist()
+
+    @cached_property
+    def _encoded(self) -> dict[bytes, "array[int]"]:
+        return {}
 
     @cached_property
     def tokenizer_sha256(self) -> str:

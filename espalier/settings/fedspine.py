@@ -7,14 +7,16 @@ from pydantic import Field
 from espalier.settings.federation import FederationSettings
 from espalier.settings.fedpetuning import AdapterAveraging
 from espalier.settings.lora import LoraSettings
+from espalier.settings.personal import PersonalModelSettings
 from espalier.settings.structured import CutSettings
 from espalier.settings.table import ReadWith
 
+AUTO, MEASURED = "auto", "measured"
 CHOSEN = ("bandit", "random")
 """Allocations that give every device another ratio and rank."""
 
 
-class FedSpineSettings(AdapterAveraging, CutSettings):
+class FedSpineSettings(AdapterAveraging, CutSettings, PersonalModelSettings):
     """Table ``[fedspine]`` (Yao et al. 2025)."""
 
     FEDERATION: ClassVar[tuple[str, ...]] = (
@@ -92,20 +94,26 @@ class FedSpineSettings(AdapterAveraging, CutSettings):
         description="A row of an update counts with the devices that kept it, or with all, as zero where it was pruned.",
     )
     fleet: str = Field(
-        "full",
+        "auto",
         description="Devices that the run pretends to have, for the times that rewards look at: `full`, `low`, `medium` or "
-        "`high` of `conf/devices`, or a file. Empty: the seconds that clients measure, which differ from run to run.",
+        "`high` of `conf/devices`, or a file. `measured`: the seconds that clients measure, which differ from run to run. "
+        "`auto`: `full` in simulation, and measured times in a deployment.",
     )
 
     @property
     def makes_alone(self) -> bool:
-        """What a device gets is its own in any case."""
-        return False
+        """What a device gets is its own in any case: it writes its model."""
+        return self.keep_models
 
     @property
     def averages_updates(self) -> bool:
         """Updates of different rows and ranks have a mean of their products alone."""
         return True
+
+    def fleet_name(self, *, simulation: bool) -> str:
+        """The fleet of a run; empty where times are measured."""
+        chosen = ("full" if simulation else MEASURED) if self.fleet == AUTO else self.fleet
+        return "" if chosen == MEASURED else chosen
 
     @property
     def chooses(self) -> bool:

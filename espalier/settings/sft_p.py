@@ -7,6 +7,7 @@ from pydantic import Field, field_validator
 from espalier.settings.federation import FederationSettings
 from espalier.settings.fedpetuning import AdapterAveraging
 from espalier.settings.lora import LoraSettings
+from espalier.settings.personal import PersonalModelSettings
 from espalier.settings.table import ReadWith
 from espalier.settings.task import TEXT
 from espalier.settings.training import MOST_LEARNING_RATE
@@ -14,7 +15,7 @@ from espalier.settings.training import MOST_LEARNING_RATE
 LEAST_SHARE, MOST_SHARE = 0.0, 0.95
 
 
-class SftPSettings(AdapterAveraging):
+class SftPSettings(AdapterAveraging, PersonalModelSettings):
     """Table ``[sft-p]`` ("SFT-P", client-conditioned structural masks trained together with LoRA)."""
 
     ROUNDS = 10
@@ -77,11 +78,6 @@ class SftPSettings(AdapterAveraging):
         "logit is not negative.",
     )
 
-    keep_models: bool = Field(
-        True,
-        description="Every client writes its smaller model when the rounds are over: in simulation to `clients/` in the run "
-        "directory, a real site to its `models-dir`, if its owner names one.",
-    )
     late_clients: int = Field(
         0,
         ge=0,

@@ -1,8 +1,6 @@
 """SFT-P's result: the shared generator, LoRA for peft, and what clients found of the models that they made of it."""
 
-import shutil
 from importlib.util import find_spec
-from pathlib import Path
 
 from safetensors.torch import save_file
 from torch import Tensor
@@ -22,6 +20,7 @@ from server_app.model_card import adapter_card
 from server_app.outcomes.items import measure_items
 from server_app.outcomes.mask_figures import draw, mask_figures
 from server_app.outcomes.outcome import Outcome
+from server_app.outcomes.personal_models import collect_models, where_models_are
 from strategies.results.adapters import AdapterResult
 
 
@@ -37,7 +36,8 @@ class PersonalMasksOutcome(Outcome[AdapterResult]):
             tensors |= {f"{key}.{name}": value for name, value in result.tensors(key).items() if name.startswith(PREFIX)}
         target = run.folder.path / "generator.safetensors"
         save_file(tensors, target, {"format": "pt"})
-        self.summary.where = f"the generator is in {target}; {self._where_models_are()}"
+        models = where_models_are(run, kept=run.settings.of(SftPSettings).keep_models)
+        self.summary.where = f"the generator is in {target}; {models}"
         plan = lora_plan(run.model.plan, run.settings)
         if plan.blocks:
             card = adapter_card(run.settings, run.model, result.report())
@@ -59,26 +59,7 @@ class PersonalMasksOutcome(Outcome[AdapterResult]):
         self.summary.take_personal_figures()
         if self.run.simulation:
             self._show_masks()
-            self._collect_models()
-
-    def _where_models_are(self) -> str:
-        kept = self.run.settings.of(SftPSettings).keep_models
-        if self.run.simulation:
-            return f"each client's model is in {self._models}" if kept else "clients' models were not kept"
-        return "each client's model is at the client" + (", if its owner gave it a models-dir" if kept else "'s state alone")
-
-    @property
-    def _models(self) -> Path:
-        return self.run.folder.path / "clients"
-
-    def _collect_models(self) -> None:
-        """Simulated clients are on this machine: bring their models into the run directory."""
-        root = NodeSettings().state_root()
-        for seat in self.summary.roster.seats.values():
-            written = PrivateState(root, self.run.lineage, seat.site, {}).own_model
-            if written.is_dir():
-                self._models.mkdir(exist_ok=True)
-                shutil.move(written, self._models / seat.site)
+            collect_models(self.run, self.summary.roster)
 
     def _show_masks(self) -> None:
         """``masks.json``, and pictures of it: simulated clients are on this machine, and so is their private state."""

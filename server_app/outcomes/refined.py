@@ -10,6 +10,7 @@ from espalier.wire.adapters import AdapterPlan
 from server_app.model_card import adapter_card
 from server_app.outcomes.items import measure_items
 from server_app.outcomes.outcome import Outcome
+from server_app.outcomes.personal_models import collect_models, where_models_are
 from strategies.results.refined import RefinedResult
 
 
@@ -20,7 +21,8 @@ class RefinedOutcome(Outcome[RefinedResult]):
         """``adapter/``, of the whole model, ``structures/`` with a file per device, and ``refinements.json``."""
         run, report = self.run, result.report()
         self.summary.report = report
-        self.summary.virtual_seconds = result.seconds if run.settings.of(FedSpineSettings).fleet else None
+        job = run.settings.of(FedSpineSettings)
+        self.summary.virtual_seconds = result.seconds if job.fleet_name(simulation=run.simulation) else None
         target = run.folder.path / "adapter"
         export_adapter(run.model, result.adapters, result.tensors, target, adapter_card(run.settings, run.model, report))
         ranks = {client: own.rank for note in result.rounds for client, own in note.devices.items()}
@@ -36,7 +38,8 @@ class RefinedOutcome(Outcome[RefinedResult]):
             write_json(folder / f"client-{client:04d}.json", document)
         write_json(run.folder.path / "refinements.json", {"rounds": [note.to_json() for note in result.rounds]})
         self._note_who_has_cut_less(result)
-        self.summary.where = f"the adapter is in {target}, what each client keeps of the model in structures/"
+        models = where_models_are(run, kept=job.keep_models)
+        self.summary.where = f"the adapter is in {target}, what each client keeps of the model in structures/; {models}"
 
     def _note_who_has_cut_less(self, result: RefinedResult) -> None:
         """Nothing makes a bandit come to the share; who did not is told beside the figures."""
@@ -60,3 +63,5 @@ class RefinedOutcome(Outcome[RefinedResult]):
     def take_clients_figures(self) -> None:
         """What clients found on the public texts is of the federated result: each has its own model of it."""
         self.summary.take_personal_figures()
+        if self.run.simulation:
+            collect_models(self.run, self.summary.roster)

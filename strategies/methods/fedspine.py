@@ -61,7 +61,7 @@ class FedSpine(FedPETuning):
         super().__init__(run, evaluation)
         self.units = CutUnits.of(run.model.plan)
         self.choices = Choices(run.settings, self.units.wanted(self.job))
-        self.fleet = fleet_of(self.job.fleet)
+        self.fleet = fleet_of(self.job.fleet_name(simulation=run.simulation))
         self._arms: dict[int, Arm] = {}
         """What each device is asked for in the round; those that train for the first time are not among them."""
         self._importance: dict[int, float] = {}
@@ -93,7 +93,8 @@ class FedSpine(FedPETuning):
         ranks = f"ranks {self.choices.space.lowest_rank} to {settings.lora.largest_rank}" if job.adaptive_rank else "one rank"
         ranks = ranks if job.allocation != "fixed" else f"rank {job.usual_rank(settings.lora)}"
         text = f"{job.share:g} of {job.share_of} pruned, {ranks}, chosen by {job.allocation}, {settings.training.steps} steps"
-        times = f"times of the fleet {job.fleet}" if job.fleet else "times as clients measure them"
+        fleet = job.fleet_name(simulation=self.run.simulation)
+        times = f"times of the fleet {fleet}" if fleet else "times as clients measure them"
         self.run.progress.note("method", f"{settings.method:<12} {text}, {times}")
 
     def state(self) -> dict[str, Any]:
@@ -188,7 +189,12 @@ class FedSpine(FedPETuning):
     @property
     def brings_result(self) -> bool:
         """Devices need it for their own models."""
-        return self.evaluation.asked
+        return self.evaluation.asked or self.lets_work_alone
+
+    @property
+    def lets_work_alone(self) -> bool:
+        """Devices write their models, whether or not anybody evaluates them."""
+        return self.job.makes_alone
 
     def _limits_after(self, server_round: int) -> list[int]:
         """What goes down is cut for each device when it does."""

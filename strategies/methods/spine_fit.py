@@ -3,7 +3,7 @@
 from espalier.modeling.opened import OpenedModel, check_labels
 from espalier.modeling.quantised_layout import BLOCK
 from espalier.modeling.structured.units import ModelUnits
-from espalier.settings.fedspine import FedSpineSettings
+from espalier.settings.fedspine import AUTO, FedSpineSettings
 from espalier.settings.mistakes import Mistake
 from espalier.settings.run import RunSettings
 from espalier.training.unit_importance import kind_of
@@ -63,7 +63,8 @@ def require_whole_nf4_blocks(settings: RunSettings, plan: ModelPlan) -> None:
 
 def require_fleet(settings: RunSettings) -> None:
     """Refuse a fleet that is not there, or has too few devices."""
-    name = settings.of(FedSpineSettings).fleet
+    job = settings.of(FedSpineSettings)
+    name = "" if job.fleet == AUTO else job.fleet_name(simulation=False)  # of a real fleet's devices nothing is known
     try:
         if (fleet := fleet_of(name)) is not None:
             fleet.require(settings.num_clients)

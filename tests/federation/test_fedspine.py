@@ -48,6 +48,7 @@ class TestFedSpine(Promises):
         "federation.rounds": 2,
         "fedspine.share": 0.25,
         "fedspine.rank-min": 1,
+        "fedspine.keep-models": False,
         "training.steps": 3,
         "training.batch-size": 2,
         "training.learning-rate": 0.01,
@@ -66,6 +67,23 @@ class TestFedSpine(Promises):
         with pytest.MonkeyPatch.context() as monkeypatch:
             monkeypatch.setattr("server_app.app._remove_private_state", lambda run: None)
             return cls._uninterrupted(tmp_path_factory.mktemp("kept"), home, ALL_FIGURES | {"fedspine.allocation": "random"})
+
+    # ----- each device's own model ------------------------------------------------------------------------------------
+
+    def test_every_device_s_model_is_written_and_computes_what_was_told(self, bench: Bench) -> None:
+        changes = {"fedspine__keep_models": True, "evaluation__local_only": True, "evaluation__max_windows": 1000}
+        folder = bench.run(**changes)
+        tokens = torch.tensor(AutoTokenizer.from_pretrained(bench.model)(bench.public.read_text())["input_ids"])
+        windows = tokens[: len(tokens) // 16 * 16].view(-1, 16)
+        for told in summary(folder)["clients"]:
+            model = AutoModelForCausalLM.from_pretrained(folder / "clients" / told["site"], dtype=torch.float32).eval()
+            with torch.no_grad():
+                losses = [model(input_ids=window[None], labels=window[None]).loss.item() for window in windows]
+            expected = math.exp(sum(losses) / len(losses))
+            assert told["metrics"]["perplexity/public/federated"] == pytest.approx(expected, rel=1e-3)
+            whole = OpenedModel(bench.model).plan.num_parameters
+            gone = whole - sum(value.numel() for value in model.parameters())
+            assert gone == round(told["metrics"]["pruned"] * 2 * (2 * GROUP + 24 * CHANNEL))
 
     # ----- what leaves a device, and what does not --------------------------------------------------------------------
 
@@ -337,7 +355,7 @@ class TestFedSpine(Promises):
             {"fedspine__arm_space": "absolute", "fedspine__reward": "literal", "federation__rounds": 3},
             {"fedspine__score": "group", "fedspine__normalise": False, "federation__payload": "bfloat16"},
             {"federation__payload": "nf4", "fedspine__selection": "block", "federation__client_weights": "samples"},
-            {"fedspine__fleet": "", "federation__client_weights": "equal", "federation__sampled_clients": 0.5},
+            {"fedspine__fleet": "measured", "federation__client_weights": "equal", "federation__sampled_clients": 0.5},
         ],
     )
     def test_other_ways_work(self, bench: Bench, changes: dict[str, Any]) -> None:

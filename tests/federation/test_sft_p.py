@@ -4,6 +4,7 @@ import json
 import math
 import random
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -32,6 +33,7 @@ from espalier.training.masked import first_shared
 from espalier.wire.messages import SCHEMA_VERSION, Header, read
 from espalier.wire.sft_p import shape_of, trained
 from pruning_kernels.bitmask import pack
+from server_app.outcomes import mask_figures, personal_masks
 
 
 class TestSftP(Promises):
@@ -56,6 +58,14 @@ class TestSftP(Promises):
     last_round = 1
     result_round = 3
     cuts_windows = "all_windows"
+
+    @pytest.fixture(autouse=True, scope="class")
+    @classmethod
+    def no_pictures(cls) -> Iterator[None]:
+        """One test looks at pictures; a run takes longer to draw them than for all else."""
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            monkeypatch.setattr(personal_masks, "draw", lambda figures, folder: [])
+            yield
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -307,6 +317,7 @@ class TestSftP(Promises):
 
     def test_figures_of_masks_are_those_of_clients_private_state(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("server_app.app._remove_private_state", lambda run: None)
+        monkeypatch.setattr(personal_masks, "draw", mask_figures.draw)
         changes = {"sft_p__validation_windows": 2, "evaluation__local_only": True}
         grid = bench.grid(**changes)
         run = Uninterrupted(bench, bench.run(grid, **changes), [], [], "")

@@ -35,7 +35,7 @@ PLAIN = "hospital-c"
 
 def weights_and_structure(folder: Path) -> dict[str, bytes]:
     """Of a client's own model, whose card has its name."""
-    return {name: (folder / name).read_bytes() for name in ("model.safetensors", "structure.json", "config.json")}
+    return {file.name: file.read_bytes() for file in folder.iterdir() if file.suffix in (".safetensors", ".json")}
 
 
 METHODS = {
@@ -69,8 +69,15 @@ METHODS = {
         ["enrol", "deliver", "deliver", "deliver", "train", "deliver", "train"],
     ),
     "fedspine": (
-        ("federation.rounds=2", "training.steps=2", "lora.targets=all", "evaluation.local-only=false", "part-bytes=1000000"),
-        ["enrol", "train", "deliver", "train"],
+        (
+            "federation.rounds=2",
+            "training.steps=2",
+            "lora.targets=all",
+            "evaluation.local-only=false",
+            "part-bytes=1000000",
+            "fedspine.fleet=full",
+        ),
+        ["enrol", "train", "deliver", "train", "deliver", "alone"],
     ),
     "sft-p": (
         ("federation.rounds=1", "training.steps=2", "evaluation.local-only=false", "part-bytes=1000000"),
@@ -218,8 +225,9 @@ def test_real_processes_give_the_bytes_of_the_simulation(tmp_path: Path, sites: 
     assert (deployed / "model").exists() == (not stays)
     if not stays:
         assert files(deployed / "model") == files(simulated / "model")
+    lineage = json.loads((deployed / "run.json").read_text())["lineage"]
     for site, client in zip(SITES, sorted((simulated / "clients").glob("*")), strict=False):
-        (own,) = (running.folder / "own").glob(f"*-{site}")
+        (own,) = (running.folder / "own").glob(f"{lineage}-{site}")
         assert weights_and_structure(own) == weights_and_structure(client)
     for name in ("masks.safetensors", "adapter/adapter_model.safetensors", "generator.safetensors"):
         assert [file.read_bytes() for file in deployed.glob(name)] == [file.read_bytes() for file in simulated.glob(name)]
@@ -230,7 +238,6 @@ def test_real_processes_give_the_bytes_of_the_simulation(tmp_path: Path, sites: 
     took_part = (*SITES, PLAIN) if method == BY_ESPALIER else SITES
     assert [client["site"] for client in summary["clients"]] == list(took_part)
     assert summary["metrics"][0]["values"]["centralized"] is None
-    lineage = json.loads((deployed / "run.json").read_text())["lineage"]
     for name in took_part:
         log = running.folder / name / "egress" / f"{lineage}-{name}.jsonl"
         kinds = [json.loads(line)["kind"] for line in log.read_text().splitlines()]

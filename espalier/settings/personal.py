@@ -1,0 +1,15 @@
+"""What methods say that leave each client a model of its own."""
+
+from pydantic import Field
+
+from espalier.settings.method import MethodSettings
+
+
+class PersonalModelSettings(MethodSettings):
+    """Whether each client's model is written."""
+
+    keep_models: bool = Field(
+        True,
+        description="Every client writes its smaller model when the rounds are over: in simulation to `clients/` in the run "
+        "directory, a real site to its `models-dir`, if its owner names one.",
+    )
