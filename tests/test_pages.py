@@ -132,5 +132,5 @@ def test_it_has_each_method_once_for_each_kind_of_message() -> None:
     for kind in KINDS:
         of_kind = [row for row in rows if row[0] == kind or row[0].startswith(f"{kind} of round ")]
         methods = {name for row in of_kind for name in (METHODS if row[1] == "all" else row[1].split(", "))}
-        expected = set(METHODS) - ({"fedspallm", "fedspine", "flap", "llm-pruner"} if kind == "alone" else set())
+        expected = set(METHODS) - ({"fedspallm", "flap", "llm-pruner"} if kind == "alone" else set())
         assert sorted(name.strip("`") for name in methods) == sorted(expected)
