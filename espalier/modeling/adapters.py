@@ -48,7 +48,7 @@ def lora_config(family: Family, adapters: AdapterPlan, num_blocks: int, dropout:
     return LoraConfig(
         task_type="CAUSAL_LM" if family.kind == "decoder" else "SEQ_CLS",
         r=usual.rank,
-        lora_alpha=_alpha(usual),  # type: ignore[arg-type]  # peft takes any number
+        lora_alpha=_alpha(usual),
         target_modules=chosen if alike and unmistakable else list(paths),
         rank_pattern={re.escape(path): a.rank for path, a in paths.items() if a.rank != usual.rank},
         alpha_pattern={re.escape(path): _alpha(a) for path, a in paths.items() if _alpha(a) != _alpha(usual)},

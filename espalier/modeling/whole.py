@@ -161,4 +161,4 @@ def _make_head(model: OpenedModel, whole: Any, seed: int, device: torch.device) 
 
 def _in_own_dtype(linear: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """The head computes in float32 also where the encoder gives it bfloat16: its steps are too small for the latter."""
-    return (inputs[0].to(linear.weight.dtype), *inputs[1:])  # type: ignore[arg-type]
+    return (inputs[0].to(linear.weight.dtype), *inputs[1:])

@@ -68,4 +68,4 @@ def _saved_in_forward(model: Any, family: Family, batch_size: int, tokens: int) 
 
 def _in_own_dtype(linear: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """As in a loaded model, the head computes in float32."""
-    return (inputs[0].to(linear.weight.dtype), *inputs[1:])  # type: ignore[arg-type]
+    return (inputs[0].to(linear.weight.dtype), *inputs[1:])
