@@ -200,7 +200,7 @@ def _plot(rows: dict[str, dict[str, float]], path: Path) -> None:
     axes.set_xlim(0)
     axes.set_xlabel("share of the dense model's figure")
     axes.grid(alpha=0.3)
-    axes.legend(loc="lower left", fontsize="small")
+    figure.legend(loc="outside right upper", fontsize="small")
     figure.savefig(path, dpi=120, metadata={"Software": None})
 
 

@@ -1,17 +1,23 @@
-"""What FedSpine's bandit regrets on rewards that are known; a minute on one core, no model.
+"""What FedSpine's bandit regrets on rewards that are known (a minute, no model), and what it brings with a model of one's own.
 
     python -m benchmarks.fedspine regret [--seeds 0 1 2] [--out docs/studies]
+    python -m benchmarks.fedspine allocation --model DIRECTORY --private FILE --private FILE --text NAME=FILE --text NAME=FILE
 
-Results go to ``fedspine-regret.csv`` row by row, so that a study that was stopped goes on, then to a Markdown table and a plot.
+Every private file is a domain's text, and is dealt out among the devices of that domain. Results go to
+``fedspine-<study>.csv`` row by row, so that a study that was stopped goes on, then to a Markdown table and a plot.
 """
 
 import argparse
 import sys
 from pathlib import Path
 
+from benchmarks.fedspallm import report
 from benchmarks.fedspallm.rows import Rows
+from benchmarks.fedspine.allocation import ALLOCATION, FLEET, TRAINED, dealt_to_devices
 from benchmarks.fedspine.regret import FIGURES, KEYS, NOISE, ROUNDS, measure
 from benchmarks.fedspine.report import write_report
+from benchmarks.smaller import bench as whole_runs
+from benchmarks.smaller.bench import add_arguments
 from espalier.settings.mistakes import Mistake
 
 
@@ -24,16 +30,29 @@ def main(arguments: list[str] | None = None) -> int:
     regret = commands.add_parser("regret", help="cumulative regret of S-UCB, of random arms and of the best fixed arm")
     regret.add_argument("--seeds", type=int, nargs="+", default=list(range(10)))
     regret.add_argument("--out", type=Path, default=Path("docs/studies"))
+    add_arguments(commands.add_parser("allocation", help=ALLOCATION.title), work="runs/fedspine", threads=1)
     given = parser.parse_args(arguments)
-    path = given.out / "fedspine-regret"
     try:
-        rows = Rows(path.with_suffix(".csv"), KEYS, FIGURES, {"rounds": ROUNDS, "noise": NOISE})
-        measure(rows, given.seeds)
+        _regret(given) if given.study == "regret" else _allocation(given)
     except Mistake as mistake:
         print(f"{mistake}", file=sys.stderr)
         return 2
-    write_report(rows, path)
     return 0
+
+
+def _regret(given: argparse.Namespace) -> None:
+    path = given.out / "fedspine-regret"
+    rows = Rows(path.with_suffix(".csv"), KEYS, FIGURES, {"rounds": ROUNDS, "noise": NOISE})
+    measure(rows, given.seeds)
+    write_report(rows, path)
+
+
+def _allocation(given: argparse.Namespace) -> None:
+    path = given.out / "fedspine-allocation"
+    given.private = dealt_to_devices(given.private, given.work.absolute() / "devices")
+    stated = {"training": TRAINED, "fleet": FLEET}
+    rows, conditions = whole_runs.measure(given, ALLOCATION, path, {}, stated)
+    report.write_report(ALLOCATION, rows, conditions, path)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from flwr.app import Message
 
 from espalier.modeling.opened import OpenedModel
 from espalier.settings.fedspine import FedSpineSettings
+from espalier.settings.mistakes import Mistake
 from espalier.settings.run import RunSettings
 from espalier.wire.adapters import Adapter, AdapterPlan
 from espalier.wire.cut_units import CutUnits
@@ -36,7 +37,7 @@ from strategies.methods.covered import covered_mean, kept_map, part_of
 from strategies.methods.fedpetuning import FedPETuning
 from strategies.methods.refining_choice import Arm, Choices, arms_from_json, arms_to_json
 from strategies.methods.refining_reward import Outcome
-from strategies.methods.refining_time import bytes_of_round, fleet_of, virtual_seconds
+from strategies.methods.refining_time import bytes_of_round, fingerprint_of, fleet_of, virtual_seconds
 from strategies.methods.spine_fit import (
     require_decoder,
     require_fleet,
@@ -99,10 +100,16 @@ class FedSpine(FedPETuning):
 
     def state(self) -> dict[str, Any]:
         """The adapters, cuts and rounds, what the bandits know, and what was chosen for the round that is next."""
-        return super().state() | {"choices": self.choices.to_json(), "arms": arms_to_json(self._arms)}
+        own = {"choices": self.choices.to_json(), "arms": arms_to_json(self._arms), "fleet": fingerprint_of(self.fleet)}
+        return super().state() | own
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take over what ``state`` returned."""
+        """Take over what ``state`` returned; ``Mistake`` where the fleet has changed meanwhile."""
+        if state["fleet"] != fingerprint_of(self.fleet):
+            raise Mistake(
+                f"fedspine.fleet = '{self.job.fleet}': is not the fleet that the run began with; bring its file back, or begin "
+                "a new run (resume-from = '')"
+            )
         super().restore(state)
         self.choices.restore(state["choices"])
         self._arms = arms_from_json(state["arms"])

@@ -10,6 +10,7 @@ from espalier.settings.fleet import Fleet, read_fleet
 from espalier.settings.home import at_home
 from espalier.settings.run import RunSettings
 from espalier.settings.task import TEXT
+from espalier.storage.blobs import sha256
 from espalier.wire.adapters import AdapterPlan
 from espalier.wire.cut_units import CutUnits
 from espalier.wire.tuning import blob_specs
@@ -31,6 +32,11 @@ def fleet_of(name: str) -> Fleet | None:
         return None
     named = FLEETS / f"{name}.toml"
     return read_fleet(named if named.is_file() else at_home(name))
+
+
+def fingerprint_of(fleet: Fleet | None) -> str:
+    """SHA-256 of what a fleet is, empty without one: a resumed run must go on with the same."""
+    return sha256(fleet.model_dump_json().encode()) if fleet is not None else ""
 
 
 def bytes_of_round(adapters: AdapterPlan, units: CutUnits, settings: RunSettings, server_round: int) -> int:

@@ -417,6 +417,15 @@ class TestFedSpine(Promises):
             bench.run(bench.grid(), **changes)
         assert not (bench.folder / "runs").exists()
 
+    def test_a_run_goes_on_with_the_fleet_that_it_began_with(self, bench: Bench) -> None:
+        fleet, given = bench.folder / "fleet.toml", Path(__file__).parents[2] / "conf" / "devices"
+        fleet.write_text((given / "low.toml").read_text())
+        changes = {"fedspine__fleet": str(fleet)}
+        folder = bench.killed(lambda header: header.server_round == 2, **changes)
+        fleet.write_text((given / "high.toml").read_text())
+        with pytest.raises(Mistake, match="is not the fleet that the run began with; bring its file back"):
+            bench.run(resume_from=str(folder), **changes)
+
     def test_an_encoder_and_a_fleet_of_few_are_refused(self, bench: Bench) -> None:
         with pytest.raises(Mistake, match="encoders can be tuned for classification, not pruned"):
             FedSpine.require_fit(parse(bench.config()), OpenedModel(save_tiny_roberta(bench.folder / "encoder")), {})
