@@ -79,13 +79,18 @@ class TestSftP(Promises):
 
     def test_no_outgoing_byte_is_of_an_embedding_its_moments_or_masks(self, kept: Uninterrupted) -> None:
         for client in range(kept.bench.num_clients):
-            own = private(kept, client)
-            assert own.keys() == {"embedding", "exp_avg", "exp_avg_sq", "step"}
-            secrets = [value.numpy().tobytes() for name, value in own.items() if name != "step"]
-            secrets += [pack(mask.numpy()[None]).tobytes() for mask in masks(kept, client).values() if not mask.all()]
+            rounds = every_round(kept, client)
+            assert [own.keys() for own in rounds] == 2 * [{"embedding", "exp_avg", "exp_avg_sq", "step"}]
+            secrets = [value.numpy().tobytes() for own in rounds for name, value in own.items() if name != "step"]
+            some = [mask.numpy() for mask in masks(kept, client).values() if not mask.all()]
+            secrets += [
+                made for mask in some for made in (pack(mask[None]).tobytes(), np.packbits(mask).tobytes(), mask.tobytes())
+            ]
+            lanes = [np.flatnonzero(mask) for mask in some]
+            secrets += [own.astype(kind).tobytes() for own in lanes for kind in (np.int16, np.int32, np.int64)]
             for _, reply in kept.received:
                 data = outgoing_bytes(reply)
-                assert not [secret for secret in secrets if secret in data]
+                assert not [secret for secret in secrets if secret in data and len(secret) >= 8]
                 assert not [secret for secret in secrets if secret[: len(secret) // 2] in data and len(secret) >= 32]
 
     def test_no_budget_leaves_a_real_site(self, bench: Bench) -> None:
@@ -425,11 +430,16 @@ def shared_shapes(run: Uninterrupted) -> dict[str, dict[str, tuple[int, ...]]]:
     return trained(OpenedModel(run.bench.model).plan, parse(run.bench.config())).shapes()
 
 
-def private(run: Uninterrupted, client: int) -> dict[str, torch.Tensor]:
-    """What a client kept for itself after the last round."""
+def every_round(run: Uninterrupted, client: int) -> list[dict[str, torch.Tensor]]:
+    """What a client kept for itself after each round."""
     (folder,) = (run.bench.folder / "state").glob(f"*/node-{client:05d}/lasting")
     document = json.loads((folder / "conditioning.json").read_text())
-    return load((folder / f"{document['kept'][-1]['blobs']['own']}.blob").read_bytes())
+    return [load((folder / f"{entry['blobs']['own']}.blob").read_bytes()) for entry in document["kept"]]
+
+
+def private(run: Uninterrupted, client: int) -> dict[str, torch.Tensor]:
+    """The same after the last one."""
+    return every_round(run, client)[-1]
 
 
 def result_of(run: Uninterrupted) -> dict[str, dict[str, torch.Tensor]]:
