@@ -34,14 +34,15 @@ def take_or_cut(site: Site, request: Letter) -> Letter:
         kept = state.load(number, AGREED)
         _require_new(state, number, asked, kept)
         if kept is None:
-            kept = {"asked": asked, "blob": state.blobs(number).put(_cut(site, state, request, pruned))}
+            blob, measured = _cut(site, state, request, pruned)
+            kept = {"asked": asked, "blob": state.blobs(number).put(blob)}
             state.save(number, AGREED, kept)
-            state.save_lasting(LAST, {"round": number, "asked": asked})
+            state.save_lasting(LAST, {"round": number, "asked": asked, "measured": measured})
         return reply_to(request, NoScalars(), {STRUCTURE: state.blobs(number).get(kept["blob"])})
 
 
 def _require_new(state: PrivateState, server_round: int, asked: dict[str, Any], kept: dict[str, Any] | None) -> None:
-    """A second cut of a round would tell more of the same importances."""
+    """A second cut of a round would tell more; see ``_cut`` for rounds in which nothing was measured."""
     if kept is not None and kept["asked"] == asked:
         return
     last = state.load_lasting(LAST) or {"round": 0, "asked": None}
@@ -51,16 +52,20 @@ def _require_new(state: PrivateState, server_round: int, asked: dict[str, Any], 
         raise Mistake(f"deliver: this client was asked for another cut in round {server_round}; begin a new run")
 
 
-def _cut(site: Site, state: PrivateState, request: Letter, pruned: float) -> bytes:
-    """The bits of what is cut now; those of the request where this client measured nothing of such a model."""
+def _cut(site: Site, state: PrivateState, request: Letter, pruned: float) -> tuple[bytes, str]:
+    """The bits of what is cut now, and the hash of the measurement that they rest on.
+
+    They are those of the request where this client measured nothing of such a model, or nothing since it last told a cut.
+    """
     from client_app.measured_units import measured_units
 
-    units = CutUnits.of(site.model.plan)
+    units, told = CutUnits.of(site.model.plan), (state.load_lasting(LAST) or {}).get("measured", "")
     before = units.read(request.blobs[STRUCTURE])
     values = measured_units(state, request.header.server_round, before)
-    if values is None:
-        return request.blobs[STRUCTURE]
-    return units.pack(_lowest(site, units, values, pruned, before))
+    measured = "" if values is None else sha256(values.tobytes())
+    if values is None or measured == told:
+        return request.blobs[STRUCTURE], told
+    return units.pack(_lowest(site, units, values, pruned, before)), measured
 
 
 def _lowest(site: Site, units: CutUnits, values: Any, pruned: float, before: Cut) -> Cut:

@@ -88,7 +88,7 @@ class FedSpineSettings(AdapterAveraging, CutSettings, PersonalModelSettings):
     normalise: bool = Field(
         True, description="Each matrix's importances are divided by their norm before a unit's are added, as in LoRAPrune."
     )
-    eta: float = Field(0.9, ge=0, le=1, description="Weight of the former steps in the moving average of importances.")
+    eta: float = Field(0.9, ge=0.5, le=0.95, description="Weight of the former steps in the moving average of importances.")
     aggregation: Literal["coverage", "zero-fill"] = Field(
         "coverage",
         description="A row of an update counts with the devices that kept it, or with all, as zero where it was pruned.",

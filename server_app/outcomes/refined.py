@@ -43,14 +43,14 @@ class RefinedOutcome(Outcome[RefinedResult]):
 
     def _note_who_has_cut_less(self, result: RefinedResult) -> None:
         """Nothing makes a bandit come to the share; who did not is told beside the figures."""
-        job, seats = self.run.settings.of(FedSpineSettings), self.summary.roster.seats
+        job, clients = self.run.settings.of(FedSpineSettings), [seat.client for seat in self.summary.roster.active()]
         wanted = result.units.wanted(job)
-        behind = [client for client in seats if not result.units.reaches(result.cut_of(client), wanted, job)]
+        behind = [client for client in clients if not result.units.reaches(result.cut_of(client), wanted, job)]
         if behind:
-            least = min(result.units.share(result.cut_of(client)) for client in behind)
+            where = {"global": "", "block": " in every block", "kind": " of each kind in every block"}[job.selection]
             self.summary.notes.append(
-                f"{len(behind)} of {len(seats)} clients have not come to fedspine.share = {job.share:g} ({least:.1%} is the "
-                "least); raise federation.rounds, or lower fedspine.prune-rounds."
+                f"{len(behind)} of {len(clients)} clients have not come to fedspine.share = {job.share:g}{where}; raise "
+                "federation.rounds, or lower fedspine.prune-rounds."
             )
 
     def measure(self, result: RefinedResult) -> None:

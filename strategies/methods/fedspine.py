@@ -8,8 +8,9 @@ devices that kept the row, each with a weight by the importance of its LoRA modu
 A device's first round tunes the whole model, as nothing was measured before it.
 """
 
+import math
 from collections.abc import Iterator, Mapping
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 import torch
@@ -63,6 +64,8 @@ class FedSpine(FedPETuning):
         self.units = CutUnits.of(run.model.plan)
         self.choices = Choices(run.settings, self.units.wanted(self.job))
         self.fleet = fleet_of(self.job.fleet_name(simulation=run.simulation))
+        if self.fleet is not None:
+            self.fleet.require(run.settings.num_clients)
         self._arms: dict[int, Arm] = {}
         """What each device is asked for in the round; those that train for the first time are not among them."""
         self._importance: dict[int, float] = {}
@@ -160,7 +163,7 @@ class FedSpine(FedPETuning):
         client = letter.header.client
         if not self.refined.take_cut(client, letter.blobs[STRUCTURE]):
             seat = self.rounds.roster.seats[client]
-            text = f"kept its cut {seat.site}: it lost what it measured, and goes on with the model that it had"
+            text = f"kept its cut {seat.site}: it has measured nothing new, and goes on with the model that it had"
             self.run.progress.note("kept_cut", text, client=client, site=seat.site, round=letter.header.server_round)
 
     def first_delivery(self, server_round: int) -> int:
@@ -222,8 +225,10 @@ class FedSpine(FedPETuning):
     def settle(self, inbox: Inbox, clients: list[int]) -> None:
         """Say what the devices' LoRA modules are worth, how long each was at work, and teach the bandits."""
         server_round = self.rounds.finished + 1
-        terms = {client: Terms(self._report(client).taylor, spectral) for client, spectral in self._spectral(inbox, clients)}
-        self._importance = comparable(terms)
+        taylor = self._capped({client: self._report(client).taylor for client in clients})
+        self._importance = comparable(
+            {client: Terms(taylor[client], value) for client, value in self._spectral(inbox, clients)}
+        )
         sent = {client: self._bytes(client, server_round) for client in clients}
         seconds = {client: self._seconds(client, server_round, sent[client]) for client in clients}
         outcomes = {client: self._outcome(client, seconds[client]) for client in clients}
@@ -243,6 +248,12 @@ class FedSpine(FedPETuning):
         note = RoundNote(server_round, round_seconds(seconds), waiting_seconds(seconds), devices)
         self.refined.rounds = [*self.refined.rounds, note]
         self._show(note)
+
+    def _capped(self, claimed: Mapping[int, float]) -> dict[int, float]:
+        """First terms of equation 14, which devices claim: none counts more than a multiple of the median."""
+        usual = median(claimed.values())
+        most = self.federation.max_weight_ratio * usual if usual > 0 else math.inf
+        return {client: min(value, most) for client, value in claimed.items()}
 
     def _show(self, note: RoundNote) -> None:
         pruned, ranks = ([getattr(own, name) for own in note.devices.values()] for name in ("pruned", "rank"))

@@ -143,5 +143,8 @@ def arms_to_json(arms: Mapping[int, Arm]) -> dict[str, Any]:
 
 
 def arms_from_json(document: Mapping[str, Any]) -> dict[int, Arm]:
-    """Read what ``arms_to_json`` returned."""
-    return {int(client): Arm(**arm) for client, arm in document.items()}
+    """Read what ``arms_to_json`` returned; ``Mistake`` where it is something else."""
+    try:
+        return {int(client): Arm(**arm) for client, arm in document.items()}
+    except (TypeError, ValueError, AttributeError):
+        raise Mistake("the choices in the checkpoint are damaged; resume from another run directory") from None

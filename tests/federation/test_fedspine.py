@@ -158,9 +158,8 @@ class TestFedSpine(Promises):
 
     def test_who_has_not_come_to_the_share_is_told(self, bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
         bench.run(**{**SHARES, "fedspine__allocation": "fixed"})  # one of two rounds of pruning
-        assert "4 of 4 clients have not come to fedspine.share = 0.25 (12.5% is the least)" in " ".join(
-            capsys.readouterr().out.split()
-        )
+        told = " ".join(capsys.readouterr().out.split())
+        assert "4 of 4 clients have not come to fedspine.share = 0.25; raise federation.rounds" in told
         bench.run(**{**SHARES, "fedspine__allocation": "fixed", "fedspine__prune_rounds": 1})
         assert "have not come to" not in capsys.readouterr().out
 
@@ -425,6 +424,41 @@ class TestFedSpine(Promises):
         fleet.write_text((given / "high.toml").read_text())
         with pytest.raises(Mistake, match="is not the fleet that the run began with; bring its file back"):
             bench.run(resume_from=str(folder), **changes)
+
+    def test_what_was_measured_once_is_told_in_one_cut(self, bench: Bench) -> None:
+        """A server that asks for other shares, round after round, with no training between, learns nothing more."""
+        grid = bench.grid(federation__rounds=6)
+        asked = list[Message]()
+        grid.before_push = lambda message: asked.append(message)
+        bench.killed(lambda header: (header.kind, header.server_round) == ("train", 2), grid, federation__rounds=6)
+        question = next(opened(message) for message in asked if "pruned" in opened(message).scalars)
+        context = grid.contexts[next(m for m in asked if "pruned" in opened(m).scalars).metadata.dst_node_id]
+        before = unpack_tensors(question.blobs["structure"])[CUT]
+        for server_round, pruned in ((3, 0.05), (4, 0.2), (5, 0.25)):
+            header = question.header.model_copy(update={"server_round": server_round})
+            content = write(Letter(header, {"pruned": pruned}, question.blobs))
+            reply = read(
+                grid.answer(Message(content, dst_node_id=context.node_id, message_type="query.deliver"), context).content
+            )
+            assert np.array_equal(unpack_tensors(reply.blobs["structure"])[CUT], before)
+
+    def test_a_claim_beyond_all_others_counts_as_a_multiple_of_the_median(self, bench: Bench) -> None:
+        def boasting(request: Message, reply: Message) -> Message:
+            letter = read(reply.content)
+            if letter.header.kind == "train":
+                letter.scalars["taylor"] = 1e30
+                reply.content = write(letter)
+            return reply
+
+        grid = bench.grid(federation__max_weight_ratio=2.0)
+        grid.tamper[0] = boasting
+        for note in refinements(bench.run(grid, federation__max_weight_ratio=2.0)):
+            importance = {int(client): device["importance"] for client, device in note["devices"].items()}
+            assert importance[0] < 4 * min(importance.values())
+
+    def test_a_simulation_of_more_clients_than_the_usual_fleet_has_is_refused(self, bench: Bench) -> None:
+        with pytest.raises(Mistake, match=r"num-clients = 81: the fleet has 80 devices"):
+            bench.run(num_clients=81)
 
     def test_an_encoder_and_a_fleet_of_few_are_refused(self, bench: Bench) -> None:
         with pytest.raises(Mistake, match="encoders can be tuned for classification, not pruned"):
