@@ -4,6 +4,7 @@ Adapters and a few numbers leave; what units are worth stays for the next cut (`
 """
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -121,7 +122,7 @@ def _train(site: Site, state: PrivateState, request: Letter, own: CutModel) -> S
         tensors, outcome = training.run(start, first_step, steps)
     _require_enough(site, training, outcome.weighed)
     keep_measured(state, server_round, own.cut, watch.units)
-    before, after = losses_of(outcome)
+    before, after = losses_of(outcome, first_step)
     limit = validate(Order, request.scalars).rank_limit
     return SpineReport(
         seconds=time.monotonic() - started,
@@ -152,20 +153,30 @@ def _training(site: Site, own: CutModel, client: int) -> tuple[AdapterTraining, 
     return training, watch
 
 
-def _require_enough(site: Site, training: AdapterTraining, steps: Any) -> None:
-    require_tokens(site.node, training.rests_on(steps, site.node.fewest_tokens()), REMEDY)
+def _require_enough(site: Site, training: AdapterTraining, steps: Sequence[int]) -> None:
+    """Each half of some steps rests on as many tokens as the site asks for: a loss of each is told."""
+    for half in _halves(steps):
+        require_tokens(site.node, training.rests_on(half, site.node.fewest_tokens()), REMEDY)
 
 
-def losses_of(outcome: Trained) -> tuple[float, float]:
-    """Mean losses of the first and of the second half of a round's steps, of those that have one; the middle step is in both.
+def _halves(steps: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
+    """The first and the second half; the middle step is in both."""
+    half = -(-len(steps) // 2)
+    return steps[:half], steps[len(steps) - half :]
 
-    So each rests on about half of the round's sequences, and on no single batch. Rounded as they are told.
+
+def losses_of(outcome: Trained, first_step: int) -> tuple[float, float]:
+    """Mean losses of the first and of the second half of the steps that trained something, rounded as they are told.
+
+    Of none, the highest that can be told.
     """
-    known = [loss for loss in outcome.losses if loss <= MOST_LOSS]
-    half = -(-len(known) // 2)
-    if not known:
+    if not outcome.weighed:
         return MOST_LOSS, MOST_LOSS
-    return round(fmean(known[:half]), LOSS_DIGITS), round(fmean(known[-half:]), LOSS_DIGITS)
+    before, after = (
+        round(fmean(min(outcome.losses[step - first_step], MOST_LOSS) for step in half), LOSS_DIGITS)
+        for half in _halves(outcome.weighed)
+    )
+    return before, after
 
 
 # ----- the device's own model -------------------------------------------------------------------------------------------

@@ -456,6 +456,17 @@ class TestFedSpine(Promises):
             importance = {int(client): device["importance"] for client, device in note["devices"].items()}
             assert importance[0] < 4 * min(importance.values())
 
+    def test_each_half_of_a_round_rests_on_as_many_tokens_as_the_site_asks_for(self, bench: Bench) -> None:
+        """A mean loss of each is told; here a half has one sequence of 16 tokens, and both have 32."""
+        changes = {"training__steps": 2, "training__batch_size": 1}
+        grid = bench.grid(**changes)
+        grid.simulated = False
+        for client, context in enumerate(grid.contexts.values()):
+            own = {"site": f"site-{client}", "model-path": str(bench.model), "least-tokens": 32}
+            context.node_config |= own | {"partition-id": -1, "num-partitions": 0}
+        with pytest.raises(RunFailed, match=r"raise training\.steps, training\.batch-size or training\.accumulation"):
+            bench.run(grid, **changes)
+
     def test_a_simulation_of_more_clients_than_the_usual_fleet_has_is_refused(self, bench: Bench) -> None:
         with pytest.raises(Mistake, match=r"num-clients = 81: the fleet has 80 devices"):
             bench.run(num_clients=81)
