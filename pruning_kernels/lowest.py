@@ -200,7 +200,9 @@ def prune_pattern(
         before, line = np.empty(keys.shape[1], np.uint32), np.empty(scores.shape[1], np.uint32)
         for row in range(rows * thread // threads, rows * (thread + 1) // threads):
             failed[thread] |= _keys_of(scores[row], factors, row_sums, row, column_sums, line)
-            keys[:] = line.reshape(keys.shape[1], size).T  # so that places are compared for many groups at once
+            for group in range(keys.shape[1]):  # so that places are compared for many groups at once
+                for place in range(size):
+                    keys[place, group] = line[group * size + place]
             for place in range(size):
                 _count_before(keys, place, before)
                 for group in range(len(before)):
@@ -238,7 +240,11 @@ def prune_layer(
             failed[thread] |= _keys_of(scores[row], factors, row_sums, row, column_sums, keys)
             for column in range(columns):
                 counts[thread, keys[column] >> np.uint32(16)] += 1
-    digit, before = _digit_of(counts.sum(axis=0), 0, quota)
+    summed = np.zeros(1 << 16, np.int64)
+    for thread in range(threads):
+        for upper in range(1 << 16):
+            summed[upper] += counts[thread, upper]
+    digit, before = _digit_of(summed, 0, quota)
     starts = np.zeros(threads + 1, np.int64)
     for thread in range(threads):
         starts[thread + 1] = starts[thread] + counts[thread, digit]

@@ -129,7 +129,9 @@ def _full_adder(a: np.uint64, b: np.uint64, c: np.uint64) -> tuple[np.uint64, np
 def _prune_tied(tied: Lines, missing: Places, columns: int, first: int, sizes: Sizes, pruned: Lines) -> None:
     """Prune the smallest of the tied weights of each column, as many as are missing; without sizes the first."""
     low, starts = lower_bits(sizes), np.zeros(WIDTH + 1, np.int64)
-    starts[1:] = np.cumsum(_count_in_columns(tied))
+    numbers = _count_in_columns(tied)
+    for column in range(WIDTH):
+        starts[column + 1] = starts[column] + numbers[column]
     keys, found = np.empty(starts[-1], np.uint64), starts[:-1].copy()
     for row in range(len(tied)):
         for word in range(LINE_WORDS):

@@ -64,9 +64,8 @@ def solve_rows(
         line, error = np.zeros(upper.shape[1], np.float32), np.empty(width, np.float32)
         pruned, places = np.empty(width, np.bool_), np.empty(width, np.int64)
         for row in range(rows * thread // threads, rows * (thread + 1) // threads):
-            line[:width] = weight[row]
-            pruned[:] = prune_mask[row]
-            error[:] = 0
+            for column in range(width):
+                line[column], pruned[column], error[column] = weight[row, column], prune_mask[row, column], 0
             for first in range(0, width, size):
                 end = min(first + size, width)
                 if quota:
@@ -80,6 +79,5 @@ def solve_rows(
                     error[column] = line[column] * reciprocals[column]
                     _subtract(line, upper, error[column], column)
                     line[column] = 0
-            weight[row] = line[:width]
-            errors[row] = error
-            prune_mask[row] = pruned
+            for column in range(width):
+                weight[row, column], errors[row, column], prune_mask[row, column] = line[column], error[column], pruned[column]
