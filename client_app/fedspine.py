@@ -30,7 +30,6 @@ from espalier.settings.seeds import derive_seed
 from espalier.settings.task import TEXT
 from espalier.storage.blobs import sha256
 from espalier.storage.private import PrivateState
-from espalier.training.adapted import AdaptedModel
 from espalier.training.adapter_training import AdapterTraining
 from espalier.training.loop import Trained
 from espalier.training.sequences import client_sequences
@@ -147,6 +146,7 @@ def _training(site: Site, own: CutModel, client: int) -> tuple[AdapterTraining, 
         sequences=client_sequences(settings, site.node, site.model, client),
         seed=derive_seed(settings.seed, "training", client=client),
         cache_folder=own.cache_folder,
+        load=site.load,
     )
     watch = UnitImportance(own.model, own.adapters, lambda: training.adapted, settings.of(FedSpineSettings))
     training.observer = watch
@@ -208,8 +208,8 @@ def evaluate(site: Site, request: Letter) -> Letter:
 
     def model_of(name: str) -> Any:
         if name == "dense":
-            return AdaptedModel.load(site.model, site.computing, site.settings, AdapterPlan({}), tuning.cache_of(site)).whole
-        adapted = AdaptedModel.load(own.model, site.computing, site.settings, own.adapters, own.cache_folder)
+            return site.load(site.model, site.computing, site.settings, AdapterPlan({}), tuning.cache_of(site)).whole
+        adapted = site.load(own.model, site.computing, site.settings, own.adapters, own.cache_folder)
         adapted.set(tensors)
         return adapted.whole
 

@@ -25,7 +25,6 @@ from espalier.settings.task import TEXT
 from espalier.storage.blobs import sha256
 from espalier.storage.private import PrivateState
 from espalier.training import mask_history
-from espalier.training.adapted import AdaptedModel
 from espalier.training.adapter_training import flat_name
 from espalier.training.mask_generator import first_embedding
 from espalier.training.masked import EMBEDDING, Gating, MaskedTraining, first_shared, of_generator
@@ -164,6 +163,7 @@ def _training(site: Site, state: PrivateState, header: Header) -> MaskedTraining
         sequences=client_sequences(settings, site.node, site.model, client),
         seed=derive_seed(settings.seed, "training", client=client),
         cache_folder=tuning.cache_of(site),
+        load=site.load,
         groups=[of_generator(generator, settings)],
         shape=shape,
         gating=Gating(job.estimator, job.tau, job.bias, job.strength, job.norm),
@@ -193,6 +193,6 @@ def evaluate(site: Site, request: Letter) -> Letter:
     def model_of(name: str) -> Any:
         if name != "dense":
             return mine.loaded(site)
-        return AdaptedModel.load(site.model, site.computing, settings, AdapterPlan({}), tuning.cache_of(site)).whole
+        return site.load(site.model, site.computing, settings, AdapterPlan({}), tuning.cache_of(site)).whole
 
     return answer_on_task(site, request, model_of)

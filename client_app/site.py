@@ -21,6 +21,7 @@ DEMO = "demo"
 
 if TYPE_CHECKING:
     from espalier.modeling.computing import Computing
+    from espalier.training.adapted import Loader
 
 
 @dataclass
@@ -87,6 +88,14 @@ class Site:
         from espalier.modeling.computing import set_up
 
         return set_up(self.settings, private_folder(self.node.state_root()), self.node)
+
+    @property
+    def load(self) -> "Loader":
+        """How a whole model comes into memory: the last one stays there, unless its owner wants otherwise."""
+        from espalier.training.adapted import AdaptedModel
+        from espalier.training.kept_model import kept_model
+
+        return kept_model if self.node.keep_model else AdaptedModel.load
 
     @property
     def name(self) -> str:

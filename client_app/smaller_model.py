@@ -19,7 +19,6 @@ from espalier.modeling.structured.lane_gates import Gate, LaneGates
 from espalier.modeling.structured.trained_cut import cut_adapter_plan, cut_trained
 from espalier.settings.mistakes import Mistake
 from espalier.settings.sft_p import SftPSettings
-from espalier.training.adapted import AdaptedModel
 from espalier.training.mask_generator import gate_logits
 from espalier.wire.adapters import AdapterPlan, Tensors
 from espalier.wire.messages import Header
@@ -75,7 +74,7 @@ class SmallerModel:
             dtype = "bfloat16" if site.computing.dtype == torch.bfloat16 else "float32"
             training = settings.training.model_copy(update={"base": dtype})
             settings = settings.model_copy(update={"training": training})
-        adapted = AdaptedModel.load(self.model, site.computing, settings, self.adapters)
+        adapted = site.load(self.model, site.computing, settings, self.adapters, None)
         adapted.set(self.tensors)
         return adapted.whole
 

@@ -33,7 +33,6 @@ from espalier.settings.seeds import derive_seed
 from espalier.settings.task import TEXT
 from espalier.storage.blobs import sha256
 from espalier.storage.private import PrivateState, private_folder
-from espalier.training.adapted import AdaptedModel
 from espalier.training.adapter_training import AdapterTraining
 from espalier.training.initial import initial_adapters, initial_values
 from espalier.training.sequences import client_sequences
@@ -157,6 +156,7 @@ def _training(site: Site, adapters: AdapterPlan, beside: Beside, client: int, fi
         sequences=client_sequences(settings, site.node, site.model, client),
         seed=derive_seed(settings.seed, "training", client=client),
         cache_folder=cache_of(site),
+        load=site.load,
     )
     _require_enough(site, training, range(first_step, first_step + settings.training.steps))
     return training
@@ -244,7 +244,7 @@ def evaluate(site: Site, request: Letter, beside: Beside = NOTHING) -> Letter:
     if site.settings.task.name == TEXT:
         before = _edits(whole, {}, beside)
         return answer(site, request, _edits(adapters, alone, beside), lambda: _edits(whole, federated(), beside), before)
-    adapted = AdaptedModel.load(site.model, site.computing, site.settings, whole.joined(beside.plan), cache_of(site))
+    adapted = site.load(site.model, site.computing, site.settings, whole.joined(beside.plan), cache_of(site))
     adapted.set(beside.values)
     base = adapted.values()
     tensors: dict[str, Callable[[], Tensors]] = {

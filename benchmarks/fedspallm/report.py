@@ -10,6 +10,8 @@ from benchmarks.fedspallm.studies import Study
 from benchmarks.paired import paired_table
 
 DENSE = "dense"
+LOGARITHMIC = 20
+"""Times the smallest perplexity that the largest is from which on a plot is logarithmic."""
 Figures = dict[tuple[str, str], list[Row]]
 
 
@@ -19,9 +21,9 @@ def write_report(study: Study, rows: Rows, conditions: Any, path: Path) -> None:
     lines = [
         f"# {study.title}",
         "",
-        f"Mean ± sample standard deviation over {len(seeds)} seeds. Model `{conditions['model']['name']}`, "
-        f"{conditions['model']['weights']:,} prunable weights; {conditions['windows']} calibration windows of "
-        f"{conditions['window_tokens']} tokens per client. [Figures](./{path.name}.csv), [conditions](./{path.name}.json).",
+        f"Mean ± sample standard deviation over {len(seeds)} seeds. "
+        f"Model `{conditions['model']['name']}`, {conditions['model']['weights']:,} prunable weights; "
+        f"{conditions['windows']} calibration windows of {conditions['window_tokens']} tokens per client. [Figures](./{path.name}.csv), [conditions](./{path.name}.json).",
         "",
     ]
     texts = list(dict.fromkeys(row["text"] for row in rows.rows))
@@ -105,6 +107,9 @@ def _plot(study: Study, rows: Rows, texts: Sequence[str], path: Path) -> None:
             axes.errorbar(means, places, xerr=spreads, fmt="o", markersize=5, capsize=2, label=f"{float(sparsity):.0%}")
         axes.set_yticks(range(len(models)), models)
         axes.set_ylim(len(models) - 0.5, -0.5)
+        figures = [value for entry in grouped.values() for value in _values(entry, "perplexity")]
+        if max(figures) > LOGARITHMIC * min(figures):
+            axes.set_xscale("log")
         axes.set_xlabel("perplexity (lower is better)")
         axes.set_title(text)
         axes.grid(alpha=0.3)

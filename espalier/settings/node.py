@@ -158,6 +158,11 @@ class NodeSettings(Table):
     activations: Literal["", "memory", "disk"] = Field(
         "", description="Where this site keeps hidden states; empty: as the run says."
     )
+    keep_model: bool = Field(
+        True,
+        description="Whether a process that stays (`espalier node`, a simulation's worker) keeps the model that it trained "
+        "last in memory, on the device where it was, for the next message.",
+    )
 
     _simulated: bool = PrivateAttr(False)
 

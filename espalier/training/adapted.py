@@ -1,5 +1,6 @@
 """A whole base model with what a run trains in it: adapters, and tensors that are trained whole, as an encoder's head is."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,3 +74,7 @@ class AdaptedModel:
     def values(self) -> dict[str, dict[str, Tensor]]:
         """Copies of the values on the CPU."""
         return values(self.parameters)
+
+
+Loader = Callable[[OpenedModel, Computing, RunSettings, AdapterPlan, Path | None], AdaptedModel]
+"""``AdaptedModel.load``, or what gives a model that is in memory already."""

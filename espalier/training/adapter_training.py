@@ -10,7 +10,7 @@ from torch import Tensor
 from espalier.modeling.computing import Computing
 from espalier.modeling.opened import OpenedModel
 from espalier.settings.run import RunSettings
-from espalier.training.adapted import AdaptedModel
+from espalier.training.adapted import AdaptedModel, Loader
 from espalier.training.groups import Group
 from espalier.training.loop import Loop, Moments, Trained
 from espalier.training.loss import Loss, summed_loss
@@ -44,6 +44,8 @@ class AdapterTraining:
     """What has a learning rate or weight decay of its own, by ``flat_name``."""
     observer: Callable[[int, Tensors], None] | None = None
     """Is shown every step's gradients, see ``Loop``."""
+    load: Loader = AdaptedModel.load
+    """How the model comes into memory."""
 
     @property
     def num_sequences(self) -> int:
@@ -72,7 +74,7 @@ class AdapterTraining:
     @cached_property
     def adapted(self) -> AdaptedModel:
         """The model that is trained."""
-        return AdaptedModel.load(self.model, self.computing, self.settings, self.adapters, self.cache_folder)
+        return self.load(self.model, self.computing, self.settings, self.adapters, self.cache_folder)
 
     def run(
         self, start: Tensors, first_step: int, steps: int, moments: Moments | None = None

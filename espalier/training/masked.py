@@ -74,16 +74,11 @@ class MaskedTraining(AdapterTraining):
     @cached_property
     def adapted(self) -> AdaptedModel:
         """The model with LoRA, and the generator's tensors beside it."""
-        adapted = AdaptedModel.load(self.model, self.computing, self.settings, self.adapters, self.cache_folder)
+        adapted = self.load(self.model, self.computing, self.settings, self.adapters, self.cache_folder)
         for key, tensors in self.shape.shapes(self.model.plan).items():
             own = {name: nn.Parameter(torch.zeros(size, device=self.computing.device)) for name, size in tensors.items()}
             adapted.parameters.setdefault(key, {}).update(own)
         return adapted
-
-    @cached_property
-    def routing(self) -> Routing:
-        """The hooks."""
-        return Routing(self.adapted.whole, self.model.family, len(self.model.plan.blocks), self.gating.norm)
 
     def masked(
         self, start: Tensors, first_step: int, steps: int, moments: Moments | None = None
@@ -99,7 +94,7 @@ class MaskedTraining(AdapterTraining):
         return self.adapted.values(), outcome
 
     def _run(self, start: Tensors, first_step: int, steps: int, moments: Moments | None, *, with_shared: bool) -> Trained:
-        adapted, chosen, routing = self.adapted, self.settings.training, self.routing
+        adapted, chosen = self.adapted, self.settings.training
         adapted.set(start)
         embedding = nn.Parameter(self.embedding.to(self.computing.device, torch.float32, copy=True))
         flat = {flat_name(key, name): value for key, block in adapted.parameters.items() for name, value in block.items()}
@@ -109,6 +104,7 @@ class MaskedTraining(AdapterTraining):
         of_groups = ((group, [name for name in group.names if name in trained]) for group in self.groups)
         loop.groups = [replace(group, names=names) for group, names in of_groups if names]
         draw = _Draw(self, embedding, first_step)
+        routing = Routing(adapted.whole, self.model.family, len(self.model.plan.blocks), self.gating.norm)
         loop.penalty = draw.penalty
 
         def routed(model: Any, batch: Batch, device: torch.device) -> Tensor:
@@ -119,7 +115,7 @@ class MaskedTraining(AdapterTraining):
         try:
             outcome = loop.run(first_step, steps, moments)
         finally:
-            routing.gates = None
+            routing.remove()
         self.embedding = embedding.detach().to("cpu", copy=True)
         return outcome
 

@@ -274,11 +274,14 @@ class Promises(Federations):
 
     # ----- repeatability ----------------------------------------------------------------------------------------------
 
-    def test_same_seed_same_bytes_whatever_the_order_of_arrival_and_wherever_activations_are(
+    def test_same_seed_same_bytes_whatever_the_order_of_arrival_and_whatever_is_kept_in_memory(
         self, bench: Bench, plain: Uninterrupted
     ) -> None:
+        """Activations between blocks lie on the disk or in memory, and a model is loaded for each message or kept."""
         grid = bench.grid(activations="disk")
         grid.held = {0: 9, 1: 3, 2: 6}
+        for context in grid.contexts.values():
+            context.node_config["keep-model"] = False
         again = bench.run(grid, activations="disk")
         assert results(again) == results(plain.folder)
         assert summary(again) == summary(plain.folder)

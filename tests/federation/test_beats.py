@@ -76,7 +76,10 @@ def with_its_numbers_left_out(line: str) -> set[str]:
 @pytest.mark.usefixtures("every_beat_is_a_line")
 @pytest.mark.parametrize(("bench", "name"), [(name, name) for name in sorted(METHODS)], indirect=["bench"])
 def test_every_block_and_step_is_told_by_whoever_works(bench: Bench, name: str) -> None:
-    folder = bench.run(a_reply_at_a_time(bench.grid()))
+    grid = a_reply_at_a_time(bench.grid())
+    for context in grid.contexts.values():
+        context.node_config["keep-model"] = False  # each loads it
+    folder = bench.run(grid)
     told = events(folder)
     lines = [event["text"] for event in told if event["event"] == "at_work"]
     for kind, expected in SAID[name].items():

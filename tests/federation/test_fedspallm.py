@@ -90,8 +90,8 @@ class TestFedSpaLLM(Federations):
 
     test_every_message_matches_its_contract_both_ways = SpaLLMPromises.test_every_message_matches_its_contract_both_ways
     test_nothing_private_in_any_outgoing_byte = SpaLLMPromises.test_nothing_private_in_any_outgoing_byte
-    test_same_seed_same_bytes_whatever_the_order_of_arrival_and_wherever_activations_are = (
-        SpaLLMPromises.test_same_seed_same_bytes_whatever_the_order_of_arrival_and_wherever_activations_are
+    test_same_seed_same_bytes_whatever_the_order_of_arrival_and_whatever_is_kept_in_memory = (
+        SpaLLMPromises.test_same_seed_same_bytes_whatever_the_order_of_arrival_and_whatever_is_kept_in_memory
     )
     test_killed_and_resumed_equals_never_killed = SpaLLMPromises.test_killed_and_resumed_equals_never_killed
     test_a_disk_that_is_full_at_a_checkpoint_costs_nothing_that_was_finished = (

@@ -14,6 +14,7 @@ from espalier.modeling.opened import OpenedModel
 from espalier.settings.run import parse
 from espalier.settings.sft_p import SftPSettings
 from espalier.training.groups import Group
+from espalier.training.kept_model import forget_model, kept_model
 from espalier.training.mask_generator import first_embedding
 from espalier.training.masked import EMBEDDING, Gating, MaskedTraining, first_shared
 from espalier.wire.sft_p import lora_plan, shape_of
@@ -127,3 +128,13 @@ def test_the_budget_is_met(model: OpenedModel, share: float) -> None:
     trained(one, 150)
     assert one.spent[0] == pytest.approx(0.95 / (1 - share), rel=0.05)
     assert sum(one.spent[-20:]) / 20 == pytest.approx(1, abs=0.05)
+
+
+def test_no_hook_stays_in_a_model_that_is_kept(model: OpenedModel) -> None:
+    expected = trained(training(model))
+    for _ in range(2):
+        again = replace(training(model), load=kept_model)
+        found = trained(again)
+        assert all(torch.equal(found[name], expected[name]) for name in expected)
+        assert not any(module._forward_hooks for module in again.adapted.whole.modules())
+    forget_model()

@@ -56,12 +56,18 @@ class Routing:
                 "part, as in LLaMA"
             )
         self.gates: Gates | None = None
+        self._hooks = []
         for index in range(num_blocks):
             for kind in LANES:
                 where, name = MODULES[kind]
                 path = f"{family.blocks}.{index}.{getattr(family, where)[name]}"
                 hook = self._norm_hook if norm == "read" and where == "norms" else self._hook
-                whole.get_submodule(path).register_forward_hook(hook((index, kind)))
+                self._hooks.append(whole.get_submodule(path).register_forward_hook(hook((index, kind))))
+
+    def remove(self) -> None:
+        """Take the hooks out of the model."""
+        for hook in self._hooks:
+            hook.remove()
 
     def _hook(self, gate: Gate) -> Callable[..., Tensor | None]:
         def switch(_: nn.Module, __: Any, output: Tensor) -> Tensor | None:
