@@ -21,9 +21,9 @@ def write_report(study: Study, rows: Rows, conditions: Any, path: Path) -> None:
     lines = [
         f"# {study.title}",
         "",
-        f"Mean ± sample standard deviation over {len(seeds)} seeds. "
-        f"Model `{conditions['model']['name']}`, {conditions['model']['weights']:,} prunable weights; "
-        f"{conditions['windows']} calibration windows of {conditions['window_tokens']} tokens per client. [Figures](./{path.name}.csv), [conditions](./{path.name}.json).",
+        f"Mean ± sample standard deviation over {len(seeds)} seeds. Model `{conditions['model']['name']}`, "
+        f"{conditions['model']['weights']:,} prunable weights; {conditions['windows']} calibration windows of "
+        f"{conditions['window_tokens']} tokens per client. [Figures](./{path.name}.csv), [conditions](./{path.name}.json).",
         "",
     ]
     texts = list(dict.fromkeys(row["text"] for row in rows.rows))
