@@ -1,11 +1,12 @@
 """What do Flower, Ray and processes cost beside the work itself?
 
-    python -m benchmarks.orchestration [--clients 4] [--windows 4]
+    python -m benchmarks.orchestration [--method fedprllm] [--clients 4] [--windows 4] [--model DIRECTORY]
 
-The same run three times, with the shipped demo model and iterative pruning (a round per block): in one process, where
-messages are function calls; simulated with ``espalier run``; and on a SuperLink with a SuperNode per client, all on this
-machine. The wall time of each is split into columns that add up to it (``split``), and compared with that of one process;
-beside them stand the first round and the mean of the later ones. The results must have equal bytes.
+The same run four times, of iterative pruning (a round per block) or of federated LoRA: in one process, where messages are
+function calls; simulated with ``espalier run``; and on a SuperLink with a SuperNode per client, all on this machine, once with
+Flower's nodes, which start a process for every message, and once with ``espalier node``, which stay warm. The wall time of each
+is split into columns that add up to it (``split``), and compared with that of one process; beside them stand the first round
+and the mean of the later ones. The results must have equal bytes.
 """
 
 import argparse
@@ -17,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from datetime import datetime
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -41,6 +43,27 @@ run_method(InProcessGrid(app, nodes, config), Context(1, 0, {}, RecordDict(), co
 """
 
 
+METHODS = {
+    "fedprllm": (
+        ["fedprllm.strategy=iterative", "evaluation.centralized=off"],
+        ("masks", "voting"),
+        ("masks.safetensors", "model/*.safetensors"),
+    ),
+    "fedpetuning": (
+        [
+            "method=fedpetuning",
+            "federation.rounds=5",
+            "training.steps=4",
+            "training.batch-size=2",
+            "evaluation.centralized=off",
+        ],
+        ("trained", "averaging"),
+        ("adapter/*.safetensors",),
+    ),
+}
+"""By method its settings; what an event of a client's work is called, and the step of the server after it; its result."""
+
+
 def flatten(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Dotted keys, as Flower hands them out."""
     flat: dict[str, Any] = {}
@@ -49,7 +72,9 @@ def flatten(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def measure(folder: Path, work: Callable[[], subprocess.CompletedProcess[str]], at_once: bool = True) -> dict[str, Any]:
+def measure(
+    folder: Path, method: str, work: Callable[[], subprocess.CompletedProcess[str]], at_once: bool = True
+) -> dict[str, Any]:
     """Time a run and read from its directory what took how long; ``at_once``: clients work at the same time."""
     folder.mkdir(parents=True, exist_ok=True)
     started_at, started = time.time(), time.perf_counter()
@@ -65,14 +90,16 @@ def measure(folder: Path, work: Callable[[], subprocess.CompletedProcess[str]], 
     lengths = [after - before for before, after in pairwise(rounds)]
     return {
         "wall": wall,
-        **split(at, wall, at_once),
+        **split(at, wall, at_once, METHODS[method][1]),
         "first round": lengths[0],
         "later rounds": sum(lengths[1:]) / len(lengths[1:]),
-        "bytes": [file.read_bytes() for file in (run / "masks.safetensors", *sorted(run.glob("model/*.safetensors")))],
+        "bytes": [file.read_bytes() for pattern in METHODS[method][2] for file in sorted(run.glob(pattern))],
     }
 
 
-def split(events: Sequence[tuple[dict[str, Any], float]], wall: float, at_once: bool) -> dict[str, float]:
+def split(
+    events: Sequence[tuple[dict[str, Any], float]], wall: float, at_once: bool, steps: tuple[str, str] = ("masks", "voting")
+) -> dict[str, float]:
     """Where the wall time of a run went; the parts add up to it.
 
     Parameters
@@ -80,6 +107,7 @@ def split(events: Sequence[tuple[dict[str, Any], float]], wall: float, at_once: 
     events : the run's events, each with the seconds since its start
     wall : seconds from the command to its end
     at_once : clients work at the same time: the busiest client's work counts, and not all clients'
+    steps : what an event of a client's work is called, and the step of the server after it
 
     Returns
     -------
@@ -87,14 +115,15 @@ def split(events: Sequence[tuple[dict[str, Any], float]], wall: float, at_once: 
     ``waiting``: for clients' replies beyond that work; ``server``: votes, checkpoints, export and evaluation; ``evaluation``
     by the clients; ``end``: after the last event
     """
+    own_work, of_server = steps
     worked = {
-        event["client"]: event["seconds"] for event, _ in events if event["event"] == "masks"
+        event["client"]: event["seconds"] for event, _ in events if event["event"] == own_work
     }  # of all rounds, in the last
     work = max(worked.values()) if at_once else sum(worked.values())
     begun = next(when for event, when in events if event["event"] == "method")
     rounds, own, since, voting = 0.0, 0.0, begun, begun
     for event, when in events:
-        if event["event"] == "begin" and event["title"] == "voting":
+        if event["event"] == "begin" and event["title"] == of_server:
             rounds, voting = rounds + when - since, when
         elif event["event"] == "checkpoint":
             own, since = own + when - voting, when
@@ -113,43 +142,55 @@ def split(events: Sequence[tuple[dict[str, Any], float]], wall: float, at_once: 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--method", choices=METHODS, default="fedprllm")
     parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--windows", type=int, default=4)
+    parser.add_argument("--model", default="demo")
     given = parser.parse_args()
     words = [
-        "fedprllm.strategy=iterative", f"num-clients={given.clients}", f"data.windows={given.windows}",
-        "evaluation.max-windows=8", "evaluation.centralized=off", "--app", str(ROOT),
+        *METHODS[given.method][0], f"num-clients={given.clients}", f"data.windows={given.windows}",
+        "evaluation.max-windows=8", f"model={given.model}", "--app", str(ROOT),
     ]  # fmt: skip
     with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
-        found = {"simulation": measure(folder / "sim", lambda: espalier(folder / "sim", "run", *words))}
-        settings = next((folder / "sim" / "runs").iterdir()) / "settings.toml"
-        sites = [f"node-{client:05d}" for client in range(given.clients)]
-        with federation(folder / "deployed", sites) as deployed:
-            command = ("run", *words, "--superlink", deployed.control)
-            found["deployment"] = measure(folder / "deployed", lambda: espalier(folder / "deployed", *command))
-        alone = folder / "alone"
-        alone.mkdir()
-        text = "".join(
-            f'out-dir = "{alone / "runs"}"\n' if line.startswith("out-dir") else line
-            for line in settings.read_text().splitlines(keepends=True)
-        )
-        (alone / "settings.toml").write_text(text)
-        environment = {**os.environ, "ESPALIER_STATE_DIR": str(alone / "state"), "PYTHONPATH": str(ROOT)}
-        command_alone = [sys.executable, "-c", IN_ONE_PROCESS, str(alone / "settings.toml")]
-        found["one process"] = measure(
-            alone,
-            lambda: subprocess.run(command_alone, env=environment, cwd=ROOT, capture_output=True, text=True),
-            at_once=False,
-        )
+        found = _all_four(Path(scratch), given, words)
     if len({tuple(one.pop("bytes")) for one in found.values()}) != 1:
         raise SystemExit("the results differ")
     columns = ("wall", "start-up", "clients", "waiting", "server", "evaluation", "end", "first round", "later rounds")
-    print(f"{given.clients} clients, iterative, equal bytes; seconds\n")
+    print(f"{given.clients} clients, {given.method}, equal bytes; seconds\n")
     print("| | " + " | ".join(columns) + " | wall, of one process |\n|---|" + "---|" * (len(columns) + 1))
     for name, figures in found.items():
         ratio = figures["wall"] / found["one process"]["wall"]
         print(f"| {name} | " + " | ".join(f"{figures[column]:.1f}" for column in columns) + f" | {ratio:.1f} |")
+
+
+def _all_four(folder: Path, given: argparse.Namespace, words: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """What was measured, by where the run was."""
+    found = {"simulation": measure(folder / "sim", given.method, lambda: espalier(folder / "sim", "run", *words))}
+    settings = next((folder / "sim" / "runs").iterdir()) / "settings.toml"
+    sites = [f"node-{client:05d}" for client in range(given.clients)]
+    own = dict.fromkeys(sites, "" if given.model == "demo" else f'model-path="{given.model}"')
+    for name, warm in (("flower-supernode", ()), ("espalier node", sites)):
+        home = folder / name.replace(" ", "-")
+        home.mkdir()
+        with federation(home, sites, own, warm) as deployed:
+            command = ("run", *words, "--superlink", deployed.control)
+            found[name] = measure(home, given.method, partial(espalier, home, *command))
+    alone = folder / "alone"
+    alone.mkdir()
+    text = "".join(
+        f'out-dir = "{alone / "runs"}"\n' if line.startswith("out-dir") else line
+        for line in settings.read_text().splitlines(keepends=True)
+    )
+    (alone / "settings.toml").write_text(text)
+    environment = {**os.environ, "ESPALIER_STATE_DIR": str(alone / "state"), "PYTHONPATH": str(ROOT)}
+    command_alone = [sys.executable, "-c", IN_ONE_PROCESS, str(alone / "settings.toml")]
+    found["one process"] = measure(
+        alone,
+        given.method,
+        lambda: subprocess.run(command_alone, env=environment, cwd=ROOT, capture_output=True, text=True),
+        at_once=False,
+    )
+    return found
 
 
 if __name__ == "__main__":

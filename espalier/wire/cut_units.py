@@ -119,8 +119,17 @@ class CutUnits:
         return job.share * (self.plan.num_parameters if job.share_of == "model" else everything) / everything
 
     def reaches(self, cut: Cut, share: float, job: CutSettings) -> bool:
-        """Whether so large a share is cut of all units that compete with each other."""
-        return all(int(self.costs[own & cut].sum()) >= least for own, least in self._targets(share, job))
+        """Whether so large a share is cut of all units that compete with each other, or all that can go."""
+        stays = ~cut & self._can_go(cut, job)
+        return all(
+            int(self.costs[own & cut].sum()) >= least or not (own & stays).any() for own, least in self._targets(share, job)
+        )
+
+    def _can_go(self, cut: Cut, job: CutSettings) -> NDArray[np.bool_]:
+        """Units of pools of which more stay than have to: one group, and the multiple of channels, or all if they are fewer."""
+        stay = np.bincount(self.pools[~cut], minlength=2 * len(self.numbers))
+        least = [least for _, channels in self.numbers for least in (1, min(job.channel_multiple, channels))]
+        return (stay > least)[self.pools]
 
     def require_step(self, before: Cut, after: Cut, share: float, job: CutSettings) -> None:
         """Hold the cut of a round against what was asked for: that share, and less than a unit more.

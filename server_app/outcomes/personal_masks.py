@@ -5,7 +5,6 @@ from importlib.util import find_spec
 from safetensors.torch import save_file
 from torch import Tensor
 
-from espalier.modeling.edits import dense
 from espalier.modeling.export_adapter import export_adapter
 from espalier.modeling.structured.lane_gates import LaneGates
 from espalier.settings.node import NodeSettings
@@ -13,18 +12,15 @@ from espalier.settings.sft_p import SftPSettings
 from espalier.storage.atomic import write_json
 from espalier.storage.private import PrivateState
 from espalier.training.mask_history import load
-from espalier.wire.adapters import AdapterPlan
 from espalier.wire.mask_generator import PREFIX
 from espalier.wire.sft_p import lora_plan
 from server_app.model_card import adapter_card
-from server_app.outcomes.items import measure_items
 from server_app.outcomes.mask_figures import draw, mask_figures
-from server_app.outcomes.outcome import Outcome
-from server_app.outcomes.personal_models import collect_models, where_models_are
+from server_app.outcomes.personal_models import PersonalOutcome, where_models_are
 from strategies.results.adapters import AdapterResult
 
 
-class PersonalMasksOutcome(Outcome[AdapterResult]):
+class PersonalMasksOutcome(PersonalOutcome[AdapterResult]):
     """Each client's model stays where it is; here is what all of them were made of."""
 
     def write(self, result: AdapterResult) -> None:
@@ -47,19 +43,11 @@ class PersonalMasksOutcome(Outcome[AdapterResult]):
             }
             export_adapter(run.model, plan, lora.__getitem__, run.folder.path / "adapter", card)
 
-    def measure(self, result: AdapterResult) -> None:
-        """The dense model; clients measure their own."""
-        if self.tests.texts:
-            self.measure_texts({"dense": dense})
-        if self.tests.encoded is not None:
-            measure_items(self.run, AdapterPlan({}), {"dense": {}}, self.tests, self.summary)
-
     def take_clients_figures(self) -> None:
-        """What clients found on the public texts is of the federated result: each has its own model of it."""
-        self.summary.take_personal_figures()
+        """In a simulation with what masks came to."""
+        super().take_clients_figures()
         if self.run.simulation:
             self._show_masks()
-            collect_models(self.run, self.summary.roster)
 
     def _show_masks(self) -> None:
         """``masks.json``, and pictures of it: simulated clients are on this machine, and so is their private state."""

@@ -1,13 +1,38 @@
 """Models that are each client's own: a simulation brings them together, in a deployment each is at its site."""
 
 import shutil
+from typing import TypeVar
 
+from espalier.modeling.edits import dense
 from espalier.settings.node import NodeSettings
 from espalier.storage.private import PrivateState
+from espalier.wire.adapters import AdapterPlan
+from server_app.outcomes.items import measure_items
+from server_app.outcomes.outcome import Outcome
+from strategies.engine.method import Result
 from strategies.engine.roster import Roster
 from strategies.engine.run import Run
 
 FOLDER = "clients"
+
+R = TypeVar("R", bound=Result)
+
+
+class PersonalOutcome(Outcome[R]):
+    """Of a result that each client makes a model of its own of: here the dense model is measured, and theirs by themselves."""
+
+    def measure(self, result: R) -> None:
+        """The dense model; clients measure their own."""
+        if self.tests.texts:
+            self.measure_texts({"dense": dense})
+        if self.tests.encoded is not None:
+            measure_items(self.run, AdapterPlan({}), {"dense": {}}, self.tests, self.summary)
+
+    def take_clients_figures(self) -> None:
+        """What clients found on the public texts is of the federated result: each has its own model of it."""
+        self.summary.take_personal_figures()
+        if self.run.simulation:
+            collect_models(self.run, self.summary.roster)
 
 
 def where_models_are(run: Run, *, kept: bool) -> str:

@@ -2,19 +2,15 @@
 
 from typing import Any
 
-from espalier.modeling.edits import dense
 from espalier.modeling.export_adapter import export_adapter
 from espalier.settings.fedspine import FedSpineSettings
 from espalier.storage.atomic import write_json
-from espalier.wire.adapters import AdapterPlan
 from server_app.model_card import adapter_card
-from server_app.outcomes.items import measure_items
-from server_app.outcomes.outcome import Outcome
-from server_app.outcomes.personal_models import collect_models, where_models_are
+from server_app.outcomes.personal_models import PersonalOutcome, where_models_are
 from strategies.results.refined import RefinedResult
 
 
-class RefinedOutcome(Outcome[RefinedResult]):
+class RefinedOutcome(PersonalOutcome[RefinedResult]):
     """Each device's smaller model stays where it is; here is all that it is made of, beside the base."""
 
     def write(self, result: RefinedResult) -> None:
@@ -52,16 +48,3 @@ class RefinedOutcome(Outcome[RefinedResult]):
                 f"{len(behind)} of {len(clients)} clients have not come to fedspine.share = {job.share:g}{where}; raise "
                 "federation.rounds, or lower fedspine.prune-rounds."
             )
-
-    def measure(self, result: RefinedResult) -> None:
-        """The dense model; clients measure their own."""
-        if self.tests.texts:
-            self.measure_texts({"dense": dense})
-        if self.tests.encoded is not None:
-            measure_items(self.run, AdapterPlan({}), {"dense": {}}, self.tests, self.summary)
-
-    def take_clients_figures(self) -> None:
-        """What clients found on the public texts is of the federated result: each has its own model of it."""
-        self.summary.take_personal_figures()
-        if self.run.simulation:
-            collect_models(self.run, self.summary.roster)

@@ -70,6 +70,10 @@ class FedSpine(FedPETuning):
         """What each device is asked for in the round; those that train for the first time are not among them."""
         self._importance: dict[int, float] = {}
         """I(B_total) of the round's devices."""
+        self._questioned: set[int] = set()
+        """Of the round's devices those that were asked for more."""
+        self._kept_their_cut: set[int] = set()
+        """Of those the ones that cut nothing."""
 
     def new_result(self) -> RefinedResult:
         """The adapters that clients make from the seed, and whole models."""
@@ -136,6 +140,7 @@ class FedSpine(FedPETuning):
 
     def prepare(self, server_round: int) -> Iterator[list[Message]]:
         """Draw the round's devices, let each cut its model, and bring it the global adapters, all parts but the last."""
+        self._questioned, self._kept_their_cut = set(), set()
         self.draw(server_round)
         if server_round > 1:
             yield self._questions(server_round)
@@ -144,6 +149,7 @@ class FedSpine(FedPETuning):
     def _questions(self, server_round: int) -> list[Message]:
         """What to cut, to the devices that have not cut as much as they are asked for."""
         asked = [seat for seat in self.receiving() if seat.client in self._limits and self._has_to_cut(seat.client)]
+        self._questioned = {seat.client for seat in asked}
         return [
             self.rounds.request(
                 "deliver", seat, server_round, CutOrder(pruned=self._arms[seat.client].pruned), self._bits(seat.client)
@@ -162,8 +168,9 @@ class FedSpine(FedPETuning):
             return
         client = letter.header.client
         if not self.refined.take_cut(client, letter.blobs[STRUCTURE]):
+            self._kept_their_cut.add(client)
             seat = self.rounds.roster.seats[client]
-            text = f"kept its cut {seat.site}: it has measured nothing new, and goes on with the model that it had"
+            text = f"kept its cut {seat.site}: nothing new was measured, or nothing more can go; it trains what it had"
             self.run.progress.note("kept_cut", text, client=client, site=seat.site, round=letter.header.server_round)
 
     def first_delivery(self, server_round: int) -> int:
@@ -241,7 +248,7 @@ class FedSpine(FedPETuning):
                 num_bytes=sent[client],
                 importance=self._importance[client],
                 reward=rewards[client],
-                kept_its_cut=self._has_to_cut(client),
+                kept_its_cut=client in self._kept_their_cut,
             )
             for client in clients
         }
@@ -276,7 +283,7 @@ class FedSpine(FedPETuning):
 
     def _bytes(self, client: int, server_round: int) -> int:
         adapters = self.refined.plan_for(client, self._limits[client])
-        return bytes_of_round(adapters, self.units, self.run.settings, server_round)
+        return bytes_of_round(adapters, self.units, self.run.settings, server_round, asked=client in self._questioned)
 
     def _seconds(self, client: int, server_round: int, num_bytes: int) -> float:
         """T_i of the round."""
@@ -288,7 +295,7 @@ class FedSpine(FedPETuning):
 
     def _outcome(self, client: int, seconds: float) -> Outcome:
         told, arm, before = self._report(client), self._arms.get(client), self.choices.pruned.get(client, 0.0)
-        after = before if arm is None or self._has_to_cut(client) else arm.pruned
+        after = before if arm is None or client in self._kept_their_cut else arm.pruned
         return Outcome(told.loss_before, told.loss_after, before, after, self._importance[client], seconds)
 
     # ----- stage 5: aggregation ---------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """How long a device's round takes: T of FedSpine's equations 1 and 3, by the clock of a fleet that a run pretends to have.
 
 The time follows from what is computed and sent, so that it is the same in every run. What is sent counts as the contracts have
-it: numbers of adapters and bits, both ways, each once, without headers and scalars.
+it: numbers of adapters and bits, both ways, without headers and scalars.
 """
 
 from pathlib import Path
@@ -13,7 +13,7 @@ from espalier.settings.task import TEXT
 from espalier.storage.blobs import sha256
 from espalier.wire.adapters import AdapterPlan
 from espalier.wire.cut_units import CutUnits
-from espalier.wire.tuning import blob_specs
+from espalier.wire.tuning import blob_specs, parts
 from strategies.engine.virtual_clock import computing_seconds, sending_seconds
 
 FLEETS = Path(__file__).parents[2] / "conf" / "devices"
@@ -39,15 +39,15 @@ def fingerprint_of(fleet: Fleet | None) -> str:
     return sha256(fleet.model_dump_json().encode()) if fleet is not None else ""
 
 
-def bytes_of_round(adapters: AdapterPlan, units: CutUnits, settings: RunSettings, server_round: int) -> int:
+def bytes_of_round(adapters: AdapterPlan, units: CutUnits, settings: RunSettings, server_round: int, *, asked: bool) -> int:
     """Bytes of numbers and bits that a device gets and sends in a round.
 
-    In round 1 nothing comes down. Later bits go once each way, and down once more with every part of the adapters, where the
-    first is counted alone: they are few.
+    In round 1 nothing comes down. Later bits come with every part of the adapters and with every request for one, the first
+    aside, which is the order itself; and they go once each way where the device is asked what to cut.
     """
     up = sum(spec.num_bytes for blob in blob_specs(adapters, settings).values() for spec in blob.values())
     bits = sum(spec.num_bytes for spec in units.specs.values())
-    return up if server_round == 1 else 2 * up + 3 * bits
+    return up if server_round == 1 else 2 * up + bits * (2 * len(parts(adapters, settings)) - 1 + 2 * asked)
 
 
 def virtual_seconds(

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from espalier.modeling.structured.trained_cut import cut_trained
+from espalier.settings.mistakes import Mistake
 from espalier.settings.run import RunSettings
 from espalier.wire.adapter_payload import pack_adapters
 from espalier.wire.adapters import AdapterPlan
@@ -30,7 +31,7 @@ class DeviceRound:
     """I(B_total), beside those of the round's other devices."""
     reward: float
     kept_its_cut: bool
-    """It was asked to cut more, and had nothing measured of its model any more."""
+    """It was asked to cut more, and cut nothing: it had measured nothing new, or nothing more can go."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +52,18 @@ class RoundNote:
 
     @staticmethod
     def from_json(document: Any) -> "RoundNote":
-        """Read what ``to_json`` returned."""
-        devices = {int(client): DeviceRound(**own) for client, own in document["devices"].items()}
-        return RoundNote(document["round"], document["seconds"], document["waiting_seconds"], devices)
+        """Read what ``to_json`` returned.
+
+        Raises
+        ------
+        Mistake
+            It is damaged.
+        """
+        try:
+            devices = {int(client): DeviceRound(**own) for client, own in document["devices"].items()}
+            return RoundNote(document["round"], document["seconds"], document["waiting_seconds"], devices)
+        except (AttributeError, KeyError, TypeError, ValueError):
+            raise Mistake("a round's note in the checkpoint is damaged; resume from another run directory") from None
 
 
 class RefinedResult(AdapterResult):

@@ -1,9 +1,9 @@
 """FedSpine keeps the promises of every method: cuts are agreed, adapters follow them, importances stay at the devices."""
 
 import json
-import math
 import random
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 import torch
 from adapters_sent import sent_adapters
-from bench import Bench, Home, events, model_files, private_text, results, summary
+from bench import Bench, events, model_files, results, summary
 from flwr.app import Message
-from promises import ALL_FIGURES, Promises, Uninterrupted, held_out, outgoing_bytes
+from personal_promises import PersonalPromises, perplexity_of, windows_of
+from promises import Uninterrupted, outgoing_bytes
 from safetensors.torch import load, load_file
 from tiny_model import WORDS, save_tiny_llama, save_tiny_roberta
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 from espalier.modeling.opened import OpenedModel
 from espalier.settings.fleet import read_fleet
@@ -25,7 +26,7 @@ from espalier.settings.mistakes import Mistake
 from espalier.settings.run import parse
 from espalier.wire.cut_units import CUT
 from espalier.wire.messages import Letter, read, write
-from espalier.wire.payload import pack_tensors, unpack_tensors
+from espalier.wire.payload import pack_tensors, tensor_specs, unpack_tensors
 from espalier.wire.structure import Structure
 from strategies.engine.rounds import RunFailed
 from strategies.methods.fedspine import FedSpine
@@ -40,7 +41,7 @@ PATHS = {
 SHARES = {"fedspine__selection": "global", "fedspine__share": 0.25, "fedspine__prune_rounds": 2}
 
 
-class TestFedSpine(Promises):
+class TestFedSpine(PersonalPromises):
     """Two rounds of a few steps: one tunes the whole model, one prunes a quarter of it."""
 
     method = "fedspine"
@@ -59,27 +60,17 @@ class TestFedSpine(Promises):
     last_round = 1
     result_round = 3
     cuts_windows = "all_windows"
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def kept(cls, home: Home, tmp_path_factory: pytest.TempPathFactory) -> Uninterrupted:
-        """A run with all figures whose state directories are left as they are."""
-        with pytest.MonkeyPatch.context() as monkeypatch:
-            monkeypatch.setattr("server_app.app._remove_private_state", lambda run: None)
-            return cls._uninterrupted(tmp_path_factory.mktemp("kept"), home, ALL_FIGURES | {"fedspine.allocation": "random"})
+    in_kept_run: ClassVar[dict[str, Any]] = {"fedspine.allocation": "random"}
 
     # ----- each device's own model ------------------------------------------------------------------------------------
 
     def test_every_device_s_model_is_written_and_computes_what_was_told(self, bench: Bench) -> None:
         changes = {"fedspine__keep_models": True, "evaluation__local_only": True, "evaluation__max_windows": 1000}
         folder = bench.run(**changes)
-        tokens = torch.tensor(AutoTokenizer.from_pretrained(bench.model)(bench.public.read_text())["input_ids"])
-        windows = tokens[: len(tokens) // 16 * 16].view(-1, 16)
+        windows = windows_of(bench, bench.public.read_text())
         for told in summary(folder)["clients"]:
             model = AutoModelForCausalLM.from_pretrained(folder / "clients" / told["site"], dtype=torch.float32).eval()
-            with torch.no_grad():
-                losses = [model(input_ids=window[None], labels=window[None]).loss.item() for window in windows]
-            expected = math.exp(sum(losses) / len(losses))
+            expected = perplexity_of(model, windows)
             assert told["metrics"]["perplexity/public/federated"] == pytest.approx(expected, rel=1e-3)
             whole = OpenedModel(bench.model).plan.num_parameters
             gone = whole - sum(value.numel() for value in model.parameters())
@@ -98,38 +89,26 @@ class TestFedSpine(Promises):
                 data = outgoing_bytes(reply)
                 assert not [secret for secret in secrets if secret[: max(8, len(secret) // 4)] in data]
 
-    def test_without_own_text_no_result_is_delivered_and_no_figure_of_it_returns(self, bench: Bench) -> None:
-        """A device makes its own model of the result, so that it is brought where public text is evaluated on, and not else."""
-
-        def delivered(**changes: Any) -> list[int]:
-            grid = bench.grid(**changes)
-            bench.run(grid, **changes)
-            replies = [read(reply.content) for _, reply in grid.received]
-            assert all(reply.scalars["own_losses"] == [] for reply in replies if reply.header.kind == "evaluate")
-            return [reply.header.server_round for reply in replies if reply.header.kind == "deliver"]
-
-        assert self.result_round in delivered(evaluation__local_only=True)
-        assert self.result_round not in delivered()
-
     # ----- each device's own model ------------------------------------------------------------------------------------
 
-    def test_the_exported_model_gives_the_reported_perplexity_in_plain_transformers(self, kept: Uninterrupted) -> None:
-        """Each device's figure is that of its own smaller model, here made by zeros in transformers' full one."""
-        tokens = torch.tensor(AutoTokenizer.from_pretrained(kept.bench.model)(kept.bench.public.read_text())["input_ids"])
-        windows = tokens[: len(tokens) // 16 * 16].view(-1, 16)
-        found = [perplexity_of(masked_model(kept, client), windows) for client in range(kept.bench.num_clients)]
-        told = [client["metrics"]["perplexity/public/federated"] for client in summary(kept.folder)["clients"]]
-        assert told == pytest.approx(found, rel=1e-3)
-        metric, _ = summary(kept.folder)["metrics"]
-        assert metric["values"]["federated"] == pytest.approx(np.mean(found), rel=1e-3)
-
-    def test_figures_on_own_text_are_those_of_plain_transformers(self, kept: Uninterrupted) -> None:
-        for client, document in enumerate(summary(kept.folder)["clients"]):
-            passages = [passage for passage in private_text(client).split("\n\n") if held_out(passage)]
-            tokens = torch.tensor(AutoTokenizer.from_pretrained(kept.bench.model)("\n\n".join(passages))["input_ids"])
-            windows = tokens[: len(tokens) // 16 * 16].view(-1, 16)
-            expected = perplexity_of(masked_model(kept, client), windows)
-            assert document["metrics"]["perplexity/own-text/federated"] == pytest.approx(expected, rel=1e-3)
+    def masked_model(self, run: Uninterrupted, client: int) -> torch.nn.Module:
+        """transformers' full model with LoRA, and zeros in the rows and columns of what a device has cut."""
+        model = AutoModelForCausalLM.from_pretrained(run.bench.model, dtype=torch.float32)
+        lora = load_file(run.folder / "adapter" / "adapter_model.safetensors")
+        with torch.no_grad():
+            for index, (block, kept) in enumerate(zip(model.model.layers, kept_of(run.folder, client), strict=True)):
+                for name, keep in kept.items():
+                    prefix, weight = (
+                        f"base_model.model.model.layers.{index}.{PATHS[name]}",
+                        block.get_submodule(PATHS[name]).weight,
+                    )
+                    weight += 2.0 * lora[f"{prefix}.lora_B.weight"] @ lora[f"{prefix}.lora_A.weight"]
+                    cut = ~torch.tensor(keep)
+                    if name in ("attn.o", "mlp.down"):
+                        weight[:, cut] = 0
+                    else:
+                        weight[cut] = 0
+        return model
 
     def test_devices_have_cuts_and_ranks_of_their_own(self, kept: Uninterrupted) -> None:
         documents = [structures(kept.folder, client) for client in range(4)]
@@ -294,7 +273,14 @@ class TestFedSpine(Promises):
 
     def test_times_are_those_of_the_fleet(self, bench: Bench) -> None:
         """Steps, full sequences, 4 and 6 operations, 8 bits a byte; equation 1 by hand."""
-        folder = bench.run(fedspine__fleet="low", fedspine__allocation="fixed", fedspine__rank=2)
+        changes = {"fedspine__fleet": "low", "fedspine__allocation": "fixed", "fedspine__rank": 2}
+        grid, letters = bench.grid(**changes), list[Letter]()
+        grid.before_push = lambda message: letters.append(opened(message))
+        folder = bench.run(grid, **changes)
+        travelled = Counter[tuple[int, int]]()
+        for letter in [*letters, *(opened(reply) for _, reply in grid.received)]:
+            sizes = [spec.num_bytes for blob in letter.blobs.values() for spec in tensor_specs(blob).values()]
+            travelled[letter.header.server_round, letter.header.client] += sum(sizes)
         fleet = read_fleet(Path(__file__).parents[2] / "conf" / "devices" / "low.toml")
         whole = OpenedModel(bench.model).plan.num_parameters
         for note in refinements(folder):
@@ -306,8 +292,8 @@ class TestFedSpine(Promises):
                 kept = whole - GROUP * (4 - groups) - CHANNEL * (48 - channels)
                 conditions = fleet.drawn(0, int(client), note["round"])
                 computing = 3 * 2 * 16 * (4 * kept + 6 * lora) / conditions.operations_per_second
-                size = 4 * lora if note["round"] == 1 else 2 * 4 * lora + 3 * 8
-                assert device["num_bytes"] == size
+                size = device["num_bytes"]
+                assert size == travelled[note["round"], int(client)] > 4 * lora * note["round"] - 1
                 assert device["seconds"] == pytest.approx(computing + 8 * size / conditions.bits_per_second)
             seconds = [device["seconds"] for device in note["devices"].values()]
             assert note["seconds"] == max(seconds)
@@ -591,26 +577,3 @@ def dense_updates(
 def nuclear(update: np.ndarray) -> float:
     """Sum of singular values."""
     return float(np.linalg.svd(update, compute_uv=False).sum())
-
-
-def masked_model(run: Uninterrupted, client: int) -> torch.nn.Module:
-    """transformers' full model with LoRA, and zeros in the rows and columns of what a device has cut."""
-    model = AutoModelForCausalLM.from_pretrained(run.bench.model, dtype=torch.float32)
-    lora = load_file(run.folder / "adapter" / "adapter_model.safetensors")
-    with torch.no_grad():
-        for index, (block, kept) in enumerate(zip(model.model.layers, kept_of(run.folder, client), strict=True)):
-            for name, keep in kept.items():
-                prefix, weight = f"base_model.model.model.layers.{index}.{PATHS[name]}", block.get_submodule(PATHS[name]).weight
-                weight += 2.0 * lora[f"{prefix}.lora_B.weight"] @ lora[f"{prefix}.lora_A.weight"]
-                cut = ~torch.tensor(keep)
-                if name in ("attn.o", "mlp.down"):
-                    weight[:, cut] = 0
-                else:
-                    weight[cut] = 0
-    return model
-
-
-def perplexity_of(model: Any, windows: torch.Tensor) -> float:
-    with torch.no_grad():
-        losses = [model(input_ids=window[None], labels=window[None]).loss.item() for window in windows]
-    return math.exp(sum(losses) / len(losses))

@@ -1,7 +1,6 @@
 """SFT-P keeps the promises of every method: generator and LoRA are averaged, embeddings, masks and budgets stay at clients."""
 
 import json
-import math
 import random
 import shutil
 from collections.abc import Iterator
@@ -13,10 +12,11 @@ import pytest
 import torch
 from bench import Bench, Home, private_text, summary
 from in_process import InProcessGrid
-from promises import ALL_FIGURES, Promises, Uninterrupted, held_out, outgoing_bytes
+from personal_promises import PersonalPromises, perplexity_of, windows_of
+from promises import Uninterrupted, held_out, outgoing_bytes
 from safetensors.torch import load, load_file
 from tiny_model import WORDS, save_tiny_llama
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 from client_app import carried
 from client_app.carried import CONDITIONING
@@ -36,7 +36,7 @@ from pruning_kernels.bitmask import pack
 from server_app.outcomes import mask_figures, personal_masks
 
 
-class TestSftP(Promises):
+class TestSftP(PersonalPromises):
     """Two rounds of a few steps; two clients prune a fifth and two a half."""
 
     method = "sft-p"
@@ -66,14 +66,6 @@ class TestSftP(Promises):
         with pytest.MonkeyPatch.context() as monkeypatch:
             monkeypatch.setattr(personal_masks, "draw", lambda figures, folder: [])
             yield
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def kept(cls, home: Home, tmp_path_factory: pytest.TempPathFactory) -> Uninterrupted:
-        """A run with all figures whose state directories are left as they are."""
-        with pytest.MonkeyPatch.context() as monkeypatch:
-            monkeypatch.setattr("server_app.app._remove_private_state", lambda run: None)
-            return cls._uninterrupted(tmp_path_factory.mktemp("kept"), home, ALL_FIGURES)
 
     # ----- what leaves a client, and what does not --------------------------------------------------------------------
 
@@ -128,46 +120,38 @@ class TestSftP(Promises):
         moved = [not torch.equal(begun[key][name], own) for key in begun for name, own in sent[0][key].items()]
         assert all(moved)
 
-    def test_without_own_text_no_result_is_delivered_and_no_figure_of_it_returns(self, bench: Bench) -> None:
-        """A client makes its own model of the result, so that it is brought where public text is evaluated on, and not else."""
-
-        def delivered(**changes: Any) -> list[int]:
-            grid = bench.grid(**changes)
-            bench.run(grid, **changes)
-            replies = [read(reply.content) for _, reply in grid.received]
-            assert all(reply.scalars["own_losses"] == [] for reply in replies if reply.header.kind == "evaluate")
-            return [reply.header.server_round for reply in replies if reply.header.kind == "deliver"]
-
-        assert self.result_round in delivered(evaluation__local_only=True)
-        assert self.result_round not in delivered()
-
     # ----- each client's own model ------------------------------------------------------------------------------------
 
-    def test_the_exported_model_gives_the_reported_perplexity_in_plain_transformers(self, kept: Uninterrupted) -> None:
-        """Each client's figure is that of its own smaller model, here made by zeros in transformers' full one."""
-        tokens = torch.tensor(AutoTokenizer.from_pretrained(kept.bench.model)(kept.bench.public.read_text())["input_ids"])
-        windows = tokens[: len(tokens) // 16 * 16].view(-1, 16)
-        found = [perplexity_of(masked_model(kept, client), windows) for client in range(kept.bench.num_clients)]
-        told = [client["metrics"]["perplexity/public/federated"] for client in summary(kept.folder)["clients"]]
-        assert told == pytest.approx(found, rel=1e-3)
-        metric, _ = summary(kept.folder)["metrics"]
-        assert metric["values"]["federated"] == pytest.approx(np.mean(found), rel=1e-3)
-
-    def test_figures_on_own_text_are_those_of_plain_transformers(self, kept: Uninterrupted) -> None:
-        for client, document in enumerate(summary(kept.folder)["clients"]):
-            passages = [passage for passage in private_text(client).split("\n\n") if held_out(passage)]
-            tokens = torch.tensor(AutoTokenizer.from_pretrained(kept.bench.model)("\n\n".join(passages))["input_ids"])
-            windows = tokens[: len(tokens) // 16 * 16].view(-1, 16)
-            expected = perplexity_of(masked_model(kept, client), windows)
-            assert document["metrics"]["perplexity/own-text/federated"] == pytest.approx(expected, rel=1e-3)
+    def masked_model(self, run: Uninterrupted, client: int) -> torch.nn.Module:
+        """transformers' full model with LoRA, and zeros in rows and columns of lanes that a client does not write or read."""
+        model = AutoModelForCausalLM.from_pretrained(run.bench.model, dtype=torch.float32)
+        lora = load_file(run.folder / "adapter" / "adapter_model.safetensors")
+        found = masks(run, client)
+        reads = {
+            "attn_reads": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+            "mlp_reads": ("mlp.gate_proj", "mlp.up_proj"),
+        }
+        writes = {"attn_writes": "self_attn.o_proj", "mlp_writes": "mlp.down_proj"}
+        with torch.no_grad():
+            for index, block in enumerate(model.model.layers):
+                for name in ("q_proj", "v_proj"):
+                    prefix = f"base_model.model.model.layers.{index}.self_attn.{name}"
+                    block.self_attn.get_submodule(name).weight += (
+                        2.0 * lora[f"{prefix}.lora_B.weight"] @ lora[f"{prefix}.lora_A.weight"]
+                    )
+                for kind, paths in reads.items():
+                    for path in paths:
+                        block.get_submodule(path).weight[:, ~found[index, kind]] = 0
+                for kind, path in writes.items():
+                    block.get_submodule(path).weight[~found[index, kind]] = 0
+        return model
 
     def test_every_client_s_model_is_written_and_computes_what_was_told(self, bench: Bench) -> None:
         """Whoever has it needs nothing else; what it has of the blocks is its budget, and no message says where it is."""
         changes = {"sft_p__keep_models": True, "evaluation__local_only": True, "evaluation__max_windows": 1000}
         grid = bench.grid(**changes)
         folder = bench.run(grid, **changes)
-        tokens = torch.tensor(AutoTokenizer.from_pretrained(bench.model)(bench.public.read_text())["input_ids"])
-        windows = tokens[: len(tokens) // 16 * 16].view(-1, 16)
+        windows = windows_of(bench, bench.public.read_text())
         gates, whole = LaneGates(OpenedModel(bench.model).plan), OpenedModel(bench.model).plan.num_parameters
         for client, told in enumerate(summary(folder)["clients"]):
             model = AutoModelForCausalLM.from_pretrained(folder / "clients" / told["site"], dtype=torch.float32).eval()
@@ -460,34 +444,3 @@ def masks(
     logits = gate_logits(plan, shape_of(settings), result_of(run), embedding)
     share = (0.2, 0.2, 0.5, 0.5)[client] if share is None else share
     return gates.chosen(logits, gates.target(share, "blocks"))
-
-
-def masked_model(run: Uninterrupted, client: int) -> torch.nn.Module:
-    """transformers' full model with LoRA, and zeros in rows and columns of lanes that a client does not write or read."""
-    model = AutoModelForCausalLM.from_pretrained(run.bench.model, dtype=torch.float32)
-    lora = load_file(run.folder / "adapter" / "adapter_model.safetensors")
-    found = masks(run, client)
-    reads = {
-        "attn_reads": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-        "mlp_reads": ("mlp.gate_proj", "mlp.up_proj"),
-    }
-    writes = {"attn_writes": "self_attn.o_proj", "mlp_writes": "mlp.down_proj"}
-    with torch.no_grad():
-        for index, block in enumerate(model.model.layers):
-            for name in ("q_proj", "v_proj"):
-                prefix = f"base_model.model.model.layers.{index}.self_attn.{name}"
-                block.self_attn.get_submodule(name).weight += (
-                    2.0 * lora[f"{prefix}.lora_B.weight"] @ lora[f"{prefix}.lora_A.weight"]
-                )
-            for kind, paths in reads.items():
-                for path in paths:
-                    block.get_submodule(path).weight[:, ~found[index, kind]] = 0
-            for kind, path in writes.items():
-                block.get_submodule(path).weight[~found[index, kind]] = 0
-    return model
-
-
-def perplexity_of(model: Any, windows: torch.Tensor) -> float:
-    with torch.no_grad():
-        losses = [model(input_ids=window[None], labels=window[None]).loss.item() for window in windows]
-    return math.exp(sum(losses) / len(losses))

@@ -128,6 +128,19 @@ def test_a_multiple_of_channels_stays_and_gives_room_for_it() -> None:
         UNITS.require_step(cut(), cut(0, 2, 3, 4, 5, 8, 10, 11), 1 / 8, multiple)
 
 
+def test_whoever_can_cut_no_more_has_come_to_any_share() -> None:
+    """With a multiple of 4, of 6 channels 4 stay, and one group of two."""
+    chosen = job(channel_multiple=4)
+    assert UNITS.reaches(cut(0, 2, 3, 8, 10, 11), 0.9, chosen)
+    assert not UNITS.reaches(cut(0, 2, 3, 10, 11), 0.9, chosen)
+    assert not UNITS.reaches(cut(0, 2, 3, 8, 10), 0.9, chosen)
+    blocks = job(channel_multiple=4, selection="block")
+    assert not UNITS.reaches(cut(0, 2, 3), 0.9, blocks)
+    assert UNITS.reaches(cut(0, 2, 3, 8, 10, 11), 0.9, blocks)
+    assert UNITS.reaches(cut(0, 2, 3, 4, 5, 6, 8, 10, 11, 12, 13, 14), 0.99, job())
+    assert not UNITS.reaches(cut(0, 2, 3, 4, 5, 6, 8, 10, 11, 12, 13), 0.99, job())
+
+
 @pytest.mark.parametrize("selection", ["global", "block", "kind"])
 @pytest.mark.parametrize("multiple", [1, 2, 3])
 def test_what_an_honest_device_cuts_is_always_a_step(selection: str, multiple: int) -> None:

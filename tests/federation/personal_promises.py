@@ -1,0 +1,74 @@
+"""Promises of methods that leave each client a model of its own: its figures are of that, and it stays there."""
+
+import math
+from abc import abstractmethod
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from bench import Bench, Home, private_text, summary
+from promises import ALL_FIGURES, Promises, Uninterrupted, held_out
+from transformers import AutoTokenizer
+
+from espalier.wire.messages import read
+
+
+def perplexity_of(model: Any, windows: torch.Tensor) -> float:
+    """Of transformers' own losses."""
+    with torch.no_grad():
+        losses = [model(input_ids=window[None], labels=window[None]).loss.item() for window in windows]
+    return math.exp(sum(losses) / len(losses))
+
+
+def windows_of(bench: Bench, text: str) -> torch.Tensor:
+    """(windows, 16) tokens of a text."""
+    tokens = torch.tensor(AutoTokenizer.from_pretrained(bench.model)(text)["input_ids"])
+    return tokens[: len(tokens) // 16 * 16].view(-1, 16)
+
+
+class PersonalPromises(Promises):
+    """In place of what one global model would be held to."""
+
+    in_kept_run: ClassVar[dict[str, Any]] = {}
+    """Settings of the run whose private state stays."""
+
+    @abstractmethod
+    def masked_model(self, run: Uninterrupted, client: int) -> torch.nn.Module:
+        """A client's own model, made by zeros in transformers' full one."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def kept(cls, home: Home, tmp_path_factory: pytest.TempPathFactory) -> Uninterrupted:
+        """A run with all figures whose state directories are left as they are."""
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            monkeypatch.setattr("server_app.app._remove_private_state", lambda run: None)
+            return cls._uninterrupted(tmp_path_factory.mktemp("kept"), home, ALL_FIGURES | cls.in_kept_run)
+
+    def test_without_own_text_no_result_is_delivered_and_no_figure_of_it_returns(self, bench: Bench) -> None:
+        """A client makes its own model of the result, so that it is brought where public text is evaluated on, and not else."""
+
+        def delivered(**changes: Any) -> list[int]:
+            grid = bench.grid(**changes)
+            bench.run(grid, **changes)
+            replies = [read(reply.content) for _, reply in grid.received]
+            assert all(reply.scalars["own_losses"] == [] for reply in replies if reply.header.kind == "evaluate")
+            return [reply.header.server_round for reply in replies if reply.header.kind == "deliver"]
+
+        assert self.result_round in delivered(evaluation__local_only=True)
+        assert self.result_round not in delivered()
+
+    def test_the_exported_model_gives_the_reported_perplexity_in_plain_transformers(self, kept: Uninterrupted) -> None:
+        """Each client's figure is that of its own model."""
+        windows = windows_of(kept.bench, kept.bench.public.read_text())
+        found = [perplexity_of(self.masked_model(kept, client), windows) for client in range(kept.bench.num_clients)]
+        told = [client["metrics"]["perplexity/public/federated"] for client in summary(kept.folder)["clients"]]
+        assert told == pytest.approx(found, rel=1e-3)
+        metric, _ = summary(kept.folder)["metrics"]
+        assert metric["values"]["federated"] == pytest.approx(np.mean(found), rel=1e-3)
+
+    def test_figures_on_own_text_are_those_of_plain_transformers(self, kept: Uninterrupted) -> None:
+        for client, document in enumerate(summary(kept.folder)["clients"]):
+            passages = [passage for passage in private_text(client).split("\n\n") if held_out(passage)]
+            expected = perplexity_of(self.masked_model(kept, client), windows_of(kept.bench, "\n\n".join(passages)))
+            assert document["metrics"]["perplexity/own-text/federated"] == pytest.approx(expected, rel=1e-3)
