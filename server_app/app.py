@@ -18,6 +18,7 @@ from espalier.settings.methods import METHODS, part
 from espalier.settings.mistakes import FLOWER_REPORTS_IT_TOO, RUN_DIRECTORY, Mistake
 from espalier.settings.node import NodeSettings
 from espalier.settings.run import changed, parse
+from espalier.storage.atomic import write_json
 from espalier.storage.private import remove_run
 from server_app.model_fit import require_fit
 from server_app.outcomes.outcome import Outcome
@@ -112,6 +113,9 @@ def _work(run: Run, grid: Grid, tests: PublicTests, summary: Summary) -> None:
         The result was written and measured, but does not load to the same logits.
     """
     strategy: Method = part(METHODS[run.settings.method].strategy)(run, _evaluation(run, tests))
+    outcome: Outcome[Any] = part(METHODS[run.settings.method].outcome)(run, tests, summary)
+    if outcome.MEASURED_BETWEEN_ROUNDS:
+        strategy.look = lambda clients: outcome.look(strategy.result, clients)
     try:
         strategy.start(grid)
     finally:
@@ -119,8 +123,9 @@ def _work(run: Run, grid: Grid, tests: PublicTests, summary: Summary) -> None:
             summary.roster, summary.rounds = rounds.roster, rounds.finished
         if run.simulation:
             _collect_egress_logs(run)
+    if strategy.looks:
+        write_json(run.folder.path / "rounds.json", {"rounds": strategy.looks})
     fault = None
-    outcome: Outcome[Any] = part(METHODS[run.settings.method].outcome)(run, tests, summary)
     try:
         outcome.write(strategy.result)
     except ExportError as error:  # what was computed is measured all the same, and stays on disk; then the run says "failed"

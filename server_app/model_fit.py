@@ -25,6 +25,10 @@ def require_fit(settings: RunSettings, model: OpenedModel, tests: PublicTests, c
         it takes.
     """
     part(METHODS[settings.method].strategy).require_fit(settings, model, capabilities)
+    if settings.evaluation.every and not part(METHODS[settings.method].outcome).MEASURED_BETWEEN_ROUNDS:
+        raise Mistake(
+            f"evaluation.every = {settings.evaluation.every}: {settings.method} is measured at the end alone; set it to 0"
+        )
     if settings.tunes and settings.task.name != TEXT and task_named(settings.task.name).generation and tests.items:
         _require_room_for_answers(settings, model, tests)
 

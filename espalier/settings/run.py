@@ -103,6 +103,12 @@ class EvaluationSettings(Table):
         description="Baseline with the data of all clients in one place; `auto`: in simulation only. `on` is refused in a "
         "deployment.",
     )
+    every: int = Field(
+        0,
+        ge=0,
+        description="After every so many rounds the server measures what they have led to on the public texts or items "
+        "(`rounds.json`); of methods that average adapters. 0: only at the end.",
+    )
 
     @field_validator("texts")
     @classmethod

@@ -1,5 +1,8 @@
 """Adapters for plain peft, ``adapter/``, and on request the model with the adapters merged, ``model/``."""
 
+from collections.abc import Sequence
+from typing import Any
+
 from espalier.corpora.tasks.catalogue import task_named
 from espalier.modeling.adapters import factors_of, merged
 from espalier.modeling.block_stream import BlockStream
@@ -12,13 +15,24 @@ from espalier.wire.adapters import HEAD_KEY, Tensors
 from espalier.wire.payload import block_key
 from pruning_kernels.factors import Factors
 from server_app.model_card import adapter_card, merged_card
-from server_app.outcomes.items import measure_items
-from server_app.outcomes.outcome import A_FEW, Outcome
+from server_app.outcomes.items import measure_items, scores_of
+from server_app.outcomes.outcome import A_FEW, Outcome, perplexities
 from strategies.results.adapters import Adapters
 
 
 class AdapterOutcome(Outcome[Adapters]):
     """The adapters, their losses on texts, and scores on the task's items."""
+
+    MEASURED_BETWEEN_ROUNDS = True
+
+    def look(self, result: Adapters, clients: Sequence[int]) -> dict[str, Any]:
+        """Of the global adapters."""
+        tensors = {key: result.tensors(key) for key in result.blobs}
+        if self.tests.encoded is None:
+            return {"perplexity": perplexities(self.losses_of(_merging(result, tensors)))}
+        adapted = AdaptedModel.load(self.run.model, self.run.computing, self.run.settings, result.adapters)
+        adapted.set(tensors)
+        return {"scores": scores_of(self.run, adapted, self.tests)}
 
     def write(self, result: Adapters) -> None:
         """Adapters, an encoder's with its head."""

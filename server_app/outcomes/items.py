@@ -25,24 +25,31 @@ def measure_items(
     """Score all columns with one model in memory, the base as it was trained on; a column without tensors is the base."""
     assert tests.encoded is not None
     settings = run.settings
-    prompts, how = [item.prompt for item in tests.items], _writing(settings, tests)
-    limit, tokenizer = run.model.num_positions or sys.maxsize, run.model.tokenizer
     summary.tests = {"number": len(tests.encoded), "cut": num_cut(settings, run.model, tests)}
     adapted = AdaptedModel.load(run.model, run.computing, settings, adapters)
-    base, size = adapted.values(), settings.training.batch_size
+    base = adapted.values()
     run.progress.begin("testing", len(columns))
     for column, tensors in columns.items():
         adapted.set(tensors or base)
-        scores = score(adapted.whole, tests.encoded, tests.num_classes > 0, size, run.computing.device)
-        scores = {metric: scores[metric] for metric in tests.metrics}
-        if how is not None:
-            written = generate(adapted.whole, tokenizer, prompts, how, limit, size, run.computing.device)
-            scores |= exact_match(written, tests.items, how)
+        scores = scores_of(run, adapted, tests)
         for metric, value in scores.items():
             summary.scores.setdefault(metric, {})[column] = value
         text = ", ".join(f"{metric} {figure(value, 3)}" for metric, value in scores.items())
         run.progress.step("tested", f"{column}: {text}", column=column, scores=scores)
     summary.chances = {metric: _chance(run, tests, metric) for metric in summary.scores}
+
+
+def scores_of(run: Run, adapted: AdaptedModel, tests: PublicTests) -> dict[str, float]:
+    """A model's score on the items by metric."""
+    assert tests.encoded is not None
+    size, device = run.settings.training.batch_size, run.computing.device
+    found = score(adapted.whole, tests.encoded, tests.num_classes > 0, size, device)
+    scores = {metric: found[metric] for metric in tests.metrics}
+    if (how := _writing(run.settings, tests)) is not None:
+        prompts, limit = [item.prompt for item in tests.items], run.model.num_positions or sys.maxsize
+        written = generate(adapted.whole, run.model.tokenizer, prompts, how, limit, size, device)
+        scores |= exact_match(written, tests.items, how)
+    return scores
 
 
 def _writing(settings: RunSettings, tests: PublicTests) -> Generation | None:

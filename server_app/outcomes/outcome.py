@@ -1,8 +1,9 @@
 """What every kind of result has done with it at the end of a run: written, checked, measured, and compared with baselines."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from math import isfinite
 from typing import Any, Generic, TypeVar
 
 from espalier.evaluation.perplexity import mean_losses, perplexity
@@ -42,6 +43,13 @@ class Outcome(ABC, Generic[R]):
         self.run = run
         self.tests = tests
         self.summary = summary
+
+    MEASURED_BETWEEN_ROUNDS = False
+    """Whether ``look`` can measure what the rounds have led to so far."""
+
+    def look(self, result: R, clients: Sequence[int]) -> dict[str, Any]:
+        """Figures of a result between rounds, JSON values: ``perplexity`` by text, or ``scores`` of the items by metric."""
+        raise NotImplementedError
 
     @abstractmethod
     def write(self, result: R) -> None:
@@ -85,13 +93,14 @@ class Outcome(ABC, Generic[R]):
             if isinstance(model, Mapping):
                 self._measure_personal(column, model)
                 continue
-            losses = self._losses(model)
+            losses = self.losses_of(model)
             for name, loss in losses.items():
                 self.summary.losses[name][column] = loss
             text = ", ".join(f"{name} {figure(perplexity(loss))}" for name, loss in losses.items())
             run.progress.step("evaluated", f"{column}: {text}", column=column, losses=losses)
 
-    def _losses(self, model: OneModel) -> dict[str, float]:
+    def losses_of(self, model: OneModel) -> dict[str, float]:
+        """A model's mean loss on each of the public texts."""
         if isinstance(model, OpenedModel):
             return mean_losses(BlockStream(model, self.run.computing), self.tests.texts, dense)
         return mean_losses(self._dense, self.tests.texts, model)
@@ -102,10 +111,15 @@ class Outcome(ABC, Generic[R]):
 
     def _measure_personal(self, column: str, models: Mapping[int, OneModel]) -> None:
         for client, model in sorted(models.items()):
-            losses = self._losses(model)
+            losses = self.losses_of(model)
             for name, loss in losses.items():
                 self.summary.personal.setdefault(column, {}).setdefault(name, {})[client] = perplexity(loss)
             text = ", ".join(f"{name} {figure(perplexity(loss))}" for name, loss in losses.items())
             self.run.progress.step(
                 "evaluated", f"{column} of client {client}: {text}", column=column, client=client, losses=losses
             )
+
+
+def perplexities(losses: Mapping[str, float]) -> dict[str, float | None]:
+    """Of mean losses; None where one is no finite number."""
+    return {name: value if isfinite(value := perplexity(loss)) else None for name, loss in losses.items()}

@@ -1,17 +1,54 @@
 """FedSpine's result: the global adapters for peft, and what each device keeps of the model, which is made there of both."""
 
+from collections.abc import Sequence
 from typing import Any
 
+from espalier.evaluation.perplexity import mean_losses
+from espalier.modeling.adapters import factors_of, merged
+from espalier.modeling.block_stream import BlockStream
 from espalier.modeling.export_adapter import export_adapter
+from espalier.modeling.opened import OpenedModel
 from espalier.settings.fedspine import FedSpineSettings
 from espalier.storage.atomic import write_json
+from espalier.training.adapted import AdaptedModel
+from espalier.wire.payload import block_key
 from server_app.model_card import adapter_card
+from server_app.outcomes.items import scores_of
+from server_app.outcomes.outcome import perplexities
 from server_app.outcomes.personal_models import PersonalOutcome, where_models_are
 from strategies.results.refined import RefinedResult
 
 
 class RefinedOutcome(PersonalOutcome[RefinedResult]):
     """Each device's smaller model stays where it is; here is all that it is made of, beside the base."""
+
+    MEASURED_BETWEEN_ROUNDS = True
+
+    def look(self, result: RefinedResult, clients: Sequence[int]) -> dict[str, Any]:
+        """Of the devices' smaller models, which the server can make of what it knows: by figure, device by device.
+
+        ``seconds`` are those of all rounds so far.
+        """
+        of_cuts: dict[bytes, dict[str, float | None]] = {}
+        for client in clients:
+            if (bits := result.bits(client)) not in of_cuts:
+                of_cuts[bits] = self._figures_of(result, client)
+        own = {client: of_cuts[result.bits(client)] for client in clients}
+        figures = {name: {str(client): found[name] for client, found in own.items()} for name in next(iter(own.values()))}
+        return {"scores" if self.tests.encoded else "perplexity": figures, "seconds": result.seconds}
+
+    def _figures_of(self, result: RefinedResult, client: int) -> dict[str, float | None]:
+        """Of one device's model."""
+        run, structure = self.run, result.structure_of(client)
+        model = OpenedModel(run.model.directory, structure)
+        adapters = result.plan_for(client, run.settings.lora.largest_rank)
+        tensors = {key: result.part_for(client, key, result.tensors(key)) for key in adapters.shapes()}
+        if self.tests.encoded is None:
+            edits = merged(lambda index: factors_of(adapters, index, tensors[block_key(index)]))
+            return perplexities(mean_losses(BlockStream(model, run.computing), self.tests.texts, edits))
+        adapted = AdaptedModel.load(model, run.computing, run.settings, adapters)
+        adapted.set(tensors)
+        return dict(scores_of(run, adapted, self.tests))
 
     def write(self, result: RefinedResult) -> None:
         """``adapter/``, of the whole model, ``structures/`` with a file per device, and ``refinements.json``."""

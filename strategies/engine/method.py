@@ -61,6 +61,10 @@ class Method(Strategy):
         """Those among them that lost what they were brought, and are brought it again."""
         self._reports: dict[int, dict[str, Any]] = {}
         """What each client of the round said when it had done its work."""
+        self.look: Callable[[Sequence[int]], dict[str, Any]] | None = None
+        """Measures the result as it is between rounds, where it is one per client that of those which still take part."""
+        self.looks: list[dict[str, Any]] = []
+        """What was measured, each with its ``round``."""
 
     # ----- what a method says -----------------------------------------------------------------------------------------
 
@@ -208,6 +212,7 @@ class Method(Strategy):
             _, metrics = self.aggregate_train(server_round, replies)
             if metrics is not None:
                 result.train_metrics_clientapp[server_round] = metrics
+            self._look(server_round)
             self._save(server_round)
             self.rounds.finished = server_round
             run.progress.note("checkpoint", f"checkpoint   after round {server_round}", round=server_round)
@@ -221,15 +226,29 @@ class Method(Strategy):
             result.evaluate_metrics_clientapp[last] = metrics
         return result
 
+    def _look(self, server_round: int) -> None:
+        """Measure what the rounds have led to, where that is wanted after this one."""
+        every = self.run.settings.evaluation.every
+        if self.look is not None and every and server_round % every == 0:
+            clients = [seat.client for seat in self.rounds.roster.active()]
+            self.looks.append({"round": server_round, **self.look(clients)})
+            self.run.progress.note("looked", f"measured     after round {server_round}", **self.looks[-1])
+
     def _save(self, server_round: int) -> None:
         run, roster = self.run, self.rounds.roster
-        common = {"clients": roster.state(), "traffic": run.folder.ledger.state(), "prepared": self._prepared}
+        common = {
+            "clients": roster.state(),
+            "traffic": run.folder.ledger.state(),
+            "prepared": self._prepared,
+            "looks": self.looks,
+        }
         run.checkpoint.save(server_round, roster.clients(), run.identity(), {**self.state(), **common}, self.stored())
         run.folder.save_times(roster.times())
 
     def _resume(self, saved: dict[str, Any]) -> None:
         self.rounds.finished = saved["round"]
         self._prepared = saved["state"]["prepared"]
+        self.looks = saved["state"]["looks"]
         self.restore(saved["state"])
         self.rounds.roster.restore(saved["state"]["clients"])
         self.rounds.roster.restore_times(self.run.folder.load_times())

@@ -364,15 +364,18 @@ class TestFedSpine(PersonalPromises):
             "data__source": "jsonl",
             "data__path": str(bench.folder / "items-{client}.jsonl"),
             "evaluation__local_only": True,
+            "evaluation__every": 2,
         }
         grid = bench.grid(**changes)
         for context in grid.contexts.values():
             context.node_config.pop("data-path")
-        document = summary(bench.run(grid, **changes))
+        folder = bench.run(grid, **changes)
+        document, (look,) = summary(folder), json.loads((folder / "rounds.json").read_text())["rounds"]
         found = {metric["name"]: metric["values"] for metric in document["metrics"] if metric["dataset"] == "sst2"}
         told = [client["metrics"]["acc/sst2"] for client in document["clients"]]
         assert found["acc"]["federated"] == pytest.approx(np.mean(told), abs=1e-3)
         assert found["acc"]["dense"] is not None
+        assert list(look["scores"]["acc"].values()) == pytest.approx(told, abs=1e-3)
 
     def test_one_client_twice_gives_the_same_bytes(self, bench: Bench) -> None:
         bench.num_clients = 1

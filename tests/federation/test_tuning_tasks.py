@@ -146,10 +146,11 @@ def encoder(folder: Path) -> Bench:
 
 
 def test_an_encoder_learns_and_its_head_is_averaged(encoder: Bench) -> None:
-    grid = encoder.grid(training__steps=12)
-    run = encoder.run(grid, training__steps=12)
-    document = summary(run)
+    grid = encoder.grid(training__steps=12, evaluation__every=2)
+    run = encoder.run(grid, training__steps=12, evaluation__every=2)
+    document, (look,) = summary(run), json.loads((run / "rounds.json").read_text())["rounds"]
     accuracy = metric(document, "acc")
+    assert look == {"round": 2, "scores": {name: metric(document, name)["values"]["federated"] for name in look["scores"]}}
     assert accuracy["values"]["federated"] > accuracy["chance"] + 0.2
     heads: dict[int, dict[str, torch.Tensor]] = {}
     for _, reply in grid.received:
