@@ -13,7 +13,8 @@ from pathlib import Path
 
 from benchmarks.fedspallm import report
 from benchmarks.fedspallm.rows import Rows
-from benchmarks.fedspine.allocation import ALLOCATION, FLEET, TRAINED, dealt_to_devices
+from benchmarks.fedspine.allocation import ALLOCATION, FLEET, TRAINED, curves_of, dealt_to_devices
+from benchmarks.fedspine.curves import write_curves
 from benchmarks.fedspine.regret import FIGURES, KEYS, NOISE, ROUNDS, measure
 from benchmarks.fedspine.report import write_report
 from benchmarks.smaller import bench as whole_runs
@@ -53,6 +54,7 @@ def _allocation(given: argparse.Namespace) -> None:
     stated = {"training": TRAINED, "fleet": FLEET}
     rows, conditions = whole_runs.measure(given, ALLOCATION, path, {}, stated)
     report.write_report(ALLOCATION, rows, conditions, path)
+    write_curves(curves_of(rows), path.with_name(f"{path.name}-curves"))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Who chooses ratios and ranks: bandits, a schedule or chance, on the devices of a pretended fleet; and LoRA without pruning.
 
 Every device has a part of one domain's text. Its own smaller model is measured on the public text of every domain; a row has
-the mean over devices and the worst of them, and what the run took by the fleet's clock.
+the mean over devices and the worst of them, and what the run took by the fleet's clock. How soon models become good by that
+clock is in a file of its own (``curves``).
 """
 
 import json
@@ -13,15 +14,18 @@ from typing import Any
 
 from benchmarks.fedspallm.rows import Rows
 from benchmarks.fedspallm.studies import Study
+from benchmarks.fedspine import curves
 from benchmarks.paired import Pair
-from benchmarks.smaller.bench import Bench
+from benchmarks.smaller.bench import WINDOWS, Bench
 from espalier.settings.mistakes import Mistake
+from espalier.settings.run import parse
+from strategies.methods.refining_time import fleet_of
 
 DEVICES, FLEET = 10, "high"
-SHARES = (0.3, 0.5)
+SHARES = (0.5, 0.3)
 TRAINED = {
     "federation.rounds": 20, "training.steps": 10, "training.batch-size": 2, "training.learning-rate": 2e-3,
-    "lora.targets": "all", "data.window-tokens": 128,
+    "lora.targets": "all", "data.window-tokens": 128, "evaluation.every": 4,
 }  # fmt: skip
 """Of all runs."""
 BANDIT, DENSE = "bandits", "dense"
@@ -42,6 +46,9 @@ UNPRUNED = {
     "HetLoRA": {"method": "hetlora", "hetlora.ranks": "8,8,8,4,4,4,2,2,2,2"},
 }
 """LoRA of the whole model, for the perplexity that pruning costs; ranks by what the fleet's devices can do."""
+CUT_FIRST = {"method": "llm-pruner", "llm-pruner.selection": "block", "data.windows": WINDOWS}
+PRUNED_FIRST = "LLM-Pruner, then FedPETuning"
+"""One smaller model for all, cut before the rounds begin; what the cut itself takes is not counted."""
 KEYS = ("seed", "sparsity", "model", "text")
 FIGURES = ("perplexity", "worst", "pruned", "virtual_seconds", "waiting_seconds", "megabytes_up", "megabytes_down")
 MEGA = 1e6
@@ -75,9 +82,22 @@ def allocation(bench: Bench, rows: Rows) -> None:
     for seed in bench.seeds:
         for name, changes in UNPRUNED.items():
             _measure(bench, rows, seed, 0.0, name, changes)
+        for share in SHARES:
+            first = {**CUT_FIRST, "llm-pruner.share": share, "data.window-tokens": TRAINED["data.window-tokens"]}
+            made = bench.run(f"{seed}-{share:g}-LLM-Pruner", {**first, **_text(bench, seed)})
+            _measure(bench, rows, seed, share, PRUNED_FIRST, {"method": "fedpetuning", "model": str(made / "model")})
         for share, (name, changes) in product(SHARES, CHOICES.items()):
             own = {"method": "fedspine", "fedspine.share": share, "fedspine.fleet": FLEET, "fedspine.keep-models": False}
             _measure(bench, rows, seed, share, name, own | changes | {"evaluation.local-only": True})
+
+
+def curves_of(rows: Rows) -> Rows:
+    """The rows of the file beside, with what was measured between rounds."""
+    return Rows(rows.path.with_name(f"{rows.path.stem}-curves.csv"), curves.KEYS, curves.FIGURES, rows.conditions)
+
+
+def _text(bench: Bench, seed: int) -> dict[str, Any]:
+    return {"seed": seed, "num-clients": len(bench.private), "data.source": "text", "data.path": str(bench.dealt())}
 
 
 def _measure(bench: Bench, rows: Rows, seed: int, share: float, name: str, changes: dict[str, Any]) -> None:
@@ -85,8 +105,10 @@ def _measure(bench: Bench, rows: Rows, seed: int, share: float, name: str, chang
     cells = [{"seed": seed, "sparsity": share, "model": name, "text": text} for text in texts]
     if not rows.missing(iter(cells)):
         return
-    data = {"seed": seed, "num-clients": len(bench.private), "data.source": "text", "data.path": str(bench.dealt())}
-    run = bench.run(f"{seed}-{share:g}-{name.replace('/', '')}", {**TRAINED, **changes, **data})
+    varied = {**TRAINED, **changes, **_text(bench, seed)}
+    run, fleet = bench.run(f"{seed}-{share:g}-{name.replace('/', '')}", varied), fleet_of(FLEET)
+    assert fleet is not None
+    curves.add_curve(curves_of(rows), seed, share, name, run, parse({**bench.common, **varied}), fleet)
     document = json.loads((run / "summary.json").read_text())
     metrics = {metric["dataset"]: metric["values"] for metric in document["metrics"]}
     figures = {f"megabytes_{way}": document[f"bytes_{way}"] / len(bench.private) / MEGA for way in ("up", "down")}
