@@ -96,3 +96,49 @@ def within_each(
         before = None if gone is None else gone[own]
         cut[own] = lowest_units(scores[own], costs[own], pools[own], share_of(total, share), before)
     return cut
+
+
+def searched(scores: Tensor, costs: Tensor, pools: Tensor, kinds: Tensor, target: int) -> Tensor:
+    """Choose units of two kinds so that what they cost reaches a target and their scores together are lowest.
+
+    Mask Tuning's search (Kwon et al. 2022, section 4.1), among choices that take the lowest of each kind, which are the best
+    where units of a kind cost alike: for every number of the one, the fewest of the other. In each pool the unit of the
+    highest score stays.
+
+    Parameters
+    ----------
+    scores : (units,), floating, not negative
+    costs, pools : (units,), int64, see ``lowest_units``
+    kinds : (units,), int64: 0 or 1
+    target : parameters to cut
+
+    Returns
+    -------
+    (units,), bool: True for units that are cut
+
+    Raises
+    ------
+    ValueError
+        A score is NaN or negative, or all units but one of each pool cost less than the target.
+    """
+    if not (scores >= 0).all():
+        raise ValueError("a score is NaN or negative")
+    free = ~_best_of_each_pool(scores, pools)
+    orders, spent, lost = [], [], []
+    for kind in (0, 1):
+        own = (free & (kinds == kind)).nonzero().squeeze(1)
+        order = own[torch.sort(scores[own], stable=True).indices]
+        orders.append(order)
+        spent.append(torch.cat([costs.new_zeros(1), costs[order].cumsum(0)]))
+        lost.append(torch.cat([scores.new_zeros(1, dtype=torch.float64), scores[order].double().cumsum(0)]))
+    rest = torch.searchsorted(spent[1], target - spent[0])  # the fewest of the second kind for each number of the first
+    possible = rest < len(spent[1])
+    if not possible.any():
+        reached = int(spent[0][-1] + spent[1][-1])
+        raise ValueError(f"{target} parameters are to be cut, and all units but one of each kind and block have {reached}")
+    total = torch.where(possible, lost[0] + lost[1][rest.clamp_max(len(spent[1]) - 1)], torch.inf)
+    first = int(total.argmin())
+    cut = torch.zeros_like(free)
+    cut[orders[0][:first]] = True
+    cut[orders[1][: int(rest[first])]] = True
+    return cut

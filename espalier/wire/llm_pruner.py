@@ -59,7 +59,7 @@ def possible(key: str, blob: bytes, lowest: float) -> None:
 def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
     """The contract of a ``train`` message (part 0) or of a ``fetch`` of a later part."""
     job = run.of(LlmPrunerSettings)
-    specs, lowest = score_specs(plan_of(), job), 0.0 if job.element == "absolute" else -np.inf
+    specs, lowest = score_specs(plan_of(), job), -np.inf if job.element == "signed" else 0.0
     reply = Reply(
         order=NoScalars,
         part_order=PartRequest,
@@ -80,9 +80,9 @@ def delivery(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
 
 OBSERVER = (
     "for every key-value group and feed-forward channel of the blocks that may be cut one number: weights times the gradient "
-    "of this client's loss on all its windows, summed over the unit (who guesses the text of all windows can confirm the "
-    "guess; the site's `least-tokens` says how much that is at least; the sums are far fewer than the gradient's numbers, and "
-    "say by which units the text moves the model); and how long it took"
+    "of this client's loss on all its windows, summed over the unit, or the squares of such sums, window by window, added up "
+    "(who guesses the text of all windows can confirm the guess; the site's `least-tokens` says how much that is at least; the "
+    "sums are far fewer than the gradient's numbers, and say by which units the text moves the model); and how long it took"
 )
 
 EXAMPLES: dict[Kind, dict[str, Any]] = {}

@@ -46,6 +46,47 @@ def scores_by_hand(bench: Bench, windows: torch.Tensor, signed: bool) -> list[di
     return found
 
 
+SIDES = {"groups": ("self_attn.o_proj", 2, 8), "channels": ("mlp.down_proj", 24, 1)}
+"""Whose input a mask is on, how many units there are, and how wide each is."""
+COSTS = {"groups": 16 * 8 + 2 * 16 * 4 + 16 * 8, "channels": 3 * 16}
+
+
+def fisher_by_hand(bench: Bench, windows: torch.Tensor) -> list[dict[str, list[float]]]:
+    """Squares of the gradients of masks of ones, a window at a time."""
+    model = AutoModelForCausalLM.from_pretrained(bench.model, dtype=torch.float32)
+    masks = {}
+    for index, block in enumerate(model.model.layers):
+        for kind, (path, number, size) in SIDES.items():
+            mask = masks[index, kind] = torch.ones(number, requires_grad=True)
+
+            def masked(_: Any, inputs: Any, mask: torch.Tensor = mask, size: int = size) -> Any:
+                return (inputs[0] * mask.repeat_interleave(size),)
+
+            block.get_submodule(path).register_forward_pre_hook(masked)
+    found = {key: torch.zeros_like(mask) for key, mask in masks.items()}
+    for window in windows:
+        gradients = torch.autograd.grad(model(input_ids=window[None], labels=window[None]).loss, list(masks.values()))
+        for key, gradient in zip(found, gradients, strict=True):
+            found[key] += gradient.square() / len(windows)
+    return [{kind: found[index, kind].tolist() for kind in SIDES} for index in range(2)]
+
+
+def searched_by_hand(scores: dict[tuple[int, str, int], float]) -> set[tuple[int, str, int]]:
+    """Of all numbers of groups and channels whose lowest come to 0.3 of what all cost those of the lowest sum."""
+    pools = {key[:2] for key in scores}
+    stay = {max((key for key in scores if key[:2] == pool), key=lambda key: (scores[key], key)) for pool in pools}
+    free = sorted(scores.keys() - stay, key=lambda key: scores[key])
+    order = {kind: [key for key in free if key[1] == kind] for kind in SIDES}
+    target = 0.3 * sum(COSTS[kind] for _, kind, _ in scores)
+    choices = [
+        {*order["groups"][:a], *order["channels"][:b]}
+        for a in range(len(order["groups"]) + 1)
+        for b in range(len(order["channels"]) + 1)
+        if a * COSTS["groups"] + b * COSTS["channels"] >= target
+    ]
+    return min(choices, key=lambda choice: sum(scores[key] for key in choice))
+
+
 class TestLlmPruner(Promises):
     """One round; both blocks of the tiny model may be cut."""
 
@@ -78,6 +119,33 @@ class TestLlmPruner(Promises):
             for kind, number, go in (("groups", 2, 1), ("channels", 24, 8)):
                 sums = [abs(sum(own[index][kind][unit] for own in expected)) for unit in range(number)]
                 assert list(block.kept(kind)) == sorted(sorted(range(number), key=lambda unit: sums[unit])[go:])
+
+    def test_squares_are_the_fisher_information_of_masks(self, bench: Bench) -> None:
+        """A mask on what a unit gives, its gradient window by window; groups and channels go in those numbers that cost least."""
+        changes = {
+            "data__source": "text",
+            "data__path": f"{bench.folder}/text-{{client}}.txt",
+            "llm_pruner__element": "squared",
+        }
+        changes |= {"llm_pruner__max_score_ratio": 1000.0, "llm_pruner__form": "compact", "llm_pruner__selection": "search"}
+        grid = bench.grid(**changes)
+        folder = bench.run(grid, **changes)
+        expected = [fisher_by_hand(bench, own) for own in all_windows(bench, **changes).chunk(4)]
+        for client, reply in grid.received:
+            letter = read(reply.content)
+            for key, blob in letter.blobs.items() if letter.header.kind == "train" else ():
+                for kind, values in expected[client][int(key[-4:])].items():
+                    np.testing.assert_allclose(unpack_tensors(blob)[f"{kind}.score"], values, rtol=2e-3, atol=1e-9)
+        structure = OpenedModel(folder / "model").structure
+        assert structure is not None
+        total = {
+            (index, kind, unit): sum(own[index][kind][unit] for own in expected)
+            for index in range(2)
+            for kind, number in (("groups", 2), ("channels", 24))
+            for unit in range(number)
+        }
+        kept = {(i, kind, unit) for i, block in enumerate(structure.blocks) for kind in SIDES for unit in block.kept(kind)}
+        assert kept == total.keys() - searched_by_hand(total)
 
     def test_signed_sums_are_those_of_pooled_data(self, bench: Bench) -> None:
         changes = {"data__source": "text", "data__path": f"{bench.folder}/text-{{client}}.txt", "llm_pruner__element": "signed"}

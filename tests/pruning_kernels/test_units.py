@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pruning_kernels.units import coupled_sums, lowest_units, share_of, within_each
+from pruning_kernels.units import coupled_sums, lowest_units, searched, share_of, within_each
 
 
 @pytest.mark.parametrize(("side", "size"), [(0, 1), (0, 3), (1, 1), (1, 4)])
@@ -88,3 +88,32 @@ def test_a_share_is_rounded_up() -> None:
 def test_a_score_that_is_no_number_is_refused() -> None:
     with pytest.raises(ValueError, match="a score is NaN"):
         lowest_units(torch.tensor([1.0, torch.nan]), torch.tensor([1, 1]), torch.tensor([0, 0]), 1)
+
+
+@given(units())
+def test_the_search_finds_the_least_score_among_all_numbers(drawn: tuple[list[float], list[int], list[int], int]) -> None:
+    """Pools 0 and 2 are of one kind, 1 and 3 of the other; each kind has one cost, and its lowest units go."""
+    scores, _, pools, target = [abs(score) for score in drawn[0]], drawn[1], drawn[2], drawn[3]
+    kinds = [pool % 2 for pool in pools]
+    costs = [(7, 2)[kind] for kind in kinds]
+    number = range(len(pools))
+    stays = {max((unit for unit in number if pools[unit] == pool), key=lambda unit: (scores[unit], unit)) for pool in pools}
+    free = sorted((unit for unit in number if unit not in stays), key=lambda unit: scores[unit])
+    orders = [[unit for unit in free if kinds[unit] == kind] for kind in (0, 1)]
+    choices = [{*orders[0][:a], *orders[1][:b]} for a in range(len(orders[0]) + 1) for b in range(len(orders[1]) + 1)]
+    enough = [choice for choice in choices if sum(costs[unit] for unit in choice) >= target]
+    tensors = (torch.tensor(scores), torch.tensor(costs), torch.tensor(pools), torch.tensor(kinds))
+    if not enough:
+        with pytest.raises(ValueError, match="all units but one of each kind and block have"):
+            searched(*tensors, target)
+        return
+    found = set(searched(*tensors, target).nonzero().squeeze(1).tolist())
+    assert found in enough
+    assert sum(scores[unit] for unit in found) == pytest.approx(min(sum(scores[unit] for unit in own) for own in enough))
+
+
+def test_the_search_refuses_what_is_no_loss() -> None:
+    ones = torch.ones(4, dtype=torch.int64)
+    for wrong in (-1.0, float("nan")):
+        with pytest.raises(ValueError, match="NaN or negative"):
+            searched(torch.tensor([0.0, 1.0, wrong, 2.0]), ones, torch.tensor([0, 0, 1, 1]), torch.tensor([0, 0, 1, 1]), 1)

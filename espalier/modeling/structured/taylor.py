@@ -36,6 +36,7 @@ def taylor_scores(
     Parameters
     ----------
     windows : (windows, tokens), int64
+    job : how, and of which blocks; ``squared`` is equation 9 of Kwon et al. 2022, window by window
     of_windows : what the sum of their losses is divided by, the same for all parties, so that who has more counts more
     """
     whole = load_whole(model, computing, "float32")
@@ -48,19 +49,21 @@ def taylor_scores(
         (place, linear, _weight(model, whole, index, linear))
         for place, index in enumerate(blocks)
         for linear in model.plan.blocks[index].linears
+        if job.element != "squared" or COLUMNS[linear.name] in KINDS
     ]
 
     def collect() -> None:
         for place, linear, weight in weights:
-            assert weight.grad is not None
-            _add(model, scores[place], linear, weight.detach() * weight.grad, job)
+            if weight.grad is not None:
+                _add(model, scores[place], linear, weight.detach() * weight.grad, job, of_windows)
             weight.grad = None
 
-    for batch in beats(windows.split(windows_per_batch(windows.shape[1])), "passing windows"):
+    squared = job.element == "squared"
+    for batch in beats(windows.split(1 if squared else windows_per_batch(windows.shape[1])), "passing windows"):
         tokens = batch.to(computing.device)
         loss = whole(input_ids=tokens, labels=tokens, use_cache=False).loss
-        (loss * (len(batch) / of_windows)).backward()
-        if job.element == "signed":
+        (loss if squared else loss * (len(batch) / of_windows)).backward()
+        if job.element != "absolute":
             collect()
     if job.element == "absolute":
         collect()
@@ -77,9 +80,22 @@ def _weight(model: OpenedModel, whole: nn.Module, index: int, linear: LinearPlan
 
 
 def _add(
-    model: OpenedModel, scores: Mapping[str, Tensor], linear: LinearPlan, products: Tensor, job: LlmPrunerSettings
+    model: OpenedModel,
+    scores: Mapping[str, Tensor],
+    linear: LinearPlan,
+    products: Tensor,
+    job: LlmPrunerSettings,
+    of_windows: int,
 ) -> None:
-    """Add a matrix's part to the scores of the units that its weights belong to."""
+    """Add a matrix's part to the scores of the units that its weights belong to.
+
+    ``squared`` takes the matrix alone that reads the unit: there the sum is the gradient of a mask on what the unit gives.
+    """
+    if job.element == "squared":
+        kind = COLUMNS[linear.name]
+        sums = coupled_sums(products, 1, unit_size(model.plan, linear.name, kind))
+        scores[kind].add_((sums.square() / of_windows).cpu())
+        return
     products = products.abs() if job.element == "absolute" else products
     for side, kinds in enumerate((ROWS, COLUMNS)):
         if (kind := kinds[linear.name]) in KINDS:

@@ -13,7 +13,7 @@ from espalier.settings.structured import CutSettings
 from espalier.wire.cuts import KINDS
 from espalier.wire.plan import ModelPlan
 from espalier.wire.structure import Structure, unit_costs, units_of
-from pruning_kernels.units import share_of, within_each
+from pruning_kernels.units import searched, share_of, within_each
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class ModelUnits:
 
     def competing(self, selection: str) -> Tensor:
         """(units,), int64: which units compete, by the setting ``selection``."""
-        return {"global": torch.zeros_like(self.pools), "block": self.pools // 2, "kind": self.pools}[selection]
+        return {"block": self.pools // 2, "kind": self.pools}.get(selection, torch.zeros_like(self.pools))
 
     def lowest(
         self,
@@ -71,7 +71,10 @@ class ModelUnits:
             raise Mistake("what units are worth is no number for some of them; look for weights of the model that are none")
         competing = self.competing(job.selection)
         before = torch.cat([torch.from_numpy(own[kind]) for own in gone for kind in KINDS]) if gone is not None else None
-        cut = within_each(flat, self.costs, self.pools, competing, self._totals(competing), share, before)
+        if job.selection == "search":
+            cut = searched(flat, self.costs, self.pools, self.pools % 2, share_of(int(self.costs.sum()), share))
+        else:
+            cut = within_each(flat, self.costs, self.pools, competing, self._totals(competing), share, before)
         pieces = iter(cut.split([number for own in self.numbers for number in own]))
         cuts = [{kind: next(pieces).numpy().astype(np.bool_) for kind in KINDS} for _ in self.blocks]
         for place, (own, found) in enumerate(zip(cuts, scores, strict=True)):
