@@ -121,7 +121,7 @@ class TestLlmPruner(Promises):
                 assert list(block.kept(kind)) == sorted(sorted(range(number), key=lambda unit: sums[unit])[go:])
 
     def test_squares_are_the_fisher_information_of_masks(self, bench: Bench) -> None:
-        """A mask on what a unit gives, its gradient window by window; groups and channels go in those numbers that cost least."""
+        """Of masks on what units give, window by window; groups and channels go in those numbers that cost least."""
         changes = {
             "data__source": "text",
             "data__path": f"{bench.folder}/text-{{client}}.txt",
