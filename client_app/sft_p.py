@@ -19,6 +19,7 @@ from client_app.site import Site
 from client_app.smaller_model import SmallerModel, own_target
 from client_app.task_evaluation import answer_on_task, require_own_data
 from espalier.corpora.own_data import require_tokens
+from espalier.settings.mistakes import StateLost
 from espalier.settings.seeds import derive_seed
 from espalier.settings.sft_p import SftPSettings
 from espalier.settings.task import TEXT
@@ -30,6 +31,7 @@ from espalier.training.mask_generator import first_embedding
 from espalier.training.masked import EMBEDDING, Gating, MaskedTraining, first_shared, of_generator
 from espalier.training.sequences import client_sequences
 from espalier.wire.adapters import AdapterPlan, Tensors
+from espalier.wire.alone import Alone
 from espalier.wire.messages import Header, Letter, validate
 from espalier.wire.sft_p import lora_plan, shape_of, trained
 from espalier.wire.tuning import Order, TuningReport, parts
@@ -76,7 +78,7 @@ def _train(site: Site, state: PrivateState, request: Letter, rank_limit: int) ->
     start = tuning.begins_with(site, plan, tuning.brought_to(site, request, plan), _first)
     training, first_step = _training(site, state, header), (header.server_round - 1) * settings.training.steps
     _require_enough(site, training, first_step)
-    own = carried.before(state, carried.CONDITIONING, header.server_round).get(OWN, {})
+    own = _conditioning(state, header)
     moments = tuning.moments(site, state, header.server_round, plan)
     if "step" in own:
         moments[EMBEDDING] = {name: own[name] for name in ("exp_avg", "exp_avg_sq", "step")}
@@ -109,11 +111,14 @@ def _require_enough(site: Site, training: MaskedTraining, first_step: int) -> No
 
 
 def alone(site: Site, request: Letter) -> Letter:
-    """Write the smaller model that the rounds left this client, where it is wanted; a late one fits its embedding before."""
-    header, job = request.header, site.settings.of(SftPSettings)
+    """Write the smaller model that the rounds left this client, where it is wanted.
+
+    One that was in no round fits its embedding before.
+    """
+    header, job, order = request.header, site.settings.of(SftPSettings), validate(Alone, request.scalars)
 
     def make(state: PrivateState) -> dict[str, Any]:
-        if job.is_late(header.client, site.settings.num_clients):
+        if order.fits and EMBEDDING not in _conditioning(state, _after(header)):
             _fit(site, state, header)
         if job.keep_models and (target := own_folder(site, state)) is not None:
             mine = _own_model(site, state, header)
@@ -134,8 +139,22 @@ def _fit(site: Site, state: PrivateState, header: Header) -> None:
     mask_history.note_fit(state, training.spent)
 
 
+def _conditioning(state: PrivateState, header: Header) -> dict[str, Tensor]:
+    """The embedding, and its moments, as rounds before left them; empty where there was none, or the state is lost."""
+    return carried.before(state, carried.CONDITIONING, header.server_round).get(OWN, {})
+
+
 def _own_model(site: Site, state: PrivateState, header: Header) -> SmallerModel:
-    """What the last round left of the client's own model."""
+    """What the last round left of the client's own model.
+
+    Raises
+    ------
+    StateLost
+        The client's embedding is gone: a model of another one would be nobody's.
+    """
+    job = site.settings.of(SftPSettings)
+    if job.conditioned and job.makes_alone and EMBEDDING not in _conditioning(state, _after(header)):
+        raise StateLost(f"{header.kind}: this client no longer has its embedding, without which it has no model of its own")
     return SmallerModel.of(site, header, _delivered(site, header), own_embedding(site, state, _after(header)))
 
 
@@ -175,7 +194,7 @@ def _training(site: Site, state: PrivateState, header: Header) -> MaskedTraining
 
 def own_embedding(site: Site, state: PrivateState, header: Header) -> Tensor:
     """What the rounds before left of the client's embedding; at first it is drawn, or the constant of all."""
-    kept = carried.before(state, carried.CONDITIONING, header.server_round).get(OWN, {})
+    kept = _conditioning(state, header)
     if EMBEDDING in kept:
         return kept[EMBEDDING]
     conditioned = site.settings.of(SftPSettings).conditioned

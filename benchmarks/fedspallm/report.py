@@ -21,7 +21,8 @@ def write_report(study: Study, rows: Rows, conditions: Any, path: Path) -> None:
     lines = [
         f"# {study.title}",
         "",
-        f"Mean ± sample standard deviation over {len(seeds)} seeds. Model `{conditions['model']['name']}`, "
+        f"Mean ± sample standard deviation over {len(seeds)} seeds, or as many as have the figure, which is said. Model "
+        f"`{conditions['model']['name']}`, "
         f"{conditions['model']['weights']:,} prunable weights; {conditions['windows']} calibration windows of "
         f"{conditions['window_tokens']} tokens per client. [Figures](./{path.name}.csv), [conditions](./{path.name}.json).",
         "",
@@ -31,9 +32,21 @@ def write_report(study: Study, rows: Rows, conditions: Any, path: Path) -> None:
         lines += _table(study, rows, text, "perplexity", f"{text} ({conditions['texts'][text]['windows']} windows): perplexity")
         lines += _paired(study, rows, text)
     for figure in study.figures[1:]:
-        lines += _table(study, rows, texts[0], figure, figure.replace("_", " "))
+        if _differs(study, rows, figure):
+            for text in texts:
+                lines += _table(study, rows, text, figure, f"{figure.replace('_', ' ')}, {text}")
+        else:
+            lines += _table(study, rows, texts[0], figure, figure.replace("_", " "))
     path.with_suffix(".md").write_text("\n".join([*lines, f"![{study.title}](./{path.name}.png)", ""]))
     _plot(study, rows, texts, path.with_suffix(".png"))
+
+
+def _differs(study: Study, rows: Rows, figure: str) -> bool:
+    """Whether a figure is of a text's own client or device, and not of the whole run."""
+    found: dict[tuple[str, ...], set[str]] = {}
+    for row in rows.rows:
+        found.setdefault(tuple(row[key] for key in study.keys if key != "text"), set()).add(row[figure])
+    return any(len(values) > 1 for values in found.values())
 
 
 def _grouped(study: Study, rows: Rows, text: str) -> tuple[Figures, list[str], list[str]]:
@@ -83,7 +96,8 @@ def _cell(rows: Sequence[Row], figure: str) -> str:
         return ""
     digits = 3 if figure == "sparsity_reached" else 2 if fmean(values) < 1000 else 0
     spread = f" ± {stdev(values):.{digits}f}" if len(values) > 1 else ""
-    return f"{fmean(values):.{digits}f}{spread}"
+    lacking = f" ({len(values)} of {len(rows)})" if len(values) < len(rows) else ""
+    return f"{fmean(values):.{digits}f}{spread}{lacking}"
 
 
 def _plot(study: Study, rows: Rows, texts: Sequence[str], path: Path) -> None:

@@ -1,6 +1,7 @@
-"""What FedSpine's bandit regrets on rewards that are known (a minute, no model), and what it brings with a model of one's own.
+"""What FedSpine's bandit regrets on rewards that are known (a minute, no model), what a step costs, and what it all brings.
 
     python -m benchmarks.fedspine regret [--seeds 0 1 2] [--out docs/studies]
+    python -m benchmarks.fedspine steps [--shape 0.1b] [--out docs/studies]
     python -m benchmarks.fedspine allocation --model DIRECTORY --private FILE --private FILE --text NAME=FILE --text NAME=FILE
 
 Every private file is a domain's text, and is dealt out among the devices of that domain. Results go to
@@ -13,6 +14,7 @@ from pathlib import Path
 
 from benchmarks.fedspallm import report
 from benchmarks.fedspallm.rows import Rows
+from benchmarks.fedspine import steps
 from benchmarks.fedspine.allocation import ALLOCATION, FLEET, TRAINED, curves_of, dealt_to_devices
 from benchmarks.fedspine.curves import write_curves
 from benchmarks.fedspine.regret import FIGURES, KEYS, NOISE, ROUNDS, measure
@@ -32,9 +34,10 @@ def main(arguments: list[str] | None = None) -> int:
     regret.add_argument("--seeds", type=int, nargs="+", default=list(range(10)))
     regret.add_argument("--out", type=Path, default=Path("docs/studies"))
     add_arguments(commands.add_parser("allocation", help=ALLOCATION.title), work="runs/fedspine", threads=1)
+    steps.add_arguments(commands.add_parser("steps", help="seconds and memory of a step by pruning ratio and rank; no text"))
     given = parser.parse_args(arguments)
     try:
-        _regret(given) if given.study == "regret" else _allocation(given)
+        {"regret": _regret, "allocation": _allocation, "steps": steps.work}[given.study](given)
     except Mistake as mistake:
         print(f"{mistake}", file=sys.stderr)
         return 2

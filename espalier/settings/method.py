@@ -31,6 +31,10 @@ class MethodSettings(Table):
     NEEDS_BASE_MODEL: ClassVar[bool] = True
     """Whether a site takes part only with the server's base model."""
 
+    def fits_alone(self, federation: "FederationSettings") -> bool:
+        """Whether clients that were in no round may be asked to fit what they have of their own."""
+        return False
+
     @property
     def makes_alone(self) -> bool:
         """Whether the rounds leave no local-only result, so that clients make it in a message of its own."""

@@ -8,7 +8,7 @@ Does not cover: a program that does not ask. These settings are read by the prog
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -268,8 +268,17 @@ def parse_node(config: Mapping[str, Any], *, simulated: bool = False) -> NodeSet
     if not config.get("site") and config.get("partition-id", -1) == -1:
         mistakes.append("site: give the node a name, for instance --node-config 'site=\"hospital-a\"'")
     if mistakes:
-        raise Mistake("the node's configuration is wrong:\n" + "\n".join(f"  {line}" for line in mistakes))
+        told = [OF_A_SECRET if line.startswith("pruned-share") else line for line in mistakes]
+        raise Mistake(_wrong(mistakes), _wrong(told))
     return settings
+
+
+OF_A_SECRET = "pruned-share: is not what it may be; this node's log says more"
+"""What others are told of a value that never leaves a site."""
+
+
+def _wrong(lines: Sequence[str]) -> str:
+    return "the node's configuration is wrong:\n" + "\n".join(f"  {line}" for line in lines)
 
 
 def shortened(path: str) -> str:

@@ -1,6 +1,7 @@
 """Settings of SFT-P: every client prunes the model for itself, by masks that a shared generator makes of its own embedding."""
 
-from typing import ClassVar, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
@@ -11,6 +12,9 @@ from espalier.settings.personal import PersonalModelSettings
 from espalier.settings.table import ReadWith
 from espalier.settings.task import TEXT
 from espalier.settings.training import MOST_LEARNING_RATE
+
+if TYPE_CHECKING:
+    from espalier.settings.run import RunSettings
 
 LEAST_SHARE, MOST_SHARE = 0.0, 0.95
 
@@ -84,7 +88,13 @@ class SftPSettings(AdapterAveraging, PersonalModelSettings):
         description="So many clients, those of the highest numbers, join when the rounds are over: generator and LoRA stay as "
         "they are, and such a client fits its own embedding alone.",
     )
-    late_steps: int = Field(200, ge=1, le=100_000, description="Steps in which a late client fits its embedding.")
+    late_steps: int = Field(
+        200,
+        ge=1,
+        le=100_000,
+        description="Steps in which a client that was in no round fits its embedding: a late one, or one that "
+        "`sampled-clients` never drew.",
+    )
     validation_windows: int = Field(
         0,
         ge=0,
@@ -111,9 +121,25 @@ class SftPSettings(AdapterAveraging, PersonalModelSettings):
         """What a client gets is its own in any case: it writes its model, and a late one fits its embedding before."""
         return self.late_clients > 0 or self.keep_models
 
-    def is_late(self, client: int, num_clients: int) -> bool:
-        """Whether a client takes part in no round."""
-        return client >= num_clients - self.late_clients
+    def asked_of_sites(self, run: "RunSettings") -> Mapping[str, tuple[str, int]]:
+        """Of clients that were in no round, and of held-out windows, too."""
+        asked = dict(super().asked_of_sites(run))
+        passes = self.late_steps * run.training.accumulation
+        if self.fits_alone(run.federation) and passes > asked["most_steps"][1]:
+            own = f"{run.method}.late-steps x training.accumulation"
+            asked["most_steps"] = (own, passes)
+            asked["most_sequences"] = (f"{own} x training.batch-size", passes * run.training.batch_size)
+        if self.validation_windows:
+            asked["most_windows"] = (f"{run.method}.validation-windows", self.validation_windows)
+        return asked
+
+    def fits_alone(self, federation: FederationSettings) -> bool:
+        """Late clients, and those that no round drew, fit their embeddings, where they are asked to do something alone."""
+        return self.conditioned and self.makes_alone and (self.late_clients > 0 or federation.sampled_clients < 1)
+
+    def is_late(self, client: int, enrolled: int) -> bool:
+        """Whether a client takes part in no round; of those that enrolled one does at least."""
+        return client >= max(1, enrolled - self.late_clients)
 
     def share_of_client(self, client: int) -> float:
         """What a simulated client prunes."""

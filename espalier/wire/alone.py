@@ -20,6 +20,8 @@ class Alone(Scalars):
 
     rank_limit: int = Field(0, ge=0)
     """Rank of the adapters of a client that no round has asked; 0: as the settings say."""
+    fits: bool = False
+    """The client was in no round, and fits its embedding (SFT-P)."""
 
 
 class AloneReport(Scalars):
@@ -38,8 +40,10 @@ def contract(request: Letter, settings: RunSettings) -> Contract:
     """
     if not settings.job.makes_alone:
         raise Mistake(f"message: clients of {settings.method} make nothing alone after their rounds")
-    largest = settings.lora.largest_rank if settings.tunes else 0
-    if validate(Alone, request.scalars).rank_limit > largest:
+    largest, order = settings.lora.largest_rank if settings.tunes else 0, validate(Alone, request.scalars)
+    if order.fits and not settings.job.fits_alone(settings.federation):
+        raise Mistake(f"message: clients of {settings.method} have nothing to fit")
+    if order.rank_limit > largest:
         raise Mistake(f"message: rank_limit is above {largest}, the largest rank of an adapter")
     return Contract(
         kind="alone",

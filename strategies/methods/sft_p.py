@@ -65,6 +65,11 @@ class SftP(FedPETuning):
         if not model.family.has_lanes:
             family = model.family.name
             raise Mistake(f"method = '{method}': models of the family {family} have no lanes to cut; name one like LLaMA")
+        if model.structure is not None and model.structure.cuts_lanes and (job.norm == "read" or model.structure.norm_of_read):
+            raise Mistake(
+                f"{method}.norm = '{job.norm}': lanes of the model were cut before, and norms that see only what is read "
+                "cannot be cut again, or mixed with others; set it to all, or name the model that nothing was cut from"
+            )
         for client in range(settings.num_clients):
             try:
                 LaneGates(model.plan).target(job.share_of_client(client), job.share_of)
@@ -96,11 +101,12 @@ class SftP(FedPETuning):
         return self.job.makes_alone
 
     def alone_order(self, seat: Seat) -> Alone | None:
-        """A client writes its model; a late one fits its embedding before."""
-        return Alone() if self.job.keep_models or self._is_late(seat) else None
+        """A client writes its model; one that was in no round fits its embedding before."""
+        fits = not seat.rounds and self.job.fits_alone(self.federation)
+        return Alone(fits=fits) if self.job.keep_models or fits else None
 
     def _is_late(self, seat: Seat) -> bool:
-        return self.job.is_late(seat.client, self.run.settings.num_clients)
+        return self.job.is_late(seat.client, len(self.rounds.roster.seats))
 
     @property
     def brings_result(self) -> bool:

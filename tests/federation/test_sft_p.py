@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from bench import Bench, Home, private_text, summary
+from flwr.app import Message
 from in_process import InProcessGrid
 from personal_promises import PersonalPromises, perplexity_of, windows_of
 from promises import Uninterrupted, held_out, outgoing_bytes
@@ -25,7 +26,7 @@ from client_app.smaller_model import OUTWARD, own_target
 from espalier.modeling.opened import OpenedModel
 from espalier.modeling.structured.lane_gates import LaneGates
 from espalier.settings.mistakes import Mistake
-from espalier.settings.node import NodeSettings, simulated_node
+from espalier.settings.node import OF_A_SECRET, NodeSettings, simulated_node
 from espalier.settings.run import RunSettings, parse
 from espalier.training.mask_generator import first_embedding, gate_logits
 from espalier.training.mask_history import steps_to_budget
@@ -34,6 +35,7 @@ from espalier.wire.messages import SCHEMA_VERSION, Header, read
 from espalier.wire.sft_p import shape_of, trained
 from pruning_kernels.bitmask import pack
 from server_app.outcomes import mask_figures, personal_masks
+from strategies.engine.rounds import RunFailed
 
 
 class TestSftP(PersonalPromises):
@@ -84,15 +86,16 @@ class TestSftP(PersonalPromises):
                 assert not [secret for secret in secrets if secret[: len(secret) // 2] in data and len(secret) >= 32]
 
     def test_no_budget_leaves_a_real_site(self, bench: Bench) -> None:
-        """Neither one that can be met nor one that cannot, of which the site's own log tells."""
+        """Neither one that can be met nor one that cannot or is none at all, of which the site's own log tells."""
         grid = real_sites(bench, bench.grid(sft_p__shares=""))
-        for share, context in zip((0.5173, 0.9473, 0.0, 0.0), grid.contexts.values(), strict=True):
+        for share, context in zip((0.5173, 0.9473, 0.9673, 0.0), grid.contexts.values(), strict=True):
             context.node_config["pruned-share"] = share
         changes = {"sft_p__shares": "", "sft_p__share_of": "model", "quorum": 0.5}
         document = summary(bench.run(grid, **changes))
         assert {client["status"] for client in document["clients"]} == {"completed"}
-        assert document["refused"] == {"site-1": OUTWARD}
-        assert not [share for _, reply in grid.received for share in (b"0.517", b"0.947") if share in outgoing_bytes(reply)]
+        assert document["refused"] == {"site-1": OUTWARD, "site-2": f"the node's configuration is wrong: {OF_A_SECRET}"}
+        secrets = (b"0.517", b"0.947", b"0.967")
+        assert not [share for _, reply in grid.received for share in secrets if share in outgoing_bytes(reply)]
 
     def test_what_is_sent_is_generator_and_lora(self, plain: Uninterrupted) -> None:
         expected = {key: set(own) for key, own in shared_shapes(plain).items()}
@@ -299,6 +302,67 @@ class TestSftP(PersonalPromises):
         assert load_file(three / "generator.safetensors").keys() == load_file(folder / "generator.safetensors").keys()
         for name, value in load_file(three / "generator.safetensors").items():
             assert torch.equal(value, load_file(folder / "generator.safetensors")[name])
+
+    def test_where_a_site_is_missing_the_last_of_the_others_is_late(self, bench: Bench) -> None:
+        changes = {"sft_p__shares": "", "sft_p__late_clients": 1, "sft_p__late_steps": 3, "quorum": 0.5}
+        grid = real_sites(bench, bench.grid(**changes))
+        list(grid.contexts.values())[1].node_config["allow-methods"] = "fedprllm"
+        bench.run(grid, **changes)
+        kinds = {(letter.header.client, letter.header.kind) for letter in (read(reply.content) for _, reply in grid.received)}
+        assert {client for client, kind in kinds if kind == "train"} == {0, 1}
+        assert {client for client, kind in kinds if kind == "alone"} == {2}
+
+    def test_who_was_never_drawn_fits_its_embedding_too(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+        changes = {"federation__sampled_clients": 0.25, "sft_p__keep_models": True, "sft_p__late_steps": 4}
+        grid = bench.grid(**changes)
+        folder = bench.run(grid, **changes)
+        drawn = {client for client, reply in grid.received if read(reply.content).header.kind == "train"}
+        document = json.loads((folder / "masks.json").read_text())
+        assert len(drawn) in (1, 2)
+        assert {int(client) for client in document["late"]} == {0, 1, 2, 3} - drawn
+
+    def test_fitting_counts_towards_what_a_site_s_owner_allows(self, bench: Bench) -> None:
+        changes = {"sft_p__shares": "", "sft_p__late_clients": 1, "sft_p__late_steps": 50}
+        grid = real_sites(bench, bench.grid(**changes))
+        for context in grid.contexts.values():
+            context.node_config["most-steps"] = 5
+        with pytest.raises(RunFailed, match=r"most-steps = 5: sft-p.late-steps x training.accumulation = 50"):
+            bench.run(grid, **changes)
+
+    def test_a_client_that_lost_its_embedding_reports_no_model_of_another(self, bench: Bench) -> None:
+        """It costs its own figures and its own model; the others keep theirs."""
+        changes = {"sft_p__keep_models": True, "evaluation__local_only": True}
+        grid = bench.grid(**changes)
+
+        def lose(message: Message) -> None:
+            letter = read(message.content)
+            if (letter.header.kind, letter.header.client, letter.header.part) == (
+                "deliver",
+                1,
+                0,
+            ) and letter.header.server_round == 3:
+                shutil.rmtree(bench.folder / "state" / letter.header.lineage / "node-00001")
+
+        grid.before_push = lose
+        folder = bench.run(grid, **changes)
+        told = {client["client"]: client for client in summary(folder)["clients"]}
+        assert "no longer has its embedding" in told[1]["reason"]
+        assert [client for client, own in told.items() if "perplexity/public/federated" in own["metrics"]] == [0, 2, 3]
+        assert sorted(path.name for path in (folder / "clients").iterdir()) == ["node-00000", "node-00002", "node-00003"]
+
+    @pytest.mark.parametrize("before", ["all", "read"])
+    @pytest.mark.parametrize("norm", ["all", "read"])
+    def test_lanes_are_cut_again_where_norms_see_all_of_them_alone(self, bench: Bench, before: str, norm: str) -> None:
+        smaller = bench.run(sft_p__keep_models=True, federation__rounds=1, sft_p__norm=before) / "clients" / "node-00002"
+        changes = {"model": str(smaller), "federation__rounds": 1, "sft_p__norm": norm}
+        if (before, norm) == ("all", "all"):
+            grid = bench.grid(**changes)
+            for context in grid.contexts.values():
+                context.node_config["model-path"] = str(smaller)
+            assert {client["status"] for client in summary(bench.run(grid, **changes))["clients"]} == {"completed"}
+            return
+        with pytest.raises(Mistake, match=f"sft-p.norm = '{norm}': lanes of the model were cut before"):
+            bench.run(**changes)
 
     # ----- what a person looks at -------------------------------------------------------------------------------------
 

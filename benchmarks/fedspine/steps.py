@@ -1,0 +1,194 @@
+"""What a device's step costs: seconds and memory of LoRA by pruning ratio and rank, and of tuning all weights beside it.
+
+A LLaMA of random weights is made first. Each cell is measured in a fresh process, in turns: some steps of LoRA on all matrices
+of a model of which a share of the units is cut (drawn at random, of each kind in each block alike), also while what units are
+worth is measured; and AdamW on all weights of the whole model. Beside seconds and memory stands what a round sends one way.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from benchmarks.larger_than_memory import peak
+from benchmarks.random_llama import SHAPES, save_model
+from benchmarks.structured import structure_of
+from espalier.modeling.computing import Computing
+from espalier.modeling.opened import OpenedModel
+from espalier.modeling.whole import load_whole
+from espalier.settings.fedspine import FedSpineSettings
+from espalier.settings.run import RunSettings, parse
+from espalier.training.adapter_training import AdapterTraining
+from espalier.training.initial import initial_adapters
+from espalier.training.loop import Loop
+from espalier.training.sequences import WindowSequences
+from espalier.training.unit_importance import UnitImportance
+from espalier.wire.adapters import adapter_plan
+
+RATIOS, RANKS, ALL, MEASURED = (0.0, 0.3, 0.5), (2, 8, 32), "all weights", ", measuring units"
+CONDITIONS = ("shape", "batch", "tokens", "steps", "repeats", "threads")
+COLUMNS = {
+    "trained, M": ("trained", 1e-6, 2), "a step, s": ("seconds", 1, 2), "peak memory, MiB": ("peak_mib", 1, 0),
+    "a round one way, MiB": ("sent_mib", 1, 2),
+}  # fmt: skip
+"""Heading -> figure, factor, digits."""
+MIB = 1 << 20
+Steps = Callable[[int, int], object]
+"""Take steps: the first one's number, and how many."""
+
+
+def cells() -> dict[str, tuple[float, int, bool] | None]:
+    """What is measured by name: ratio, rank, and whether units are; None trains all weights."""
+    found: dict[str, tuple[float, int, bool] | None] = {ALL: None}
+    found |= {f"p = {ratio:.0%}, r = {rank}": (ratio, rank, False) for ratio, rank in product(RATIOS, RANKS)}
+    return found | {f"p = {ratio:.0%}, r = {RANKS[1]}{MEASURED}": (ratio, RANKS[1], True) for ratio in RATIOS}
+
+
+def measure(given: argparse.Namespace, cell: str) -> dict[str, float]:
+    """One cell, in this process."""
+    torch.set_num_threads(given.threads)
+    chosen = cells()[cell]
+    ratio, rank, _ = chosen or (0.0, RANKS[0], False)
+    model = OpenedModel(Path(given.model))
+    if ratio:
+        model = OpenedModel(model.directory, structure_of(model, ratio, "kind"))
+    settings = _settings(given, rank)
+    model.new_skeleton()  # whatever is imported later would count as the training's memory
+    adapter_plan(model.plan, settings.lora)
+    before = peak()
+    steps, trained = _of_all(model, settings, given) if chosen is None else _of_lora(model, settings, given, chosen[2])
+    steps(0, 1)  # the first one makes what later ones have
+    started = time.perf_counter()
+    steps(1, given.steps)
+    seconds = (time.perf_counter() - started) / given.steps
+    return {
+        "seconds": seconds,
+        "peak_mib": (peak() - before) / MIB,
+        "trained": trained,
+        "sent_mib": 4 * trained / MIB,
+    }
+
+
+def _settings(given: argparse.Namespace, rank: int) -> RunSettings:
+    chosen = {"lora.rank": rank, "lora.alpha": float(rank), "lora.targets": "all", "training.batch-size": given.batch}
+    return parse({"method": "fedspine", "training.steps": given.steps + 1, **chosen})
+
+
+def _sequences(given: argparse.Namespace) -> WindowSequences:
+    generator = torch.Generator().manual_seed(0)
+    return WindowSequences((torch.randint(30000, (64, given.tokens), generator=generator),))
+
+
+def _computing(given: argparse.Namespace) -> Computing:
+    return Computing(torch.device("cpu"), torch.float32, given.threads)
+
+
+def _of_lora(model: OpenedModel, settings: RunSettings, given: argparse.Namespace, measured: bool) -> tuple[Steps, int]:
+    """Steps of LoRA, and how many numbers it trains."""
+    adapters = adapter_plan(model.plan, settings.lora)
+    training = AdapterTraining(model, _computing(given), settings, adapters, _sequences(given), 0)
+    if measured:
+        training.observer = UnitImportance(model, adapters, lambda: training.adapted, settings.of(FedSpineSettings))
+    first = initial_adapters(adapters, 0)
+    return lambda step, number: training.run(first, step, number), adapters.num_parameters
+
+
+def _of_all(model: OpenedModel, settings: RunSettings, given: argparse.Namespace) -> tuple[Steps, int]:
+    """Steps on all weights, in float32 as the adapters are."""
+    whole, sequences = load_whole(model, _computing(given), "float32"), _sequences(given)
+    parameters = dict(whole.named_parameters())
+    for value in parameters.values():
+        value.requires_grad_(True)
+    loop = Loop(whole, parameters, settings.training, len(sequences), sequences.batch, 0, given.steps + 1)
+    return loop.run, sum(value.numel() for value in parameters.values())
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Of the command line."""
+    parser.add_argument("--shape", default="0.1b", choices=tuple(SHAPES))
+    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--out", type=Path, default=Path("docs/studies"))
+    parser.add_argument("--model", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--measure", default="", help=argparse.SUPPRESS)
+
+
+def work(given: argparse.Namespace) -> None:
+    """Measure all cells and write ``fedspine-steps``, or be the process that is measured."""
+    if given.measure:
+        print(json.dumps(measure(given, given.measure)))
+        return
+    found: dict[str, list[dict[str, float]]] = {cell: [] for cell in cells()}
+    with tempfile.TemporaryDirectory() as folder:
+        save_model(Path(folder), SHAPES[given.shape])
+        given.model = folder
+        for repeat, cell in product(range(given.repeats), found):
+            found[cell].append(_in_a_fresh_process(given, cell))
+            print(f"{repeat + 1}/{given.repeats} {cell}: {found[cell][-1]}", flush=True)
+    rows = {cell: {key: median(row[key] for row in own) for key in own[0]} for cell, own in found.items()}
+    results = {"conditions": {key: getattr(given, key) for key in CONDITIONS}, "rows": rows}
+    (given.out / "fedspine-steps.json").write_text(json.dumps(results, indent=1) + "\n")
+    report(results, given.out / "fedspine-steps")
+
+
+def _in_a_fresh_process(given: argparse.Namespace, cell: str) -> dict[str, float]:
+    words = [f"--{key}={getattr(given, key)}" for key in ("batch", "tokens", "steps", "threads", "model")]
+    command = [sys.executable, "-m", "benchmarks.fedspine", "steps", "--measure", cell, *words]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    read: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return read
+
+
+def report(results: dict[str, Any], path: Path) -> None:
+    """Write ``<path>.md`` and ``<path>.png``."""
+    rows, conditions = results["rows"], results["conditions"]
+    plain = rows[f"p = {0:.0%}, r = {RANKS[1]}"]
+    lines = [
+        "# What a step costs a device",
+        "",
+        f"LLaMA of random weights ({conditions['shape']}), float32 on the CPU, threads: {conditions['threads']}; "
+        f"{conditions['batch']} sequences of {conditions['tokens']} tokens, medians of {conditions['repeats']} fresh "
+        f"processes, in turns; memory beyond the interpreter's. In brackets the share of LoRA of rank {RANKS[1]} on the whole "
+        f"model. [Figures](./{path.name}.json).",
+        "",
+        f"| | {' | '.join(COLUMNS)} |",
+        "|---|" + "---:|" * len(COLUMNS),
+    ]
+    for name, row in rows.items():
+        texts = [f"{row[key] * factor:,.{digits}f} ({row[key] / plain[key]:.2f})" for key, factor, digits in COLUMNS.values()]
+        lines.append(f"| {name} | {' | '.join(texts)} |")
+    path.with_suffix(".md").write_text("\n".join([*lines, "", f"![Shares](./{path.name}.png)", ""]))
+    _plot(rows, plain, path.with_suffix(".png"))
+
+
+def _plot(rows: dict[str, dict[str, float]], plain: dict[str, float], path: Path) -> None:
+    """Seconds and memory over the ratio, a line per rank; all weights as a line across."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 3.8), layout="constrained")
+    FigureCanvasAgg(figure)
+    for axes, key, title in zip(figure.subplots(1, 2), ("seconds", "peak_mib"), ("a step, s", "peak memory, MiB"), strict=True):
+        for rank in RANKS:
+            axes.plot(RATIOS, [rows[f"p = {ratio:.0%}, r = {rank}"][key] for ratio in RATIOS], "o-", label=f"r = {rank}")
+        measured = [rows[f"p = {ratio:.0%}, r = {RANKS[1]}{MEASURED}"][key] for ratio in RATIOS]
+        axes.plot(RATIOS, measured, "o--", label=f"r = {RANKS[1]}{MEASURED}")
+        axes.axhline(rows[ALL][key], color="grey", linestyle="--", linewidth=1, label=ALL)
+        axes.set_ylim(0)
+        axes.set_xlabel("share of the units that is cut (p)")
+        axes.set_title(title)
+        axes.grid(alpha=0.3)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper", fontsize="small")
+    figure.savefig(path, dpi=120, metadata={"Software": None})
