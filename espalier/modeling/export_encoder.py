@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from espalier.modeling.checkpoint import Checkpoint, ShardWriter
 from espalier.modeling.edits import Edits
@@ -16,6 +17,9 @@ from espalier.storage.atomic import replacing, write_json
 
 WEIGHTS = "model.safetensors"
 """The one file of the weights: what is written lacks the heads of other tasks that the base model's files may hold."""
+
+SAID_BY_CLASSES = ("num_labels", "problem_type")
+"""Keys of ``config.json`` in whose place the names of the classes are."""
 
 
 def export_encoder(
@@ -37,26 +41,35 @@ def export_encoder(
         The file system refused.
     """
     skeleton = model.new_skeleton(len(classes))
-    named = _head_names(model, head)
-    specs = {}
+    with made_whole(target) as unfinished:
+        write_weights(model, skeleton, edits, head, unfinished)
+        copy_beside(model.directory, unfinished, (INDEX,))
+        write_json(unfinished / "config.json", labelled(model.config, type(skeleton).__name__, classes))
+        write_card(unfinished, card)
+
+
+def write_weights(model: OpenedModel, skeleton: nn.Module, edits: Edits, head: Mapping[str, Tensor], folder: Path) -> None:
+    """The parameters of an encoder for sequence classification, under the names of its class, one tensor at a time."""
+    named, specs = _head_names(model, head), dict[str, tuple[str, tuple[int, ...], int]]()
     for name, parameter in skeleton.named_parameters():
         if name in named:
             specs[name] = ("F32", tuple(parameter.shape), 4 * parameter.numel())
         elif source := model.stored_name(name):
             stored = model.checkpoint.tensors[source]
             specs[name] = (stored.dtype, stored.shape, stored.stop - stored.start)
-    with made_whole(target) as unfinished:
-        with replacing(unfinished / WEIGHTS) as file:
-            writer = ShardWriter(file, specs, {"format": "pt"})
-            for name, value in _tensors(model, specs, edits, named):
-                writer.write(name, bits_of(value).numpy().data)
-        copy_beside(model.directory, unfinished, (INDEX,))
-        config = {key: value for key, value in model.config.items() if key not in ("num_labels", "problem_type")}
-        config["architectures"] = [type(skeleton).__name__]
-        config["id2label"] = {str(place): name for place, name in enumerate(classes)}
-        config["label2id"] = {name: place for place, name in enumerate(classes)}
-        write_json(unfinished / "config.json", config)
-        write_card(unfinished, card)
+    with replacing(folder / WEIGHTS) as file:
+        writer = ShardWriter(file, specs, {"format": "pt"})
+        for name, value in _tensors(model, specs, edits, named):
+            writer.write(name, bits_of(value).numpy().data)
+
+
+def labelled(config: Mapping[str, Any], architecture: str, classes: Sequence[str]) -> dict[str, Any]:
+    """``config.json`` of an encoder with a head: it names its class, and the task's classes in the head's order."""
+    return {key: value for key, value in config.items() if key not in SAID_BY_CLASSES} | {
+        "architectures": [architecture],
+        "id2label": {str(place): name for place, name in enumerate(classes)},
+        "label2id": {name: place for place, name in enumerate(classes)},
+    }
 
 
 def _head_names(model: OpenedModel, head: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -75,7 +88,6 @@ def _tensors(
         yield name, named_head[name] if name in named_head else next(stored)[1]
 
 
-@torch.no_grad()
 def check_encoder(
     model: OpenedModel, edits: Edits, head: Mapping[str, Tensor], num_classes: int, target: Path, adapter: Path
 ) -> None:
@@ -91,11 +103,19 @@ def check_encoder(
     ExportError
         Logits differ by more than the files' dtype explains, or a tensor is not, bit for bit, what was to be written.
     """
-    from transformers import AutoModelForSequenceClassification
+    check_against(model, edits, head, encoder_in_peft(model, adapter, num_classes), target)
 
+
+@torch.no_grad()
+def check_against(model: OpenedModel, edits: Edits, head: Mapping[str, Tensor], meant: Any, target: Path) -> None:
+    """The same beside an encoder in memory: ``meant``, float32 on the CPU, with the adapters and the head in it."""
+    from transformers import AutoModelForSequenceClassification
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
     reloaded = AutoModelForSequenceClassification.from_pretrained(target, local_files_only=True, dtype=torch.float32).eval()
     tokens = a_few_tokens(model)
-    found, expected = reloaded(input_ids=tokens).logits, encoder_in_peft(model, adapter, num_classes)(input_ids=tokens).logits
+    found, expected = reloaded(input_ids=tokens).logits, meant(input_ids=tokens).logits
     if found.shape != expected.shape:
         raise ExportError(f"{target}: the reloaded model has another number of classes; the export is not usable")
     stored = {linear.dtype for block in model.plan.blocks for linear in block.linears}

@@ -5,8 +5,9 @@ from typing import Any
 
 import torch
 import transformers
-from tiny_models import VOCABULARY
 from transformers import AutoConfig, PretrainedConfig
+
+from tests.modeling.tiny_models import VOCABULARY
 
 ENCODERS = ["bert", "roberta", "xlm-roberta"]
 LINEARS = {

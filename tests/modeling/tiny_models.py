@@ -50,10 +50,15 @@ def save_model(
 ) -> Path:
     """Save a random model and a word-level tokenizer whose words are ``w0``, ``w1``, ..."""
     random_model(config, dtype).save_pretrained(directory, max_shard_size=max_shard_size)
+    save_tokenizer(directory)
+    return directory
+
+
+def save_tokenizer(directory: Path) -> None:
+    """Save a word-level tokenizer whose words are ``w0``, ``w1``, ..."""
     words = Tokenizer(WordLevel({f"w{index}": index for index in range(VOCABULARY)}, unk_token="w0"))
     words.pre_tokenizer = Whitespace()
     PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w0").save_pretrained(directory)
-    return directory
 
 
 def whole_model(directory: Path, dtype: torch.dtype = torch.float32) -> nn.Module:

@@ -7,7 +7,7 @@
 """
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -121,13 +121,18 @@ def export_structured(model: OpenedModel, edits: Edits, target: Path, form: Form
     with made_whole(target) as unfinished:
         specs, tensors = (_filled_specs, _filled) if form == "zero-filled" else (specs_of, _cut)
         write_shards(specs(model), tensors(model, edits), unfinished)
-        copy_beside(model.directory, unfinished, (INDEX, "config.json", STRUCTURE_FILE, CODE.name))
-        write_json(unfinished / "config.json", _config(model, form))
-        if form == "compact":
-            assert model.structure is not None
-            write_json(unfinished / STRUCTURE_FILE, model.structure.to_json())
-            shutil.copyfile(CODE, unfinished / CODE.name)
+        write_beside(model, unfinished, form, config_of(model, form))
         write_card(unfinished, card)
+
+
+def write_beside(model: OpenedModel, folder: Path, form: Form, config: Mapping[str, Any]) -> None:
+    """What a smaller model has beside its weights: configuration, tokenizer, licence, and in ``compact`` structure and code."""
+    copy_beside(model.directory, folder, (INDEX, "config.json", STRUCTURE_FILE, CODE.name))
+    write_json(folder / "config.json", dict(config))
+    if form == "compact":
+        assert model.structure is not None
+        write_json(folder / STRUCTURE_FILE, model.structure.to_json())
+        shutil.copyfile(CODE, folder / CODE.name)
 
 
 @torch.no_grad()
@@ -179,7 +184,8 @@ def _bytes(dtype: str, shape: tuple[int, ...]) -> int:
     return DTYPE_BYTES[dtype] * torch.Size(shape).numel()
 
 
-def _config(model: OpenedModel, form: Form) -> dict[str, Any]:
+def config_of(model: OpenedModel, form: Form) -> dict[str, Any]:
+    """``config.json`` of a smaller model in a form."""
     structure = model.structure
     assert structure is not None
     if form == "zero-filled":

@@ -1,0 +1,40 @@
+"""Write a smaller encoder whole, with merged adapters and its classification head, in the best form that it can have."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from espalier.modeling.edits import Edits
+from espalier.modeling.export import made_whole, write_card
+from espalier.modeling.export_encoder import labelled, write_weights
+from espalier.modeling.opened import OpenedModel
+from espalier.modeling.structured.configuration import STRUCTURED_CLASS
+from espalier.modeling.structured.export import best_form, config_of, write_beside
+
+
+def export_cut_encoder(
+    model: OpenedModel, edits: Edits, head: Mapping[str, Tensor], classes: Sequence[str], target: Path, card: str = ""
+) -> None:
+    """As ``export_encoder``, of what a structure keeps: for transformers alone where blocks are alike, else with their code.
+
+    Parameters
+    ----------
+    model : what is kept of an encoder, which may be all
+    head : its tensors by canonical name, float32: ``head.dense.weight`` ...
+    classes : names of the classes in the head's order, for ``config.json``
+    card : its ``README.md``; an empty one is not written
+
+    Raises
+    ------
+    Mistake
+        The file system refused.
+    """
+    skeleton, form = model.new_skeleton(len(classes)), best_form(model)
+    name = type(skeleton).__name__
+    if form == "plain":
+        name = name.removeprefix(STRUCTURED_CLASS)
+    with made_whole(target) as unfinished:
+        write_weights(model, skeleton, edits, head, unfinished)
+        write_beside(model, unfinished, form, labelled(config_of(model, form), name, classes))
+        write_card(unfinished, card)
