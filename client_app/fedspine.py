@@ -18,7 +18,7 @@ from client_app.evaluation import answer
 from client_app.kernel_mistakes import mistakes_of_kernels
 from client_app.measured_units import keep_measured
 from client_app.once import make_alone
-from client_app.own_model import own_folder, write_own
+from client_app.own_model import own_folder, write_own, write_own_encoder
 from client_app.site import Site
 from client_app.task_evaluation import answer_on_task, require_own_data
 from espalier.corpora.own_data import require_tokens
@@ -34,7 +34,7 @@ from espalier.training.adapter_training import AdapterTraining
 from espalier.training.loop import Trained
 from espalier.training.sequences import client_sequences
 from espalier.training.unit_importance import UnitImportance
-from espalier.wire.adapters import AdapterPlan, Tensors
+from espalier.wire.adapters import AdapterPlan, Tensors, head_plan
 from espalier.wire.cut_units import Cut, CutUnits
 from espalier.wire.evaluation import LOSS_DIGITS, MOST_LOSS
 from espalier.wire.fedspine import STRUCTURE, SpineReport, shortened, trained
@@ -188,7 +188,10 @@ def alone(site: Site, request: Letter) -> Letter:
     def make(state: PrivateState) -> dict[str, Any]:
         if (target := own_folder(site, state)) is not None:
             own, tensors = _delivered(site, request.header)
-            write_own(site, own.model, _edits(own, tensors), target)
+            if own.adapters.head:
+                write_own_encoder(site, own.model, own.adapters, tensors, target)
+            else:
+                write_own(site, own.model, _edits(own, tensors), target)
         return {}
 
     return make_alone(site, request, make)
@@ -208,7 +211,8 @@ def evaluate(site: Site, request: Letter) -> Letter:
 
     def model_of(name: str) -> Any:
         if name == "dense":
-            return site.load(site.model, site.computing, site.settings, AdapterPlan({}), tuning.cache_of(site)).whole
+            untrained = head_plan(site.model.plan, site.settings.task.num_classes)
+            return site.load(site.model, site.computing, site.settings, untrained, tuning.cache_of(site)).whole
         adapted = site.load(own.model, site.computing, site.settings, own.adapters, own.cache_folder)
         adapted.set(tensors)
         return adapted.whole

@@ -1,18 +1,28 @@
 """The smaller model that a run leaves a client alone, written where its owner wants it: nobody else gets it, or its shape."""
 
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from client_app.site import Site
+from espalier.corpora.tasks.catalogue import task_named
+from espalier.modeling.adapters import factors_of, merged
 from espalier.modeling.block_stream import BlockStream
 from espalier.modeling.edits import Edits
 from espalier.modeling.export import check_export
+from espalier.modeling.export_encoder import check_against
 from espalier.modeling.opened import OpenedModel
 from espalier.modeling.structured.export import best_form, export_structured
+from espalier.modeling.structured.export_encoder import export_cut_encoder
 from espalier.settings.seeds import derive_seed
 from espalier.storage.private import PrivateState
+from espalier.training.adapted import AdaptedModel
+from espalier.wire.adapters import HEAD_KEY, AdapterPlan, Tensors
+from espalier.wire.payload import block_key
 from espalier.wire.structure import Structure
 
 CHECKED = (2, 16)
@@ -38,14 +48,46 @@ def write_own(site: Site, model: OpenedModel, edits: Edits, target: Path) -> Non
     ExportError
         What was loaded computes something else; it is removed.
     """
-    if model.structure is None:
-        model = OpenedModel(model.directory, Structure.whole(model.plan))
+    model = _structured(model)
     stream, seed = BlockStream(model, site.computing), derive_seed(site.settings.seed, "export-check")
     drawn = torch.randint(model.num_embeddings or 1, CHECKED, generator=torch.Generator().manual_seed(seed))
     target.parent.mkdir(parents=True, exist_ok=True)
     export_structured(model, edits, target, best_form(model), _card(site, model))
-    try:
+    with _removed_if_wrong(target):
         check_export(stream, edits, target, drawn, site.settings.export_check)
+
+
+def write_own_encoder(site: Site, model: OpenedModel, adapters: AdapterPlan, tensors: Tensors, target: Path) -> None:
+    """The same of an encoder, with its classification head; what was loaded is compared with LoRA and head in memory.
+
+    Raises
+    ------
+    Mistake
+        The file system refused.
+    ExportError
+        What was loaded computes something else; it is removed.
+    """
+    model, head = _structured(model), tensors[HEAD_KEY]
+    edits = merged(lambda index: factors_of(adapters, index, tensors[block_key(index)]))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    export_cut_encoder(model, edits, head, task_named(site.settings.task.name).classes, target, _card(site, model))
+    training = site.settings.training.model_copy(update={"base": "float32"})
+    on_cpu = replace(site.computing, device=torch.device("cpu"), dtype=torch.float32)
+    meant = AdaptedModel.load(model, on_cpu, site.settings.model_copy(update={"training": training}), adapters)
+    meant.set(tensors)
+    with _removed_if_wrong(target):
+        check_against(model, edits, head, meant.whole, target)
+
+
+def _structured(model: OpenedModel) -> OpenedModel:
+    """The model as one that keeps something of a base, if it be all."""
+    return model if model.structure is not None else OpenedModel(model.directory, Structure.whole(model.plan))
+
+
+@contextmanager
+def _removed_if_wrong(target: Path) -> Iterator[None]:
+    try:
+        yield
     except Exception:
         shutil.rmtree(target, ignore_errors=True)
         raise
@@ -54,17 +96,19 @@ def write_own(site: Site, model: OpenedModel, edits: Edits, target: Path) -> Non
 def _card(site: Site, model: OpenedModel) -> str:
     """What the model is, for whoever finds it."""
     parameters, whole = model.plan.num_parameters, site.model.plan.num_parameters
+    loader, has_read = model.family.auto_class, "text" if model.family.kind == "decoder" else "items"
     return "\n".join(
         [
             "# A smaller model of one client",
             "",
             f"Made by Espalier ({site.settings.method}) at {site.name} of a run of {site.settings.num_clients} clients: "
-            f"{parameters:,} parameters of {whole:,}, LoRA merged. It was pruned for this client's text; nobody else has it.",
+            f"{parameters:,} parameters of {whole:,}, LoRA merged. It was pruned for this client's {has_read}; nobody else "
+            "has it.",
             "",
             "```python",
-            "from transformers import AutoModelForCausalLM, AutoTokenizer",
+            f"from transformers import {loader}, AutoTokenizer",
             "",
-            'model = AutoModelForCausalLM.from_pretrained(".", trust_remote_code=True)',
+            f'model = {loader}.from_pretrained(".", trust_remote_code=True)',
             'tokenizer = AutoTokenizer.from_pretrained(".")',
             "```",
             "",

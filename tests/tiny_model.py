@@ -52,8 +52,8 @@ def save_tiny_llama(
     return folder
 
 
-def save_tiny_roberta(folder: Path, seed: int = 0) -> Path:
-    """Save a RoBERTa of two blocks as a masked language model, with a tokenizer of whole words: hidden 64, 4 heads."""
+def save_tiny_roberta(folder: Path, seed: int = 0, hidden: int = 64, heads: int = 4, feed_forward: int = 64) -> Path:
+    """Save a RoBERTa of two blocks as a masked language model, with a tokenizer of whole words."""
     special = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
     vocabulary = {word: place for place, word in enumerate([*special.values(), *WORDS])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
@@ -61,10 +61,10 @@ def save_tiny_roberta(folder: Path, seed: int = 0) -> Path:
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)
     config = RobertaConfig(
         vocab_size=len(vocabulary),
-        hidden_size=64,
-        intermediate_size=64,
+        hidden_size=hidden,
+        intermediate_size=feed_forward,
         num_hidden_layers=2,
-        num_attention_heads=4,
+        num_attention_heads=heads,
         max_position_embeddings=64,
         pad_token_id=1,
         hidden_dropout_prob=0.0,

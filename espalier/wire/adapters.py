@@ -142,8 +142,12 @@ def adapter_plan(plan: ModelPlan, lora: LoraSettings, num_classes: int = 0) -> A
     blocks = {index: tuple(_adapters(plan, lora, index, chosen)) for index in layers}
     if lora.keep_zeros and plan.head_features:
         raise Mistake("lora.keep-zeros = true: an encoder is not pruned here, so it has no zeros to keep; set it to false")
-    head = {HEAD_KEY: _head(plan.head_features, num_classes)} if plan.head_features else {}
-    return AdapterPlan(blocks, head, lora.keep_zeros)
+    return replace(head_plan(plan, num_classes), blocks=blocks, keep_zeros=lora.keep_zeros)
+
+
+def head_plan(plan: ModelPlan, num_classes: int) -> AdapterPlan:
+    """An encoder's classification head without any adapter; nothing of a decoder."""
+    return AdapterPlan({}, {HEAD_KEY: _head(plan.head_features, num_classes)} if plan.head_features else {})
 
 
 def _head(features: int, num_classes: int) -> dict[str, tuple[int, ...]]:

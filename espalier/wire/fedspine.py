@@ -59,9 +59,9 @@ def shortened(term: float) -> float:
 def trained(plan: ModelPlan, run: RunSettings, rank_limit: int | None = None, structure: bytes | None = None) -> AdapterPlan:
     """The adapters of a device: ranks and scalings are those of the whole model's, matrices those that its cut leaves.
 
-    Encoders are not pruned, so that there is no head.
+    An encoder's classification head reads what no cut touches, so that it is the same on every device.
     """
-    adapters = replace(tuning.trained(plan, run, rank_limit), whole={})
+    adapters = tuning.trained(plan, run, rank_limit)
     if structure is None:
         return adapters
     blocks = _smaller(plan, structure).blocks

@@ -6,7 +6,7 @@ from typing import TypeVar
 from espalier.modeling.edits import dense
 from espalier.settings.node import NodeSettings
 from espalier.storage.private import PrivateState
-from espalier.wire.adapters import AdapterPlan
+from espalier.wire.adapters import head_plan
 from server_app.outcomes.items import measure_items
 from server_app.outcomes.outcome import Outcome
 from strategies.engine.method import Result
@@ -26,7 +26,8 @@ class PersonalOutcome(Outcome[R]):
         if self.tests.texts:
             self.measure_texts({"dense": dense})
         if self.tests.encoded is not None:
-            measure_items(self.run, AdapterPlan({}), {"dense": {}}, self.tests, self.summary)
+            head = head_plan(self.run.model.plan, self.tests.num_classes)  # an encoder's, as everybody begins with it
+            measure_items(self.run, head, {"dense": {}}, self.tests, self.summary)
 
     def take_clients_figures(self) -> None:
         """What clients found on the public texts is of the federated result: each has its own model of it."""

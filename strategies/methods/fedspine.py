@@ -40,7 +40,6 @@ from strategies.methods.refining_choice import Arm, Choices, arms_from_json, arm
 from strategies.methods.refining_reward import Outcome
 from strategies.methods.refining_time import bytes_of_round, fingerprint_of, fleet_of, virtual_seconds
 from strategies.methods.spine_fit import (
-    require_decoder,
     require_fleet,
     require_measured,
     require_share,
@@ -87,8 +86,8 @@ class FedSpine(FedPETuning):
 
     @classmethod
     def require_fit(cls, settings: RunSettings, model: OpenedModel, capabilities: Mapping[str, float]) -> None:
-        """Refuse an encoder, units that no adapter measures, a share that cannot go, and a fleet of too few devices."""
-        require_decoder(model)
+        """Refuse a model without units, units that no adapter measures, a share that cannot go, a fleet of too few devices."""
+        model.require_units()
         super().require_fit(settings, model, capabilities)
         require_measured(settings, model.plan)
         require_share(settings, model.plan)

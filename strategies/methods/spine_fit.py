@@ -1,6 +1,5 @@
 """What FedSpine needs of a model and of the settings together: found out before anything starts."""
 
-from espalier.modeling.opened import OpenedModel, check_labels
 from espalier.modeling.quantised_layout import BLOCK
 from espalier.modeling.structured.units import ModelUnits
 from espalier.settings.fedspine import AUTO, FedSpineSettings
@@ -12,12 +11,6 @@ from espalier.wire.fedspine import trained
 from espalier.wire.plan import ModelPlan
 from espalier.wire.structure import unit_size
 from strategies.methods.refining_time import fleet_of
-
-
-def require_decoder(model: OpenedModel) -> None:
-    """Refuse an encoder, of which no units are cut here, and a model that was sliced."""
-    check_labels(model.family, None, str(model.directory / "config.json"))
-    model.require_units()
 
 
 def require_share(settings: RunSettings, plan: ModelPlan) -> None:

@@ -23,13 +23,11 @@ from transformers import AutoModelForCausalLM
 from espalier.modeling.opened import OpenedModel
 from espalier.settings.fleet import read_fleet
 from espalier.settings.mistakes import Mistake
-from espalier.settings.run import parse
 from espalier.wire.cut_units import CUT
 from espalier.wire.messages import Letter, read, write
 from espalier.wire.payload import pack_tensors, tensor_specs, unpack_tensors
 from espalier.wire.structure import Structure
 from strategies.engine.rounds import RunFailed
-from strategies.methods.fedspine import FedSpine
 
 GROUP, CHANNEL = 384, 48
 """Parameters of a unit of the bench's model: two blocks, each of 2 groups and 24 channels, of hidden size 16."""
@@ -460,9 +458,9 @@ class TestFedSpine(PersonalPromises):
         with pytest.raises(Mistake, match=r"num-clients = 81: the fleet has 80 devices"):
             bench.run(num_clients=81)
 
-    def test_an_encoder_and_a_fleet_of_few_are_refused(self, bench: Bench) -> None:
-        with pytest.raises(Mistake, match="encoders can be tuned for classification, not pruned"):
-            FedSpine.require_fit(parse(bench.config()), OpenedModel(save_tiny_roberta(bench.folder / "encoder")), {})
+    def test_an_encoder_without_classes_and_a_fleet_of_few_are_refused(self, bench: Bench) -> None:
+        with pytest.raises(Mistake, match=r"task.name = 'text': an encoder classifies; choose sst2, mnli or boolq"):
+            bench.run(model=str(save_tiny_roberta(bench.folder / "encoder")))
         with pytest.raises(Mistake, match=r"fedspine.fleet = 'low': num-clients = 11: the fleet has 10 devices"):
             bench.run(num_clients=11, fedspine__fleet="low")
 

@@ -1,5 +1,6 @@
 """What a device learns of its units: by the paper's equations with dense matrices, and the same whether cut or masked."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from espalier.corpora.tasks.batches import Batch
 from espalier.modeling.opened import OpenedModel
 from espalier.modeling.structured.trained_cut import cut_trained
 from espalier.settings.fedspine import FedSpineSettings
@@ -16,53 +18,106 @@ from espalier.training.adapter_training import AdapterTraining
 from espalier.training.unit_importance import UnitImportance
 from espalier.wire.cut_units import CutUnits
 from espalier.wire.fedspine import trained
-from tests.modeling.tiny_models import CPU, llama_config, save_model
+from tests.modeling.tiny_encoders import save_encoder
+from tests.modeling.tiny_models import CPU, VOCABULARY, llama_config, save_model
 from tests.training.test_adapter_training import Values, sequences, start_of
 
+CHANNELS = {"mlp.up": ("channels", 0, 1), "mlp.down": ("channels", 1, 1)}
 SIDES = {
-    "attn.q": ("groups", 0, 32), "attn.k": ("groups", 0, 16), "attn.v": ("groups", 0, 16), "attn.o": ("groups", 1, 32),
-    "mlp.gate": ("channels", 0, 1), "mlp.up": ("channels", 0, 1), "mlp.down": ("channels", 1, 1),
+    "llama": {
+        "attn.q": ("groups", 0, 32), "attn.k": ("groups", 0, 16), "attn.v": ("groups", 0, 16), "attn.o": ("groups", 1, 32),
+        "mlp.gate": ("channels", 0, 1), **CHANNELS,
+    },
+    "roberta": {
+        "attn.q": ("groups", 0, 16), "attn.k": ("groups", 0, 16), "attn.v": ("groups", 0, 16), "attn.o": ("groups", 1, 16),
+        **CHANNELS,
+    },
 }  # fmt: skip
-"""Kind and side of the units in a matrix, and how many rows or columns each has: heads of width 16, two to a group."""
+"""Kind and side of the units in a matrix, and how many rows or columns each has: heads of width 16, of LLaMA two to a group."""
 FILES = {
-    "attn.q": "self_attn.q_proj", "attn.k": "self_attn.k_proj", "attn.v": "self_attn.v_proj", "attn.o": "self_attn.o_proj",
-    "mlp.gate": "mlp.gate_proj", "mlp.up": "mlp.up_proj", "mlp.down": "mlp.down_proj",
+    "llama": ("model.layers", {
+        "attn.q": "self_attn.q_proj", "attn.k": "self_attn.k_proj", "attn.v": "self_attn.v_proj", "attn.o": "self_attn.o_proj",
+        "mlp.gate": "mlp.gate_proj", "mlp.up": "mlp.up_proj", "mlp.down": "mlp.down_proj",
+    }),
+    "roberta": ("roberta.encoder.layer", {
+        "attn.q": "attention.self.query", "attn.k": "attention.self.key", "attn.v": "attention.self.value",
+        "attn.o": "attention.output.dense", "mlp.up": "intermediate.dense", "mlp.down": "output.dense",
+    }),
 }  # fmt: skip
+GROUPS = {"llama": 2, "roberta": 4}
+"""Of each of two blocks, beside 12 channels."""
+CUT = {"llama": [0, 3, 4, 9, 15, 21, 27], "roberta": [0, 3, 5, 6, 9, 15, 17, 21, 27]}
+"""Units that go: groups and channels of both blocks."""
+CLOSE = {"llama": 1e-6, "roberta": 1e-4}
+"""AdamW takes steps of 0.01, also where a gradient is hardly more than rounding, as some of the encoder's are."""
+SIZES = {"hidden_size": 64, "intermediate_size": 12, "num_hidden_layers": 2, "num_attention_heads": 4}
+SST2 = {"task.name": "sst2", "data.source": "jsonl", "data.path": "nowhere"}
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+FAMILIES = ["llama", "roberta"]
+
+
+class Classified:
+    """Seven sequences of eight tokens, each of one of two classes."""
+
+    def __len__(self) -> int:
+        return 7
+
+    def batch(self, numbers: Sequence[int]) -> Batch:
+        """Some of them."""
+        every = torch.randint(4, VOCABULARY, (7, 8), generator=torch.Generator().manual_seed(4))[list(numbers)]
+        return Batch(every, torch.ones_like(every), torch.tensor([number % 2 for number in numbers]))
+
+    def joined(self, other: Any) -> "Classified":
+        """No test joins them."""
+        raise NotImplementedError
 
 
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two blocks, each of 2 groups and 12 channels."""
-    config = llama_config(
-        hidden_size=64, intermediate_size=12, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=16
-    )
-    return save_model(tmp_path_factory.mktemp("llama"), config)
+def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """An encoder has biases everywhere."""
+    return {
+        "llama": save_model(tmp_path_factory.mktemp("llama"), llama_config(**SIZES, num_key_value_heads=2, head_dim=16)),
+        "roberta": save_encoder(tmp_path_factory.mktemp("roberta"), "roberta", **SIZES, **NO_DROPOUT),
+    }
 
 
 def watched(model: OpenedModel, structure: bytes | None = None, **changes: Any) -> tuple[AdapterTraining, UnitImportance]:
-    given = {f"fedspine.{key}": value for key, value in changes.items()}
+    classifies = model.family.kind == "encoder"
+    given = {f"fedspine.{key}": value for key, value in changes.items()} | (SST2 if classifies else {})
     flat = {"method": "fedspine", "lora.rank": 3, "lora.alpha": 6.0, "lora.targets": "all", "training.batch-size": 2, **given}
     settings = parse({**flat, "training.learning-rate": 0.01, "training.steps": 3})
     base = OpenedModel(model.directory)
     adapters = trained(base.plan, settings, None, structure)
-    training = AdapterTraining(model, CPU, settings, adapters, sequences(), 5)
+    own = Classified() if classifies else sequences()
+    training = AdapterTraining(model, CPU, settings, adapters, own, 5)
     watch = UnitImportance(model, adapters, lambda: training.adapted, settings.of(FedSpineSettings))
     training.observer = watch
     return training, watch
 
 
-def weights_of(directory: Path, block: int) -> dict[str, Tensor]:
+def start_with_head(training: AdapterTraining) -> Values:
+    """The same as ``start_of``, and of an encoder a head at random."""
+    generator = torch.Generator().manual_seed(9)
+    whole = training.adapters.whole
+    return start_of(training) | {
+        key: {name: 0.2 * torch.randn(shape, generator=generator) for name, shape in own.items()} for key, own in whole.items()
+    }
+
+
+def weights_of(directory: Path, family: str, block: int) -> dict[str, Tensor]:
     stored: dict[str, Tensor] = {}
     for file in directory.glob("*.safetensors"):
         stored |= load_file(file)
-    return {name: stored[f"model.layers.{block}.{path}.weight"].double() for name, path in FILES.items()}
+    prefix, paths = FILES[family]
+    return {name: stored[f"{prefix}.{block}.{path}.weight"].double() for name, path in paths.items()}
 
 
 @pytest.mark.parametrize("score", ["exact", "group"])
 @pytest.mark.parametrize("normalise", [True, False])
-def test_units_are_worth_what_the_equations_say(directory: Path, score: str, normalise: bool) -> None:
-    """Equations 10 to 12 by dense matrices, of three steps; equation 13 beside them."""
-    model = OpenedModel(directory)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_units_are_worth_what_the_equations_say(directories: dict[str, Path], family: str, score: str, normalise: bool) -> None:
+    """Equations 10 to 12 by dense matrices, of three steps; equation 13 beside them. Biases and a head count for nothing."""
+    model = OpenedModel(directories[family])
     training, watch = watched(model, score=score, normalise=normalise, eta=0.75)
     seen: list[tuple[Values, Values]] = []
 
@@ -71,14 +126,15 @@ def test_units_are_worth_what_the_equations_say(directory: Path, score: str, nor
         watch(step, gradients)
 
     training.observer = both
-    training.run(start_of(training), 0, 3)
+    training.run(start_with_head(training), 0, 3)
     average, terms = None, []
     for values, gradients in seen:
         pieces, term = [], 0.0
         for block in range(2):
-            weights, key = weights_of(directory, block), f"block-{block:04d}"
-            units = {"groups": torch.zeros(2, dtype=torch.float64), "channels": torch.zeros(12, dtype=torch.float64)}
-            for name, (kind, side, size) in SIDES.items():
+            weights, key = weights_of(model.directory, family, block), f"block-{block:04d}"
+            numbers = {"groups": GROUPS[family], "channels": 12}
+            units = {kind: torch.zeros(number, dtype=torch.float64) for kind, number in numbers.items()}
+            for name, (kind, side, size) in SIDES[family].items():
                 a, b = (values[key][f"{name}.lora_{which}"].double() for which in "ab")
                 ga, gb = (gradients[key][f"{name}.lora_{which}"].double() for which in "ab")
                 product = (gb @ a + b @ ga - gb @ ga) * (weights[name] + 2.0 * b @ a)
@@ -96,51 +152,56 @@ def test_units_are_worth_what_the_equations_say(directory: Path, score: str, nor
     assert watch.taylor == pytest.approx(sum(terms) / 3, rel=1e-5)
 
 
-def test_a_round_in_the_smaller_model_is_the_round_in_the_masked_one(directory: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_round_in_the_smaller_model_is_the_round_in_the_masked_one(
+    directories: dict[str, Path], family: str, tmp_path: Path
+) -> None:
     """Zeros in the rows and columns of what is cut, of the base and of the adapters to begin with, in the whole model."""
-    base = OpenedModel(directory)
+    base = OpenedModel(directories[family])
     units = CutUnits.of(base.plan)
     cut = units.none
-    cut[[0, 3, 4, 9, 15, 21, 27]] = True  # a group and three channels of the first block, two and one of the second
+    cut[CUT[family]] = True
     structure = units.structure(cut)
-    training, watch = watched(OpenedModel(directory, structure), units.pack(cut))
-    whole_training, whole_watch = watched(masked_copy(directory, tmp_path / "masked", units.by_block(cut)))
-    start = start_of(whole_training)
-    for key, own in start.items():
-        for name, value in own.items():
-            zero_out(value, name, units.by_block(cut)[int(key[-4:])])
+    training, watch = watched(OpenedModel(base.directory, structure), units.pack(cut))
+    masked = masked_copy(base.directory, tmp_path / "masked", family, units.by_block(cut))
+    whole_training, whole_watch = watched(masked)
+    start = start_with_head(whole_training)
+    for block, gone in enumerate(units.by_block(cut)):
+        for name, value in start[f"block-{block:04d}"].items():
+            zero_out(value, name, family, gone)
     smaller, _ = training.run(cut_trained(start, base.plan, structure), 0, 3)
     whole, _ = whole_training.run(start, 0, 3)
     expected = cut_trained(whole, base.plan, structure)
     for key, own in expected.items():
         for name, value in own.items():
-            torch.testing.assert_close(smaller[key][name], value, rtol=1e-4, atol=1e-6)
+            torch.testing.assert_close(smaller[key][name], value, rtol=1e-4, atol=CLOSE[family])
     assert watch.units is not None
     assert whole_watch.units is not None
     torch.testing.assert_close(watch.units, whole_watch.units[~torch.from_numpy(cut)], rtol=1e-3, atol=1e-9)
     assert watch.taylor == pytest.approx(whole_watch.taylor, rel=1e-4)
 
 
-def zero_out(value: Tensor, name: str, cut: Any) -> None:
+def zero_out(value: Tensor, name: str, family: str, cut: Any) -> None:
     """Zeros where a tensor of a matrix belongs to what is cut."""
     linear, _, kind = name.rpartition(".")
-    of, side, size = SIDES[linear]
-    if (kind, side) in (("lora_b", 0), ("weight", 0)):
+    of, side, size = SIDES[family][linear]
+    if (kind, side) in (("lora_b", 0), ("weight", 0), ("bias", 0)):
         value[torch.from_numpy(cut[of]).repeat_interleave(size)] = 0
     elif (kind, side) in (("lora_a", 1), ("weight", 1)):
         value[:, torch.from_numpy(cut[of]).repeat_interleave(size)] = 0
 
 
-def masked_copy(directory: Path, target: Path, cuts: Any) -> OpenedModel:
+def masked_copy(directory: Path, target: Path, family: str, cuts: Any) -> OpenedModel:
     """The model with zeros in the place of what is cut."""
     target.mkdir()
     for file in directory.iterdir():
         (target / file.name).write_bytes(file.read_bytes())
+    prefix, paths = FILES[family]
     for file in target.glob("*.safetensors"):
         tensors = load_file(file)
         for block, cut in enumerate(cuts):
-            for name, path in FILES.items():
-                if (value := tensors.get(f"model.layers.{block}.{path}.weight")) is not None:
-                    zero_out(value, f"{name}.weight", cut)
+            for name, path, kind in ((name, path, kind) for name, path in paths.items() for kind in ("weight", "bias")):
+                if (value := tensors.get(f"{prefix}.{block}.{path}.{kind}")) is not None:
+                    zero_out(value, f"{name}.{kind}", family, cut)
         save_file(tensors, file, {"format": "pt"})
     return OpenedModel(target)

@@ -1,5 +1,6 @@
 """What FedSpine's contracts let through: the shapes of a round follow from the bits that its requests bring."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -84,6 +85,19 @@ def test_adapters_have_the_rows_and_columns_that_are_left() -> None:
     assert [first[f"{name}.lora_a"] for name in SHAPES] == [(2, 8), (2, 8), (2, 8), (2, 4), (2, 8), (2, 8), (2, 4)]
     assert second["mlp.down.lora_a"] == (2, 6)
     assert second["attn.o.lora_a"] == (2, 4)
+
+
+def test_an_encoder_s_head_is_whole_whatever_is_cut() -> None:
+    """Its width is the model's, which no cut changes."""
+    encoder = replace(PLAN, head_features=8)
+    task = {"task.name": "sst2", "data.source": "jsonl", "data.path": "x"}
+    settings = parse({"method": "fedspine", "lora.rank": 2, "lora.targets": "all", **task})
+    head = {"head.dense.weight": (8, 8), "head.dense.bias": (8,), "head.out.weight": (2, 8), "head.out.bias": (2,)}
+    for structure in (None, CUT):
+        shapes = trained(encoder, settings, 1, structure).shapes()
+        assert list(shapes) == [*KEYS, "head"]
+        assert shapes["head"] == head
+    assert shapes["block-0000"]["attn.q.lora_b"] == (4, 1)
 
 
 def test_a_round_after_the_first_is_held_against_the_bits_of_its_request() -> None:
