@@ -2,6 +2,9 @@
 
 The importances of the last round that it trained in lie in its private state, beside the cut that they are of. Where they are
 gone, or are of another cut than the server knows, nothing is cut, and training goes on with the cut of the request.
+
+This is not ``answered_once``: a question counts when its answer is kept, as one that fails has told nothing and reads no text;
+its answer is bits alone, without a report or parts; and that the settings are the same goes by the name of the state's folder.
 """
 
 from typing import Any

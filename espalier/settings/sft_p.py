@@ -108,6 +108,8 @@ class SftPSettings(AdapterAveraging, PersonalModelSettings):
         for part in value.split(",") if value.strip() else ():
             try:
                 share = float(part)
+                if not part.isascii():
+                    raise ValueError
             except ValueError:
                 raise ValueError(
                     f"{part.strip()!r} is no number; write shares with commas between them, for instance 0.2,0.5"

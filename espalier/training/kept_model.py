@@ -54,6 +54,7 @@ def kept_model(
         adapted = AdaptedModel.load(model, computing, settings, adapters, cache_folder)
         kept = _SHELF.kept = _Kept(made_for, adapted, adapted.values())
     adapted = AdaptedModel(kept.adapted.whole, {key: dict(block) for key, block in kept.adapted.parameters.items()})
+    adapted.whole.eval()
     adapted.set(kept.first)
     for parameter in (parameter for block in adapted.parameters.values() for parameter in block.values()):
         parameter.requires_grad_(True)

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from espalier.modeling.structured.lane_gates import Gate, LaneGates
-from espalier.training.mask_history import masks_of, steps_to_budget
+from espalier.training.mask_history import LOOKED_AT, masks_of, steps_to_budget
 from espalier.wire.structure import LANES
 
 Masks = Mapping[Gate, Tensor]
@@ -37,7 +37,11 @@ def mask_figures(kept: Mapping[int, Mapping[str, Any]], gates: LaneGates) -> dic
             for client, own in sorted(kept.items())
         },
         "late": {
-            str(client): {"steps": len(own["fitted"]), "steps_to_budget": steps_to_budget(own["fitted"])}
+            str(client): {
+                "steps": len(own["fitted"]),
+                "steps_to_budget": steps_to_budget(own["fitted"]),
+                "spent": sum(own["fitted"][-LOOKED_AT:]) / len(own["fitted"][-LOOKED_AT:]),
+            }
             for client, own in sorted(kept.items())
             if own["fitted"]
         },
