@@ -117,7 +117,7 @@ def _train(site: Site, state: PrivateState, request: Letter, own: CutModel) -> S
     training, watch = _training(site, own, request.header.client)
     first_step, steps = (server_round - 1) * settings.training.steps, settings.training.steps
     _require_enough(site, training, range(first_step, first_step + steps))
-    with mistakes_of_kernels():
+    with mistakes_of_kernels(), watch.watching():
         tensors, outcome = training.run(start, first_step, steps)
     _require_enough(site, training, outcome.weighed)
     keep_measured(state, server_round, own.cut, watch.units)

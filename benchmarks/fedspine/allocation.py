@@ -38,6 +38,7 @@ CHOICES: dict[str, dict[str, Any]] = {
     "chance": {"fedspine.allocation": "random"},
     "schedule": {"fedspine.allocation": "fixed"},
     "schedule, rank 2": {"fedspine.allocation": "fixed", "fedspine.rank": 2},
+    "FedAPT": {"fedspine.allocation": "fixed", "fedspine.score": "mask", "fedspine.eta": 0.85},
     "schedule, zero-fill": {"fedspine.allocation": "fixed", "fedspine.aggregation": "zero-fill"},
 }
 """Settings of FedSpine by name."""
@@ -47,8 +48,12 @@ UNPRUNED = {
 }
 """LoRA of the whole model, for the perplexity that pruning costs; ranks by what the fleet's devices can do."""
 CUT_FIRST = {"method": "llm-pruner", "llm-pruner.selection": "block", "data.windows": WINDOWS}
+MERGED = {"method": "fedpetuning", "lora.merge": True, "evaluation.every": 0}
 PRUNED_FIRST = "LLM-Pruner, then FedPETuning"
 """One smaller model for all, cut before the rounds begin; what the cut itself takes is not counted."""
+CUT_LAST = {**CUT_FIRST, "llm-pruner.element": "squared", "llm-pruner.selection": "search"}
+PRUNED_LAST = "FedPETuning, then Mask Tuning"
+"""One smaller model for all, cut when the rounds are over (FedLoRA + Prune)."""
 KEYS = ("seed", "sparsity", "model", "text")
 FIGURES = ("perplexity", "worst", "pruned", "virtual_seconds", "waiting_seconds", "megabytes_up", "megabytes_down")
 MEGA = 1e6
@@ -86,6 +91,10 @@ def allocation(bench: Bench, rows: Rows) -> None:
             first = {**CUT_FIRST, "llm-pruner.share": share, "data.window-tokens": TRAINED["data.window-tokens"]}
             made = bench.run(f"{seed}-{share:g}-LLM-Pruner", {**first, **_text(bench, seed)})
             _measure(bench, rows, seed, share, PRUNED_FIRST, {"method": "fedpetuning", "model": str(made / "model")})
+            whole = bench.run(f"{seed}-FedPETuning, merged", {**TRAINED, "lora.merge": True, **MERGED, **_text(bench, seed)})
+            last = {**CUT_LAST, "llm-pruner.share": share, "data.window-tokens": TRAINED["data.window-tokens"]}
+            cut = bench.run(f"{seed}-{share:g}-Mask Tuning", {**last, "model": str(whole / "model"), **_text(bench, seed)})
+            _add(bench, rows, seed, share, PRUNED_LAST, cut)
         for share, (name, changes) in product(SHARES, CHOICES.items()):
             own = {"method": "fedspine", "fedspine.share": share, "fedspine.fleet": FLEET, "fedspine.keep-models": False}
             _measure(bench, rows, seed, share, name, own | changes | {"evaluation.local-only": True})
@@ -101,19 +110,27 @@ def _text(bench: Bench, seed: int) -> dict[str, Any]:
 
 
 def _measure(bench: Bench, rows: Rows, seed: int, share: float, name: str, changes: dict[str, Any]) -> None:
-    texts = [entry.partition("=")[0] for entry in bench.common["evaluation.texts"].split(",")]
-    cells = [{"seed": seed, "sparsity": share, "model": name, "text": text} for text in texts]
-    if not rows.missing(iter(cells)):
+    if not rows.missing(iter(_cells(bench, seed, share, name))):
         return
     varied = {**TRAINED, **changes, **_text(bench, seed)}
     run, fleet = bench.run(f"{seed}-{share:g}-{name.replace('/', '')}", varied), fleet_of(FLEET)
     assert fleet is not None
     curves.add_curve(curves_of(rows), seed, share, name, run, parse({**bench.common, **varied}), fleet)
+    _add(bench, rows, seed, share, name, run)
+
+
+def _cells(bench: Bench, seed: int, share: float, name: str) -> list[dict[str, Any]]:
+    texts = [entry.partition("=")[0] for entry in bench.common["evaluation.texts"].split(",")]
+    return [{"seed": seed, "sparsity": share, "model": name, "text": text} for text in texts]
+
+
+def _add(bench: Bench, rows: Rows, seed: int, share: float, name: str, run: Path) -> None:
+    """Write down what a run ended with; ``dense`` is the model that it began with, which of all but one is the same."""
     document = json.loads((run / "summary.json").read_text())
     metrics = {metric["dataset"]: metric["values"] for metric in document["metrics"]}
     figures = {f"megabytes_{way}": document[f"bytes_{way}"] / len(bench.private) / MEGA for way in ("up", "down")}
     figures |= _of_devices(run, document)
-    for cell in cells:
+    for cell in rows.missing(iter(_cells(bench, seed, share, name))):
         text, dense = cell["text"], {**cell, "sparsity": 0.0, "model": DENSE}
         if rows.missing(iter([dense])):
             rows.add(dense, perplexity=metrics[text]["dense"], **dict.fromkeys(FIGURES[1:]))

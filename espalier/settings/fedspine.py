@@ -80,10 +80,11 @@ class FedSpineSettings(AdapterAveraging, CutSettings, PersonalModelSettings):
     kappa: float = Field(
         0.1, gt=0, le=1e6, description="A device that is off the mean time by this share of it gets half of the reward."
     )
-    score: Literal["exact", "group"] = Field(
+    score: Literal["exact", "group", "mask"] = Field(
         "exact",
-        description="What a unit is worth: the squares of its weights' first-order terms, summed, as the paper has it; or the "
-        "square of their sum.",
+        description="What a unit is worth: the squares of its weights' first-order terms by LoRA's gradients, summed, as the "
+        "paper has it; the square of their sum (`group`); or the square of the gradient of a mask on what the unit gives "
+        "(`mask`), as in APT.",
     )
     normalise: bool = Field(
         True, description="Each matrix's importances are divided by their norm before a unit's are added, as in LoRAPrune."

@@ -40,6 +40,7 @@ def test_a_row_is_the_mean_over_devices_and_the_worst(tmp_path: Path, monkeypatc
     monkeypatch.setattr(allocation, "TRAINED", allocation.TRAINED | short)
     spared = {"llm-pruner.spare-first": 0, "llm-pruner.spare-last": 0}
     monkeypatch.setattr(allocation, "CUT_FIRST", allocation.CUT_FIRST | spared)
+    monkeypatch.setattr(allocation, "CUT_LAST", allocation.CUT_LAST | spared)
     shared, private = home(tmp_path), []
     for client in range(3):
         private.append(tmp_path / f"text-{client}.txt")
@@ -52,7 +53,14 @@ def test_a_row_is_the_mean_over_devices_and_the_worst(tmp_path: Path, monkeypatc
     rows = Rows(tmp_path / "rows.csv", ALLOCATION.keys, ALLOCATION.figures, {})
     ALLOCATION.work(bench, rows)  # type: ignore[arg-type]
     found = {row["model"]: row for row in rows.rows}
-    assert found.keys() == {"dense", "bandits", "schedule", "FedPETuning", "LLM-Pruner, then FedPETuning"}
+    assert found.keys() == {
+        "dense",
+        "bandits",
+        "schedule",
+        "FedPETuning",
+        "LLM-Pruner, then FedPETuning",
+        allocation.PRUNED_LAST,
+    }
     (run,) = (tmp_path / "runs" / "0-0.3-bandits" / "runs").iterdir()
     document = json.loads((run / "summary.json").read_text())
     told = [client["metrics"]["perplexity/public/federated"] for client in document["clients"]]

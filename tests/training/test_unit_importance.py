@@ -15,6 +15,8 @@ from espalier.modeling.structured.trained_cut import cut_trained
 from espalier.settings.fedspine import FedSpineSettings
 from espalier.settings.run import parse
 from espalier.training.adapter_training import AdapterTraining
+from espalier.training.loss import num_counted, summed_loss
+from espalier.training.order import sequences_of_step
 from espalier.training.unit_importance import UnitImportance
 from espalier.wire.cut_units import CutUnits
 from espalier.wire.fedspine import trained
@@ -81,10 +83,13 @@ def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
 
 
-def watched(model: OpenedModel, structure: bytes | None = None, **changes: Any) -> tuple[AdapterTraining, UnitImportance]:
+def watched(
+    model: OpenedModel, structure: bytes | None = None, more: Any = None, **changes: Any
+) -> tuple[AdapterTraining, UnitImportance]:
     classifies = model.family.kind == "encoder"
     given = {f"fedspine.{key}": value for key, value in changes.items()} | (SST2 if classifies else {})
     flat = {"method": "fedspine", "lora.rank": 3, "lora.alpha": 6.0, "lora.targets": "all", "training.batch-size": 2, **given}
+    flat |= more or {}
     settings = parse({**flat, "training.learning-rate": 0.01, "training.steps": 3})
     base = OpenedModel(model.directory)
     adapters = trained(base.plan, settings, None, structure)
@@ -205,3 +210,36 @@ def masked_copy(directory: Path, target: Path, family: str, cuts: Any) -> Opened
                     zero_out(value, f"{name}.{kind}", family, cut)
         save_file(tensors, file, {"format": "pt"})
     return OpenedModel(target)
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_masks_are_worth_their_gradients_squared(directories: dict[str, Path], family: str, accumulation: int) -> None:
+    """Masks of ones on what heads and channels give, by autograd; a step's batches count together. No hook stays."""
+    model = OpenedModel(directories[family])
+    more = {"training.accumulation": accumulation, "lora.dropout": 0.0}
+    training, watch = watched(model, score="mask", normalise=False, more=more)
+    start = start_with_head(training)
+    hooks = [len(module._forward_pre_hooks) for module in training.adapted.whole.modules()]  # an encoder's head has one
+    with watch.watching():
+        training.run(start, 0, 1)
+    assert [len(module._forward_pre_hooks) for module in training.adapted.whole.modules()] == hooks
+    training.adapted.set(start)
+    whole, masks = training.adapted.whole, []
+    prefix, paths = FILES[family]
+    for block in range(2):
+        for name, number in (("attn.o", GROUPS[family]), ("mlp.down", 12)):
+            mask = torch.ones(number, requires_grad=True)
+            masks.append(mask)
+            size = SIDES[family][name][2]
+
+            def masked(_: Any, inputs: Any, mask: Tensor = mask, size: int = size) -> Any:
+                return (inputs[0] * mask.repeat_interleave(size),)
+
+            whole.get_submodule(f"{prefix}.{block}.{paths[name]}").register_forward_pre_hook(masked)
+    batch = training.sequences.batch(sorted(sequences_of_step(7, 2 * accumulation, 0, 5)))
+    loss = summed_loss(whole, batch, CPU.device) / num_counted(batch)
+    gradients = torch.autograd.grad(loss, masks)
+    expected = torch.cat([gradient.double().square() for gradient in gradients])
+    assert watch.units is not None
+    torch.testing.assert_close(watch.units, expected, rtol=1e-3, atol=1e-10)
