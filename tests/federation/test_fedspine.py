@@ -115,6 +115,14 @@ class TestFedSpine(PersonalPromises):
         for document, client in zip(documents, summary(kept.folder)["clients"], strict=True):
             assert (document["pruned"], document["lora_rank"]) == (client["metrics"]["pruned"], client["metrics"]["lora_rank"])
 
+    def test_units_go_by_the_gradients_of_masks(self, bench: Bench) -> None:
+        """As in FedAPT: one ratio and one rank for all. Other units go than by LoRA's gradients, and as much."""
+        same = {"fedspine__allocation": "fixed", "fedspine__selection": "kind"}
+        by_masks, by_lora = (bench.run(**same, fedspine__score=score) for score in ("mask", "exact"))
+        documents = [[structures(folder, client) for client in range(4)] for folder in (by_masks, by_lora)]
+        assert [own["pruned"] for own in documents[0]] == [own["pruned"] for own in documents[1]]
+        assert [own["structure"] for own in documents[0]] != [own["structure"] for own in documents[1]]
+
     # ----- what is agreed before a round ------------------------------------------------------------------------------
 
     def test_a_schedule_asks_all_for_the_same_and_cuts_come_to_it_within_a_unit(self, bench: Bench) -> None:
