@@ -5,10 +5,14 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from toy_method import ROW
 
 from benchmarks.fuzz.__main__ import fuzz
+from benchmarks.fuzz.letters import exchanges
 from benchmarks.fuzz.targets import targets
+from espalier.settings.methods import METHODS
 from espalier.settings.mistakes import Mistake
+from espalier.wire.privacy_table import privacy_table
 
 NAMES = ("run settings", "node settings", "letters", "blobs", "checkpoint")
 INPUTS = 1000
@@ -44,3 +48,43 @@ def test_what_comes_of_each_input_is_counted_and_an_input_repeats_by_its_number(
     assert outcome.foreign[0] == f"made up {first}: KeyError: \"'round'\""
     fuzz("made up", target, 3, range(first, first + 1))
     assert drawn[-1] == drawn[first]
+
+
+def forms(method: str) -> list[tuple[str, int, tuple[str, ...]]]:
+    """Kind, round and fields of a method's requests, but for those that all methods have alike."""
+    letters = [exchange.request for exchange in exchanges() if exchange.settings.method == method]
+    found = [(letter.header.kind, letter.header.server_round, tuple(letter.scalars)) for letter in letters]
+    return [form for form in found if form[0] not in ("enrol", "evaluate")]
+
+
+def test_letters_have_every_method_and_form() -> None:
+    kinds: dict[str, set[str]] = {}
+    for exchange in exchanges():
+        kinds.setdefault(exchange.settings.method, set()).add(exchange.request.header.kind)
+    assert kinds.keys() == METHODS.keys()
+    assert all(found >= {"enrol", "train", "fetch", "deliver", "evaluate"} for found in kinds.values())
+    assert forms("llm-streamline") == [
+        ("train", 1, ()),
+        ("train", 2, ("start",)),
+        ("fetch", 2, ("start", "blob_sha256")),
+        ("deliver", 5, ("start",)),
+        ("alone", 4, ()),
+    ]
+    assert forms("fedsoda") == [
+        ("train", 1, ("rank_limit", "model_sha256", "aligned")),
+        ("fetch", 1, ("rank_limit", "rank", "blob_sha256")),
+        ("deliver", 1, ("what", "names", "sizes", "file_sha256", "piece_bytes", "piece_sha256")),
+        ("deliver", 1, ("what", "model_sha256", "index", "size")),
+        ("deliver", 1, ("what", "blocks", "aligned")),
+        ("deliver", 2, ("rank_limit",)),
+        ("alone", 10, ("rank_limit",)),
+    ]
+
+
+def test_a_new_method_is_fuzzed_and_stands_in_the_privacy_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """By its row alone; a reply of one blob is never fetched."""
+    monkeypatch.setitem(METHODS, "toy", ROW)
+    assert forms("toy") == [("train", 1, ()), ("deliver", 1, ())]
+    for name in ("run settings", "letters"):
+        assert fuzz(name, targets(tmp_path)[name], 1, range(200)).foreign == []
+    assert "| train | `toy` | mean (F32); " in privacy_table().replace(" per matrix", "")

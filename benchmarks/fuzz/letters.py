@@ -5,48 +5,32 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from random import Random
-from typing import Any
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from benchmarks.fuzz.headers import changed_blob
 from benchmarks.fuzz.mutations import scalar, word
+from espalier.settings.mistakes import Mistake
 from espalier.settings.run import METHODS, RunSettings, parse
 from espalier.storage.blobs import sha256
-from espalier.wire.contract import check, check_reply
+from espalier.wire.contract import Contract, check, check_reply
 from espalier.wire.contracts import contract_for
 from espalier.wire.enrolment import Enrolment
-from espalier.wire.evaluation import Losses, Texts
+from espalier.wire.evaluation import Losses
+from espalier.wire.examples import HASH, KINDS, PART_BYTES, asked, is_sent, plan_of, request, rounds, settings_for
 from espalier.wire.ledger import Ledger
-from espalier.wire.messages import SCHEMA_VERSION, Header, Kind, Letter, NoScalars, num_bytes, read, write
+from espalier.wire.messages import Header, Kind, Letter, NoScalars, num_bytes, read, write
 from espalier.wire.payload import STYPE, TensorSpec
-from espalier.wire.plan import BlockPlan, LinearPlan, ModelPlan
+from espalier.wire.plan import ModelPlan
 
-SHAPES = {
-    "attn.q": (64, 64), "attn.k": (64, 64), "attn.v": (64, 64), "attn.o": (64, 64),
-    "mlp.gate": (256, 64), "mlp.up": (256, 64), "mlp.down": (64, 256),
-}  # fmt: skip
-LINEARS = tuple(LinearPlan(name, name, shape, "BF16") for name, shape in SHAPES.items())
-BLOCKS = tuple(BlockPlan(index, LINEARS) for index in range(3))
-PLAN = ModelPlan(BLOCKS[:2], 0)
-BROUGHT = ModelPlan(BLOCKS, 0)
-"""The model of clients that are brought one: an emulator of one block, and an adapter of two."""
-SETTINGS = {
-    "evaluation.own-text": True, "evaluation.texts": "public=public.txt", "evaluation.window-tokens": 4,
-    "lora.targets": "attn.q", "part-bytes": 1024, "llm-pruner.spare-first": 0, "llm-pruner.spare-last": 0,
-    "fedsoda.adapter-layers": 2,
-}  # fmt: skip
-KINDS: tuple[Kind, ...] = ("enrol", "train", "fetch", "deliver", "evaluate")
+SETTINGS = {"evaluation.texts": "public=public.txt", "evaluation.window-tokens": 4, "part-bytes": PART_BYTES}
 HALF = struct.pack("<Q", 0x5555555555555555)
 """A word of a mask that prunes every second weight."""
-HASH = "0" * 64
-DELIVERED: dict[str, dict[str, Any]] = {
-    "model": {"names": ["config.json"], "sizes": [8], "file_sha256": [HASH], "piece_bytes": 8, "piece_sha256": [HASH]},
-    "piece": {"model_sha256": HASH, "index": 0, "size": 8},
-    "emulator": {"blocks": [0], "aligned": 1},
-}
-"""What FedSODA's clients are brought beside the adapter's LoRA, by the word that says so."""
+TOLD: dict[type, tuple[Any, ...]] = {int: (8, 0, 1), float: (0.5, 0.0), bool: (False, True), str: ("a", HASH)}
+"""What a reply may say in a field of a type; the first that its contract takes."""
 Records = dict[str, Any]
 """A message's records by name."""
 
@@ -61,131 +45,82 @@ class Exchange:
 
     def plan(self) -> ModelPlan:
         """The model that the letters are about."""
-        return plan_of(self.settings)
-
-
-def plan_of(settings: RunSettings) -> ModelPlan:
-    """The model of a run's letters."""
-    return PLAN if settings.job.NEEDS_BASE_MODEL else BROUGHT
+        return plan_of(self.settings.method)
 
 
 def exchanges() -> list[Exchange]:
     """One per method, kind and form."""
-    alone = {method: parse({"method": method, **SETTINGS}).job.makes_alone for method in METHODS}
     return [
-        _exchange(method, kind, server_round, what)
+        _exchange(run, kind, server_round, scalars)
         for method in METHODS
         for kind in KINDS
-        if kind != "alone" or alone[method]
-        for server_round, what in _forms(method, kind)
+        if is_sent(method, kind)
+        for run in [parse({**settings_for(method, kind), **SETTINGS})]
+        for server_round in rounds(method, kind)
+        for scalars in asked(run, kind, server_round)
     ]
 
 
-def _exchange(method: str, kind: Kind, server_round: int, what: str) -> Exchange:
-    settings = parse({"method": method, **SETTINGS})
-    plan = partial(plan_of, settings)
-    header = Header(
-        schema_version=SCHEMA_VERSION,
-        kind=kind,
-        method=method,
-        lineage="run-1",
-        server_round=server_round,
-        client=0,
-        attempt=1,
-        part=1 if kind == "fetch" else 0,
-        num_parts=1,
-    )
-    request = Letter(header, _asked(method, kind, server_round, what))
-    up = contract_for(request, plan, settings).up
+def _exchange(run: RunSettings, kind: Kind, server_round: int, scalars: Mapping[str, Any]) -> Exchange:
+    asking, plan = request(run, kind, server_round, scalars), partial(plan_of, run.method)
+    up = contract_for(asking, plan, run).up
     blobs = {key: _blob(specs) for key, specs in up.specs(NoScalars()).items()}
     if kind == "fetch":
-        request.scalars["blob_sha256"] = [sha256(blob) for blob in blobs.values()]
-    contract = contract_for(request, plan, settings)
-    request.blobs = {key: _blob(specs) for key, specs in contract.down.specs(NoScalars()).items()}
-    contract = contract_for(request, plan, settings)  # which may depend on the blobs that came
-    told = {"pieces": [0]} if what == "model" else _told(method, kind, server_round, blobs)
-    reply = Letter(header.model_copy(update={"num_parts": contract.num_parts}), told, blobs)
-    check(request, contract.down)
-    check_reply(reply, request, contract)
-    return Exchange(settings, request, reply)
+        asking.scalars["blob_sha256"] = [sha256(blob) for blob in blobs.values()]
+    contract = contract_for(asking, plan, run)
+    asking.blobs = {key: _blob(specs) for key, specs in contract.down.specs(NoScalars()).items()}
+    contract = contract_for(asking, plan, run)  # which may depend on the blobs that came
+    check(asking, contract.down)
+    header = asking.header.model_copy(update={"num_parts": contract.num_parts})
+    return Exchange(run, asking, _reply(run, asking, contract, header, blobs))
 
 
-def _forms(method: str, kind: Kind) -> Sequence[tuple[int, str]]:
-    """The round of each form that such a message has, and what is brought where that is not the method's result."""
-    rounds = _rounds(method, kind)
-    if (method, kind) != ("fedsoda", "deliver"):
-        return [(server_round, "") for server_round in rounds]
-    return [*((rounds[0], what) for what in DELIVERED), (rounds[0] + 1, "")]
+def _reply(run: RunSettings, asking: Letter, contract: Contract, header: Header, blobs: dict[str, bytes]) -> Letter:
+    """The first of those that can be told which the contract takes."""
+    mistakes = []
+    for told in _told(run, asking, contract, blobs):
+        reply = Letter(header, told, blobs)
+        try:
+            check_reply(reply, asking, contract)
+        except Mistake as mistake:
+            mistakes.append(str(mistake))
+        else:
+            return reply
+    raise ValueError(f"{run.method} {header.kind}: no reply was found: {mistakes[-1]}")
 
 
-def _rounds(method: str, kind: Kind) -> Sequence[int]:
-    """Rounds in which there is such a message, one of each form."""
-    settings = parse({"method": method, **SETTINGS})
-    rounds = settings.job.ROUNDS_THAT_DIFFER
-    last = settings.job.last_rounds(settings.federation, lambda: len(PLAN.blocks), settings.num_clients)[0]
-    delivery = settings.job.FIRST_DELIVERY if len(rounds) == 1 else last + 1
-    single = {"enrol": 0, "alone": last, "evaluate": last, "deliver": delivery, "fetch": rounds[-1]}
-    return [single[kind]] if kind in single else rounds
-
-
-def _asked(method: str, kind: Kind, server_round: int, what: str) -> dict[str, Any]:
-    if what:
-        return {"what": what, **DELIVERED[what]}
-    if kind == "evaluate":
-        texts = Texts(names=["public"], num_windows=[2], window_tokens=4, own_text=True)
-        return texts.model_dump()
-    if kind == "enrol" or (method == "fedprllm" and kind == "train"):
-        return {}
-    if method in ("flap", "llm-pruner", "slicegpt"):
-        return {"blob_sha256": [HASH]} if kind == "fetch" else {}
-    if method == "llm-streamline":
-        start = {} if (kind, server_round) == ("train", 1) else {"start": 0}
-        return start | ({"blob_sha256": [HASH]} if kind == "fetch" else {})
-    if method == "fedprllm":
-        return {"blob_sha256": [HASH]} if kind == "fetch" else {"num_voters": [3], "decided": len(PLAN.blocks)}
-    if method == "fedspallm":
-        layers: dict[str, Any] = {"blocks": [0, 1]}
-        versions = {"versions": [0, 0] if kind == "train" else [1, 1]}
-        of_kind: dict[Kind, dict[str, Any]] = {
-            "train": layers | versions,
-            "fetch": layers | {"blob_sha256": [HASH]},
-            "deliver": layers | versions | {"num_kept": [linear.num_weights // 2 for linear in LINEARS] * 2},
-        }
-        return of_kind[kind]
-    if (method, kind) == ("fedspine", "deliver"):
-        return {"pruned": 0.1}
-    named = {"model_sha256": HASH, "aligned": 1} if (method, kind) == ("fedsoda", "train") else {}
-    more = {"rank": 8, "blob_sha256": [HASH]} if kind == "fetch" else named
-    return {"rank_limit": 4 if kind == "alone" else 8} | more
-
-
-def _told(method: str, kind: Kind, server_round: int, blobs: Mapping[str, bytes]) -> dict[str, Any]:
+def _told(run: RunSettings, asking: Letter, contract: Contract, blobs: Mapping[str, bytes]) -> Iterator[dict[str, Any]]:
+    kind, fields = asking.header.kind, contract.up.scalars.model_fields
     if kind == "enrol":
         who = {"site": "a", "code_sha256": HASH, "model_sha256": HASH, "device": "cpu", "threads": 1, "capability": 1.0}
-        return Enrolment(**who, measured=False, python="3.11.7", torch="2.7.0").model_dump()  # type: ignore[arg-type]
-    if kind == "evaluate":
-        told = Losses(losses=[1.5], own_losses=[1.0, 2.0, 1.5], seconds=0.5)
-        return told.model_dump()
-    if kind == "alone":
-        return {"seconds": 0.5}
-    if kind != "train":
-        return {}
-    number = {"sft-p": 3, "slicegpt": 5}.get(method, 2)  # blobs beside those of the blocks, or one for each norm
-    hashes = {"seconds": 0.5, "blob_sha256": [sha256(blob) for blob in blobs.values()] * number}
-    if method == "llm-streamline":
-        of_all = len(LINEARS) if server_round > 1 else 1
-        hashes["blob_sha256"] = [sha256(blob) for blob in blobs.values()] * of_all
-        return hashes | ({"samples": 8, "skipped_steps": 0} if server_round > 1 else {"tokens": 64})
-    more: dict[str, dict[str, Any]] = {
-        "fedprllm": {},
-        "flap": {"tokens": 64},
-        "llm-pruner": {},
-        "slicegpt": {"samples": 8},
-        "fedspallm": {"calibration_windows": 0, "damping": 0.01},
-    }
-    tuned = {"samples": 0 if method in ("hetlora", "sft-p", "fedspine") else 8, "skipped_steps": 0, "rank": 8}
-    measured = {"loss_before": 2.5, "loss_after": 2.25, "taylor": 0.5} if method == "fedspine" else {}
-    return hashes | more.get(method, tuned | measured)
+        yield Enrolment(**who, measured=False, python="3.11.7", torch="2.7.0").model_dump()  # type: ignore[arg-type]
+    elif kind == "evaluate":
+        yield Losses(losses=[1.5], own_losses=[1.0, 2.0, 1.5], seconds=0.5).model_dump()
+    else:
+        known = {"blob_sha256": _hashes(run, asking, contract, blobs)} if "blob_sha256" in fields else {}
+        free = {name: _values(field.annotation) for name, field in fields.items() if name not in known}
+        for values in product(*free.values()):
+            yield known | dict(zip(free, values, strict=True))
+
+
+def _values(kind: Any) -> Sequence[Any]:
+    """What may be said in a field of a type."""
+    if get_origin(kind) is Annotated:
+        return _values(get_args(kind)[0])
+    if get_origin(kind) is Literal:
+        return get_args(kind)
+    return [[_values(get_args(kind)[0])[1]], []] if get_origin(kind) is list else TOLD[kind]
+
+
+def _hashes(run: RunSettings, asking: Letter, contract: Contract, blobs: Mapping[str, bytes]) -> list[str]:
+    """Of the blobs of all parts of a reply, in order."""
+    hashes, server_round = [sha256(blob) for blob in blobs.values()], asking.header.server_round
+    for part in range(1, contract.num_parts):
+        fetch = request(run, "fetch", server_round, asked(run, "fetch", server_round)[0], part)
+        fetch.blobs = asking.blobs
+        specs = contract_for(fetch, partial(plan_of, run.method), run).up.specs(NoScalars())
+        hashes += [sha256(_blob(of_blob)) for of_blob in specs.values()]
+    return hashes
 
 
 def _blob(specs: Mapping[str, TensorSpec]) -> bytes:

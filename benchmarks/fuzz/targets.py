@@ -7,13 +7,14 @@ from random import Random
 from typing import Any, get_args
 
 from benchmarks.fuzz.headers import changed_blob
-from benchmarks.fuzz.letters import PLAN, exchanges, letters
+from benchmarks.fuzz.letters import exchanges, letters
 from benchmarks.fuzz.mutations import document_bytes, value, word
 from espalier.settings.fedspallm import FedSpaLLMSettings
 from espalier.settings.node import NodeSettings, parse_node, site_id
 from espalier.settings.run import METHODS, RunSettings, default_values, parse, tables
 from espalier.settings.table import Table
 from espalier.wire.adapters import adapter_plan
+from espalier.wire.examples import PLAN
 from espalier.wire.payload import tensor_specs, views
 from strategies.engine.checkpoint import CheckpointFolder
 

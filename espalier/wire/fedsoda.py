@@ -109,16 +109,24 @@ TRAINED = tuning.OBSERVER.replace(
 )
 OFFERED = "which pieces of the sub-model this node lacks, so whether it took part in a run with the same one before"
 
-EXAMPLES: dict[Kind | tuple[Kind, int], dict[str, Any]] = {
-    "train": {"rank_limit": 8, "model_sha256": "0" * 64, "aligned": 1},
-    "fetch": {"rank_limit": 8, "rank": 8, "blob_sha256": ["0" * 64]},
-    "deliver": {
-        "what": "model",
-        "names": ["config.json"],
-        "sizes": [1],
-        "file_sha256": ["0" * 64],
-        "piece_bytes": 1,
-        "piece_sha256": ["0" * 64],
-    },
+_HASH = "0" * 64
+EXAMPLES: dict[Kind | tuple[Kind, int], dict[str, Any] | list[dict[str, Any]]] = {
+    "alone": tuning.EXAMPLES["alone"],
+    "fetch": tuning.EXAMPLES["fetch"],
+    "train": {**tuning.EXAMPLES["train"], "model_sha256": _HASH, "aligned": 1},
+    "deliver": [
+        {
+            "what": "model",
+            "names": ["config.json"],
+            "sizes": [8],
+            "file_sha256": [_HASH],
+            "piece_bytes": 8,
+            "piece_sha256": [_HASH],
+        },
+        {"what": "piece", "model_sha256": _HASH, "index": 0, "size": 8},
+        {"what": "emulator", "blocks": [0], "aligned": 1},
+    ],
+    ("deliver", 2): tuning.EXAMPLES["deliver"],
 }
-"""Scalars of requests by kind: what the contracts of the kind depend on."""
+"""Scalars of requests by kind: what the contracts of the kind depend on. The sub-model and its emulator's LoRA are brought
+before round 1, the adapter's from round 2 on."""

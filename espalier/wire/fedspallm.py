@@ -158,7 +158,7 @@ OBSERVER = (
 
 EXAMPLES: dict[Kind, dict[str, Any]] = {
     "train": {"blocks": [0, 1], "versions": [0, 0]},
-    "fetch": {"blocks": [0, 1], "blob_sha256": ["0" * 64]},
-    "deliver": {"blocks": [0, 1], "versions": [1, 1], "num_kept": [1] * 14},
+    "fetch": {"blocks": [0, 1]},
+    "deliver": {"blocks": [0, 1], "versions": [1, 1], "num_kept": [2048, 2048, 2048, 2048, 8192, 8192, 8192] * 2},
 }
-"""Scalars of requests to a model of two blocks with seven matrices each, by kind: what the contracts of the kind depend on."""
+"""Scalars of requests about the model of ``espalier/wire/examples.py``, of whose weights half are kept, by kind."""

@@ -189,7 +189,7 @@ OBSERVER_OF_LAYER = (
 
 EXAMPLES: dict[Kind | tuple[Kind, int], dict[str, Any]] = {
     ("train", 2): {"start": 0},
-    "fetch": {"start": 0, "blob_sha256": ["0" * 64]},
+    "fetch": {"start": 0},
     "deliver": {"start": 0},
 }
 """Scalars of requests to a model of two blocks, by kind, or by kind and round: what the contracts of the kind depend on."""

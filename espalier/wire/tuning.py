@@ -222,7 +222,8 @@ OBSERVER = (
 
 EXAMPLES: dict[Kind, dict[str, Any]] = {
     "train": {"rank_limit": 8},
-    "fetch": {"rank_limit": 8, "rank": 8, "blob_sha256": ["0" * 64]},
+    "fetch": {"rank_limit": 8, "rank": 8},
     "deliver": {"rank_limit": 8},
+    "alone": {"rank_limit": 4},
 }
 """Scalars of requests to a model of two blocks, by kind: what the contracts of the kind depend on."""
