@@ -61,9 +61,13 @@ class FederationSettings(Table):
     }
 
     def for_method(self, job: MethodSettings) -> "FederationSettings":
-        """This table with what 0 rounds and the paper's weights stand for."""
-        weights = job.WEIGHTS[0] if self.client_weights == "paper" else self.client_weights
-        return self.model_copy(update={"rounds": self.rounds or job.ROUNDS, "client_weights": weights})
+        """This table with what 0 rounds and the paper's weights stand for, where the method reads them."""
+        found: dict[str, int | str] = {}
+        if "rounds" in job.FEDERATION:
+            found["rounds"] = self.rounds or job.ROUNDS
+        if "client-weights" in job.FEDERATION and self.client_weights == "paper":
+            found["client_weights"] = job.WEIGHTS[0]
+        return self.model_copy(update=found)
 
     @property
     def sends_differences(self) -> bool:

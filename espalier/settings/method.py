@@ -17,7 +17,7 @@ class MethodSettings(Table):
     FEDERATION: ClassVar[tuple[str, ...]] = ()
     """Keys of ``[federation]`` that the method reads."""
     ROUNDS: ClassVar[int] = 1
-    """What ``federation.rounds = 0`` stands for."""
+    """What ``federation.rounds = 0`` stands for; where the method does not read it, how many rounds a run has."""
     WEIGHTS: ClassVar[tuple[str, ...]] = ("equal",)
     """What ``federation.client-weights`` may be; ``paper`` stands for the first."""
     FIRST_DELIVERY: ClassVar[int] = 1
@@ -47,7 +47,7 @@ class MethodSettings(Table):
 
     def num_rounds(self, federation: "FederationSettings") -> int:
         """Rounds of the run, as far as the settings say; methods that go by blocks have as many as the model."""
-        return federation.rounds
+        return federation.rounds if "rounds" in self.FEDERATION else self.ROUNDS
 
     def asked_of_sites(self, run: "RunSettings") -> Mapping[str, tuple[str, int]]:
         """What training asks of a site in a round: by the site's limit, the keys that say it, and how much; none if none is."""

@@ -6,7 +6,6 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from espalier.settings.federation import FederationSettings
 from espalier.settings.method import MethodSettings
 from espalier.settings.mistakes import Mistake
 from espalier.settings.table import ReadWith
@@ -16,7 +15,6 @@ class SliceGptSettings(MethodSettings):
     """Table ``[slicegpt]`` (Ashkboos et al. 2024, section 3)."""
 
     FEDERATION: ClassVar[tuple[str, ...]] = ("client-weights", "max-weight-ratio")
-    ROUNDS: ClassVar[int] = 0  # not read: there is one, as num_rounds says
     WEIGHTS: ClassVar[tuple[str, ...]] = ("samples", "equal")
     MAKES_ALONE_WITH: ClassVar[Mapping[str, str | int]] = {"covariances": "public"}
     READ_WITH: ClassVar[ReadWith] = {
@@ -55,10 +53,6 @@ class SliceGptSettings(MethodSettings):
     def makes_alone(self) -> bool:
         """From public text the round leaves nothing of a client's own."""
         return self.covariances == "public"
-
-    def num_rounds(self, federation: FederationSettings) -> int:
-        """One, whatever ``federation.rounds`` says."""
-        return 1
 
     def width(self, dense: int) -> int:
         """What stays of a residual stream's width.

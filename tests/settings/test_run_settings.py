@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from pydantic import BaseModel
+from toy_method import ROW
 
 import espalier
 from espalier.settings.fedpetuning import AdapterAveraging
@@ -268,7 +269,8 @@ def test_nested_values_are_the_schemas_under_hyphenated_keys() -> None:
         expected = {key: value for key, value in DEFAULTS.items() if not key.startswith(others)}
         if "federation" in tables_of(method):
             job = settings_of(method)
-            expected |= {"federation.rounds": job.ROUNDS, "federation.client-weights": job.WEIGHTS[0]}
+            expected |= {"federation.rounds": job.ROUNDS} if "rounds" in job.FEDERATION else {}
+            expected |= {"federation.client-weights": job.WEIGHTS[0]}
         assert flat(parse({"method": method}).nested()) == expected | {"method": method}
 
 
@@ -417,9 +419,28 @@ def test_keys_of_the_federation_that_a_method_does_not_read_are_refused_by_hand(
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_what_a_run_writes_of_its_settings_is_read_again(method: str) -> None:
     """``settings.toml`` has what stood for itself; all that differs from the defaults counts as given by hand."""
+    require_read_again(method)
+
+
+def test_so_is_what_a_method_writes_that_shares_the_rounds_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights that it does not read stay as they are."""
+    monkeypatch.setitem(METHODS, "toy", ROW)
+    require_read_again("toy")
+    federation = parse({"method": "toy"}).federation
+    assert (federation.rounds, federation.client_weights) == (2, "paper")
+
+
+def require_read_again(method: str) -> None:
     settings = parse({"method": method, "seed": 3})
     written = flat(settings.nested())
     assert parse(written, by_hand=changed(written)) == settings
+
+
+@pytest.mark.parametrize("method", ["fedprllm", "flap", "llm-pruner", "slicegpt"])
+def test_a_method_that_does_not_read_rounds_has_its_own_number(method: str) -> None:
+    """Whatever a preset of several methods says."""
+    settings = parse({"method": method, "federation.rounds": 7})
+    assert settings.job.num_rounds(settings.federation) == 1
 
 
 def test_a_weight_s_bound_is_not_read_where_the_paper_weighs_equally() -> None:
