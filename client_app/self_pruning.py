@@ -14,7 +14,7 @@ from espalier.settings.hetlora import HetLoRASettings
 from espalier.settings.run import RunSettings
 from espalier.wire.adapters import AdapterPlan, Tensors
 from espalier.wire.payload import block_key
-from pruning_kernels.factor_ranks import kept_rank, tail_norm
+from pruning_kernels.factor_ranks import kept_rank, self_prune_rank, tail_norm
 from pruning_kernels.factors import Factors
 
 
@@ -61,5 +61,10 @@ class SelfPruning:
         """Rank to go on with: the lower one if training made the tail smaller.
 
         In the first round nothing is given up: B is zero before, and nothing is smaller.
+
+        Raises
+        ------
+        NotFiniteError
+            A tail holds NaN or infinity.
         """
-        return self.kept if float(self.tail(after)) < float(self.tail(before)) else self.rank
+        return self_prune_rank(self.rank, self.gamma, float(self.tail(before)), float(self.tail(after)))

@@ -90,14 +90,15 @@ def kept_rank(rank: int, gamma: float) -> int:
     return max(1, math.floor(gamma * rank + 1e-9))
 
 
-def self_prune_rank(factors: Factors, gamma: float, tail_norm_before: float) -> int:
+def self_prune_rank(rank: int, gamma: float, before: float, after: float) -> int:
     """Rank that a client goes on with after its local training: HETLoRA's rank self-pruning (Cho et al. 2024).
 
     Parameters
     ----------
-    factors : after local training
+    rank : of the factors that were trained
     gamma : share of the ranks that pruning leaves, see ``kept_rank``
-    tail_norm_before : ``tail_norm`` of the factors from ``kept_rank`` on, before local training
+    before, after : ``tail_norm`` of the factors from ``kept_rank`` on, or its sum over several matrices, before and after local
+        training
 
     Returns
     -------
@@ -107,14 +108,13 @@ def self_prune_rank(factors: Factors, gamma: float, tail_norm_before: float) -> 
     Raises
     ------
     ValueError
-        gamma is out of range, or the norm before is not a finite number of at least 0.
+        gamma is out of range, or a norm is negative.
     NotFiniteError
-        The tail holds NaN or infinity.
+        A norm is NaN or infinite, as where the tail holds such a number.
     """
-    if not (math.isfinite(tail_norm_before) and tail_norm_before >= 0):
-        raise ValueError(f"tail_norm_before has to be a finite number of at least 0, got {tail_norm_before}")
-    kept = kept_rank(factors.rank, gamma)
-    after = float(tail_norm(factors, kept).detach())
-    if not math.isfinite(after):
+    if not (math.isfinite(before) and math.isfinite(after)):
         raise NotFiniteError("the factors of an update hold NaN or infinity; lower the learning rate")
-    return kept if after < tail_norm_before else factors.rank
+    if before < 0 or after < 0:
+        raise ValueError(f"norms have to be at least 0, got {before} before training and {after} after it")
+    kept = kept_rank(rank, gamma)
+    return kept if after < before else rank

@@ -24,18 +24,7 @@ LEAST_PREDICTIONS = 1000
 
 
 @told_at_the_site
-def client_passages(data: DataSettings, node: NodeSettings, client: int, num_clients: int, seed: int = 0) -> list[str]:
-    """Passages from which the client cuts its calibration windows; held-out passages are not among them.
-
-    Raises
-    ------
-    Mistake
-        The source or file is missing, empty or malformed.
-    """
-    return list(_split_passages(data, node, client, num_clients, seed)[0])
-
-
-def _split_passages(
+def split_passages(
     data: DataSettings, node: NodeSettings, client: int, num_clients: int, seed: int
 ) -> tuple[Sequence[str], Sequence[str]]:
     """The client's passages, for calibration and held out; those of a file are read when they are needed.
@@ -44,6 +33,11 @@ def _split_passages(
     client holds, and elsewhere it may be a built-in text alone: one source of a built-in text per client (shared out when there
     are more clients than sources), a file per client (the path contains ``{client}``, or ``by-file`` and a directory), or else
     its share of one file (``partition``).
+
+    Raises
+    ------
+    Mistake
+        The source or file is missing, empty or malformed.
     """
     require_own_data(node, data)
     if node.data_path:
@@ -110,7 +104,7 @@ def client_windows(settings: RunSettings, node: NodeSettings, encode: Encode, cl
     """
     data, number = settings.data, node.windows or settings.data.windows
     require_tokens(node, number * data.window_tokens, "raise data.windows or data.window-tokens, or the site's windows")
-    own, _ = _split_passages(data, node, client, settings.num_clients, settings.seed)
+    own, _ = split_passages(data, node, client, settings.num_clients, settings.seed)
     seed = derive_seed(settings.seed, "calibration", client=client)
     return calibration_windows(own, encode, number, data.window_tokens, seed)
 
@@ -125,7 +119,7 @@ def training_windows(settings: RunSettings, node: NodeSettings, encode: Encode, 
         The source or file is wrong, or there is not one window of text.
     """
     data = settings.data
-    own, _ = _split_passages(data, node, client, settings.num_clients, settings.seed)
+    own, _ = split_passages(data, node, client, settings.num_clients, settings.seed)
     folder = private_folder(node.state_root()) if isinstance(own, IndexedPassages) and own.corpus.folder else None
     return all_windows(own, encode, data.window_tokens, "data: the client's text", "data.window-tokens", folder)
 
@@ -172,5 +166,5 @@ def validation_windows(settings: RunSettings, node: NodeSettings, encode: Encode
 
 
 def _held_out(settings: RunSettings, node: NodeSettings, encode: Encode, client: int, most: int, what: str) -> Tensor:
-    _, held_out = _split_passages(settings.data, node, client, settings.num_clients, settings.seed)
+    _, held_out = split_passages(settings.data, node, client, settings.num_clients, settings.seed)
     return evaluation_windows(held_out, encode, settings.evaluation.window_tokens, most, what)

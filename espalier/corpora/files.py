@@ -73,11 +73,6 @@ def text_record(data: bytes) -> Record:
     return Record(data.decode().replace("\r\n", "\n").strip("\n").rstrip())
 
 
-def read_records(path: str, field: str, label_field: str) -> Iterator[Record]:
-    """Yield a text field and a label field of every record of a JSON Lines file; see ``json_records``."""
-    return (located.record for located in json_records(path, field, label_field))
-
-
 def json_records(path: str, field: str, label_field: str) -> Iterator[Located]:
     """Yield a text field and a label field of every record of a JSON Lines file; blank lines are passed over.
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from espalier.modeling.families import Family, family_of
 from espalier.modeling.opened import check_labels, skeleton_of
-from espalier.modeling.quantised import matrix_bytes, table_bytes
+from espalier.modeling.quantised import nf4_bytes
 from espalier.settings.mistakes import Mistake
 
 
@@ -53,8 +53,7 @@ class Footprint:
         head = self.head * (4 if self.trained_head else size)
         linears = size * self.linears
         if base == "nf4":
-            linears = sum(matrix_bytes(shape, double_quantisation) for shape in self.matrices)
-            linears += table_bytes(double_quantisation)
+            linears = nf4_bytes(self.matrices, double_quantisation)
         return linears + head + size * (self.embeddings + self.others)
 
 

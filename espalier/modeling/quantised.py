@@ -248,9 +248,8 @@ def matrix_bytes(shape: tuple[int, int], double_quantisation: bool = True) -> in
     return sum(size for _, _, size in tensor_sizes(shape, double_quantisation).values())
 
 
-def nf4_bytes(plan: ModelPlan, double_quantisation: bool = True) -> int:
-    """Bytes of the linears of all blocks in NF4: codes, scales, offsets, and the tables once."""
-    shapes = [linear.shape for block in plan.blocks for linear in block.linears]
+def nf4_bytes(shapes: Iterable[tuple[int, int]], double_quantisation: bool = True) -> int:
+    """Bytes of matrices in NF4: codes, scales, offsets, and the tables once."""
     return sum(matrix_bytes(shape, double_quantisation) for shape in shapes) + table_bytes(double_quantisation)
 
 

@@ -19,17 +19,6 @@ Names = Mapping[str, Iterable[str]]
 """Canonical names by blob key."""
 
 
-def stored_shapes(model: OpenedModel, names: Names) -> dict[str, dict[str, tuple[int, ...]]]:
-    """Shapes of tensors of the base, by blob key and canonical name, as ``AdapterPlan.whole`` has them; nothing is read.
-
-    Raises
-    ------
-    Mistake
-        The model's files hold no such tensor.
-    """
-    return {key: {name: model.checkpoint.tensors[_stored(model, key, name)].shape for name in names[key]} for key in names}
-
-
 def stored_values(model: OpenedModel, names: Names) -> dict[str, dict[str, Tensor]]:
     """What the model's files hold, which is where training begins: float32, on the CPU, by blob key and canonical name.
 

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from client_passages import client_passages
 
 from espalier.corpora import documentation
-from espalier.corpora.client_text import client_passages, client_windows
+from espalier.corpora.client_text import client_windows
 from espalier.corpora.passages import split
 from espalier.settings.mistakes import Mistake
 from espalier.settings.node import simulated_node

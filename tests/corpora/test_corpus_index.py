@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from client_passages import client_passages
 
 from espalier.corpora import corpus_index, files
-from espalier.corpora.client_text import client_passages, client_windows, held_out_windows, training_windows
+from espalier.corpora.client_text import client_windows, held_out_windows, training_windows
 from espalier.corpora.corpus_index import Source, open_corpus
 from espalier.corpora.files import json_records, text_records
 from espalier.corpora.partition import Partition

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from espalier.corpora.files import read_records, read_text
+from espalier.corpora.files import json_records, read_text
 from espalier.settings.mistakes import Mistake
 
 SECRET = "Anna K., born 1961, diagnosis F32.1"
 
 
 def texts_of(path: str, field: str) -> list[str]:
-    return [record.text for record in read_records(path, field, "")]
+    return [located.record.text for located in json_records(path, field, "")]
 
 
 def lines_file(tmp_path: Path, content: str | bytes) -> str:

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
+from client_passages import client_passages
 
-from espalier.corpora.client_text import client_passages
 from espalier.corpora.hub import read_dataset
 from espalier.corpora.passages import is_held_out
 from espalier.settings.mistakes import Mistake

@@ -5,10 +5,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from client_passages import client_passages
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from espalier.corpora.client_text import client_passages
 from espalier.corpora.partition import Kind, Partition
 from espalier.corpora.passages import is_held_out
 from espalier.corpora.records import Record

@@ -20,7 +20,6 @@ from espalier.modeling.quantised import (
 )
 from espalier.modeling.quantised import dequantised as dequantised_matrix
 from espalier.settings.mistakes import Mistake
-from espalier.wire.plan import BlockPlan, LinearPlan, ModelPlan
 
 LEVELS = [-1.0, -0.6961928, -0.52507305, -0.3949175, -0.28444138, -0.18477343, -0.09105004, 0.0,
           0.0795803, 0.1609302, 0.2461123, 0.33791524, 0.44070983, 0.562617, 0.72295684, 1.0]  # fmt: skip
@@ -182,10 +181,9 @@ def test_bytes_are_those_of_the_buffers(shape: tuple[int, int], double: bool, de
 
 def test_bytes_on_paper() -> None:
     """4096 x 4096: 2^24 weights, 2^18 scales, 2^10 scales of scales; the tables have 16 and 256 floats."""
-    plan = ModelPlan((BlockPlan(0, (LinearPlan("attn.q", "q", (4096, 4096)), LinearPlan("attn.k", "k", (4096, 4096)))),), 1)
     assert matrix_bytes((4096, 4096), True) == 2**23 + 2**18 + 4 * 2**10 + 4
-    assert nf4_bytes(plan, True) == 2 * (2**23 + 2**18 + 4 * 2**10 + 4) + 4 * 16 + 4 * 256
-    assert nf4_bytes(plan, False) == 2 * (2**23 + 4 * 2**18) + 4 * 16
+    assert nf4_bytes([(4096, 4096)] * 2, True) == 2 * (2**23 + 2**18 + 4 * 2**10 + 4) + 4 * 16 + 4 * 256
+    assert nf4_bytes([(4096, 4096)] * 2, False) == 2 * (2**23 + 4 * 2**18) + 4 * 16
 
 
 def test_the_tables_are_those_of_the_paper(device: torch.device) -> None:

@@ -283,7 +283,8 @@ def test_bytes_on_paper(double: bool, saved: Callable[[str], Path], tmp_path: Pa
     matrices = len(linears_of(base))
     rest = sum(own.num_bytes for name, own in base.checkpoint.tensors.items() if name not in linears_of(base))
     offsets, tables = 4 * double, table_bytes(double)
-    in_nf4 = nf4_bytes(base.plan, double) - tables + matrices * (tables + 256 - offsets)
+    shapes = [linear.shape for block in base.plan.blocks for linear in block.linears]
+    in_nf4 = nf4_bytes(shapes, double) - tables + matrices * (tables + 256 - offsets)
     assert sum(tensor.nbytes for tensor in stored.values()) == in_nf4 + rest
 
 

@@ -7,9 +7,8 @@ import torch
 from structured_models import save, uneven
 
 from espalier.modeling.opened import OpenedModel
-from espalier.modeling.structured.trained_cut import cut_adapter_plan, cut_moments, cut_trained
+from espalier.modeling.structured.trained_cut import cut_adapter_plan, cut_trained
 from espalier.settings.lora import LoraSettings
-from espalier.training.adapter_training import flat_name
 from espalier.wire.adapters import AdapterPlan, adapter_plan
 from espalier.wire.plan import ModelPlan
 from espalier.wire.structure import Structure, structured_plan
@@ -80,24 +79,6 @@ def kept_by_hand(block: object, name: str, shape: torch.Size) -> tuple[list[int]
         else:
             found.append([at for at in range(shape[side]) if at in getattr(block, kind)])
     return found[0], found[1]
-
-
-def test_moments_are_cut_like_what_they_belong_to(tmp_path: Path) -> None:
-    plan, structure, adapters = made(tmp_path)
-    tensors = drawn(adapters)
-    moments = {
-        flat_name(key, name): {"exp_avg": value, "exp_avg_sq": value.square(), "step": torch.tensor(7.0)}
-        for key, own in tensors.items()
-        for name, value in own.items()
-    }
-    found, cut = cut_moments(moments, plan, structure), cut_trained(tensors, plan, structure)
-    assert found.keys() == {flat_name(key, name) for key, own in cut.items() for name in own}
-    for key, own in cut.items():
-        for name, value in own.items():
-            entry = found[flat_name(key, name)]
-            assert float(entry["step"]) == 7.0
-            torch.testing.assert_close(entry["exp_avg"], value, rtol=0, atol=0)
-            torch.testing.assert_close(entry["exp_avg_sq"], value.square(), rtol=0, atol=0)
 
 
 def test_a_structure_that_keeps_all_changes_nothing(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from pruning_kernels.factor_ranks import grow, kept_rank, self_prune_rank, shrink, tail_norm
 from pruning_kernels.factors import Factors, product
+from pruning_kernels.scores import NotFiniteError
 
 pytestmark = pytest.mark.usefixtures("tests_on_device")
 
@@ -135,19 +136,25 @@ def tail_of(size: float) -> Factors:
     return Factors(torch.ones(2, 4) * half, torch.full((4, 2), 0.5), 3.0)
 
 
+def rank_after(before: float, after: Factors, gamma: float) -> int:
+    return self_prune_rank(after.rank, gamma, before, float(tail_norm(after, kept_rank(after.rank, gamma))))
+
+
 def test_a_client_prunes_its_rank_where_the_tail_has_shrunk() -> None:
-    assert self_prune_rank(tail_of(0.5), 0.5, 0.75) == 2
-    assert self_prune_rank(tail_of(0.5), 0.5, 0.5) == 4
-    assert self_prune_rank(tail_of(0.5), 0.5, 0.25) == 4
-    assert self_prune_rank(tail_of(0.0), 0.5, 0.0) == 4
-    assert self_prune_rank(tail_of(0.5), 1.0, 0.75) == 4
+    assert rank_after(0.75, tail_of(0.5), 0.5) == 2
+    assert rank_after(0.5, tail_of(0.5), 0.5) == 4
+    assert rank_after(0.25, tail_of(0.5), 0.5) == 4
+    assert rank_after(0.0, tail_of(0.0), 0.5) == 4
+    assert rank_after(0.75, tail_of(0.5), 1.0) == 4
 
 
 def test_refusals_of_self_pruning() -> None:
-    for before in (-1.0, math.nan, math.inf):
-        with pytest.raises(ValueError, match="tail_norm_before has to be a finite number of at least 0"):
-            self_prune_rank(tail_of(1.0), 0.5, before)
-    with pytest.raises(ValueError, match="NaN or infinity"):
-        self_prune_rank(tail_of(math.nan), 0.5, 1.0)
+    with pytest.raises(ValueError, match="norms have to be at least 0"):
+        rank_after(-1.0, tail_of(1.0), 0.5)
+    for before in (math.nan, math.inf):
+        with pytest.raises(NotFiniteError, match="NaN or infinity"):
+            rank_after(before, tail_of(1.0), 0.5)
+    with pytest.raises(NotFiniteError, match="NaN or infinity"):
+        rank_after(1.0, tail_of(math.nan), 0.5)
     with pytest.raises(ValueError, match="rank has to be at least 1, got 0"):
         kept_rank(0, 0.5)

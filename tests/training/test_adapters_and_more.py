@@ -16,7 +16,7 @@ from espalier.corpora.tasks.encoding import Encoded
 from espalier.modeling.computing import Computing
 from espalier.modeling.export_adapter import export_adapter
 from espalier.modeling.opened import OpenedModel
-from espalier.modeling.trained_whole import stored_shapes, stored_values
+from espalier.modeling.trained_whole import Names, stored_values
 from espalier.settings.run import RunSettings, parse
 from espalier.training.adapter_training import AdapterTraining, flat_name
 from espalier.training.groups import Group
@@ -60,9 +60,14 @@ def settings_of(**changes: Any) -> RunSettings:
     return parse(given | {key.replace("__", ".").replace("_", "-"): value for key, value in changes.items()})
 
 
+def shapes_of(model: OpenedModel, names: Names) -> dict[str, dict[str, tuple[int, ...]]]:
+    """As ``AdapterPlan.whole`` has them."""
+    return {key: {name: tuple(value.shape) for name, value in own.items()} for key, own in stored_values(model, names).items()}
+
+
 def training_of(model: OpenedModel, dtype: torch.dtype = torch.float32, **changes: Any) -> AdapterTraining:
     settings = settings_of(**changes)
-    plan = replace(adapter_plan(model.plan, settings.lora), whole=stored_shapes(model, WHOLE))
+    plan = replace(adapter_plan(model.plan, settings.lora), whole=shapes_of(model, WHOLE))
     return AdapterTraining(model, Computing(torch.device("cpu"), dtype, 1), settings, plan, sequences(), SEED)
 
 
@@ -190,7 +195,7 @@ def test_a_head_is_one_case_of_them(tmp_path: Path) -> None:
     model = OpenedModel(save_tiny_roberta(tmp_path / "roberta"))
     settings = settings_of()
     plan = adapter_plan(model.plan, settings.lora, 3)
-    plan = replace(plan, whole=plan.whole | stored_shapes(model, {"block-0001": ["norm.mlp.bias"]}))
+    plan = replace(plan, whole=plan.whole | shapes_of(model, {"block-0001": ["norm.mlp.bias"]}))
     training = AdapterTraining(model, CPU, settings, plan, sequences(), SEED)
     values = flat(training.adapted.values())
     assert list(plan.head) == ["head.dense.weight", "head.dense.bias", "head.out.weight", "head.out.bias"]

@@ -1,8 +1,7 @@
-"""What is trained follows a cut: adapters, tensors that are trained whole, and AdamW's moments, when units go in mid-run.
+"""What is trained follows a cut, when units go in mid-run: adapters, and tensors that are trained whole.
 
 A LoRA update is ``scaling * B A``. Without some columns of the matrix A loses the same columns, without some rows B loses the
-same rows, so that the smaller adapter is the slice of the larger one's update, and no number of it changes. AdamW's moments are
-shaped like what they belong to; the number of its steps stays.
+same rows, so that the smaller adapter is the slice of the larger one's update, and no number of it changes.
 """
 
 from collections.abc import Mapping
@@ -49,21 +48,6 @@ def cut_trained(tensors: Tensors, plan: ModelPlan, structure: Structure) -> dict
     return {
         key: {name: _cut(value, name, old, plan, structure) for name, value in tensors[old].items()}
         for old, key in _keys(structure, tensors)
-    }
-
-
-def cut_moments(
-    moments: Mapping[str, Mapping[str, Tensor]], plan: ModelPlan, structure: Structure
-) -> dict[str, dict[str, Tensor]]:
-    """AdamW's moments of what is left, by ``<blob key>/<canonical name>``, as ``Loop`` takes them."""
-    places = {name: name.partition("/") for name in moments}
-    renamed = dict(_keys(structure, {old: None for old, _, _ in places.values()}))
-    return {
-        f"{renamed[old]}/{name}": {
-            of: _cut(value, name, old, plan, structure) if value.ndim else value for of, value in moments[flat].items()
-        }
-        for flat, (old, _, name) in places.items()
-        if old in renamed
     }
 
 
