@@ -12,21 +12,22 @@ ROUNDED = ("bfloat16", "nf4")
 
 
 class FederationSettings(Table):
-    """Table ``[federation]``: rounds, what a client weighs, and how adapters travel. Each method reads what concerns it."""
+    """Table ``[federation]``: rounds, what a client weighs, and how adapters travel. Each method reads what concerns it.
+
+    What a value means with which method is said by the methods' own tables; ``schema.py`` adds it to the descriptions.
+    """
 
     rounds: int = Field(
         0,
         ge=0,
-        description="Rounds of the run; 0: as many as the method usually has (3 of tuning methods and "
-        "llm-streamline, 10 of fedsoda, fedspine and sft-p, 1 of fedspallm).",
+        description="Rounds of the run; 0: as many as the method usually has.",
     )
     sampled_clients: float = Field(1.0, gt=0, le=1, description="Share of the clients that a round asks, at least one client.")
     client_weights: Literal["paper", "equal", "samples", "norms", "importance"] = Field(
         "paper",
         description="Weight of a client in the average. `samples`: the training sequences, or with fedspallm, llm-streamline "
-        "and slicegpt the calibration windows, that it reports; `norms` (hetlora): the Frobenius norm of the update that it "
-        "sent; `importance` (fedspine): what its LoRA modules are worth; `paper`: as the method's paper has it (fedpetuning, "
-        "llm-streamline and slicegpt samples, hetlora norms, fedspine importance, fedspallm and sft-p equal).",
+        "and slicegpt the calibration windows, that it reports; `norms`: the Frobenius norm of the update that it sent; "
+        "`importance`: what its LoRA modules are worth; `paper`: as the method's paper has it.",
     )
     max_weight_ratio: float = Field(
         10.0,

@@ -1,12 +1,13 @@
 """The keys of the settings as plain data, read from the tables that validate them: what documentation is made of."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
 from pydantic.fields import FieldInfo
 
-from espalier.settings.methods import METHODS
+from espalier.settings.federation import FederationSettings
+from espalier.settings.methods import METHODS, settings_of
 from espalier.settings.run import RunSettings, concerns, tables
 from espalier.settings.table import Table
 
@@ -65,7 +66,7 @@ def _is_table(field: FieldInfo) -> bool:
 
 def _key(table: type[Table], name: str, key: str, field: FieldInfo) -> Key:
     choices = tuple(METHODS) if (table, key) == (RunSettings, "method") else _choices(field)
-    description = " ".join(filter(None, [field.description or "", _read_with(table, key)]))
+    description = " ".join(filter(None, [field.description or "", _by_method(table, key), _read_with(table, key)]))
     allowed = ", ".join(as_text(choice) or "empty" for choice in choices) if choices else _bounds(field)
     return Key(name, key, field.default, allowed, choices, description)
 
@@ -96,6 +97,30 @@ def _read_with(table: type[Table], key: str) -> str:
         choices = possible.get(other) or values
         found.append(f"`{other}` is {_one_of([value for value in values if value in choices])}")
     return f"Read only where {' and '.join(found)}." if found else ""
+
+
+def _by_method(table: type[Table], key: str) -> str:
+    """What a key of ``[federation]`` stands for with each method, as the methods' own tables say it; empty of other keys."""
+    jobs = {method: settings_of(method) for method in METHODS} if table is FederationSettings else {}
+    readers = {method: job for method, job in jobs.items() if key in job.FEDERATION}
+    if key == "rounds":
+        usual = {method: job.ROUNDS for method, job in readers.items()}
+        return f"That is {'; '.join(f'{rounds} with {_methods(usual, rounds)}' for rounds in sorted(set(usual.values())))}."
+    if key != "client-weights":
+        return ""
+    first = {method: job.WEIGHTS[0] for method, job in readers.items()}
+    paper = "; ".join(f"`{value}` with {_methods(first, value)}" for value in dict.fromkeys(first.values()))
+    found = [f"`paper` is {paper}."]
+    for value in dict.fromkeys(value for job in readers.values() for value in job.WEIGHTS):
+        known = {method: value in job.WEIGHTS for method, job in readers.items()}
+        found += [] if all(known.values()) else [f"`{value}` is for {_methods(known, True)} alone."]
+    return " ".join(found)
+
+
+def _methods(values: Mapping[str, Any], value: Any) -> str:
+    """The methods that have a value, in words."""
+    *others, last = sorted(method for method, own in values.items() if own == value)
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def _one_of(values: Sequence[Any]) -> str:

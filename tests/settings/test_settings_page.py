@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from toy_method import ROW
 
 from espalier.launch.check_node import read_node_config
 from espalier.launch.configuration import _pair
 from espalier.settings.app_config import BEGIN, END, with_app_config
+from espalier.settings.hetlora import HetLoRASettings
+from espalier.settings.methods import METHODS, settings_of
 from espalier.settings.node import NodeSettings
 from espalier.settings.page import settings_page
 from espalier.settings.run import default_values
@@ -127,6 +130,31 @@ def test_a_key_that_others_make_moot_says_so() -> None:
         " Read only where `pattern` is empty and `local-method` is `wanda`, `ria` or `magnitude`."
     )
     assert KEYS["hetlora.gamma"].description.endswith(" Read only where `self-pruning` is `true`.")
+
+
+def by_method(key: str) -> dict[str, str]:
+    """What a description says that a key stands for: by method, the value."""
+    said = re.findall(r"(?:is |; )`?(\w+)`? with ([^;.]+)", {one.dotted: one.description for one in keys_of_a_run()}[key])
+    return {method: value for value, methods in said for method in re.split(", | and ", methods)}
+
+
+def test_what_rounds_and_weights_stand_for_is_said_by_the_methods(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the table as it stands, and of methods that come or change."""
+    for key, values in (("rounds", "ROUNDS"), ("client-weights", "WEIGHTS")):
+        jobs = {method: settings_of(method) for method in METHODS if key in settings_of(method).FEDERATION}
+        expected = {method: getattr(job, values) for method, job in jobs.items()}
+        first = {method: str(value if isinstance(value, int) else value[0]) for method, value in expected.items()}
+        assert by_method(f"federation.{key}") == first
+    monkeypatch.setitem(METHODS, "toy", ROW)
+    monkeypatch.setattr(HetLoRASettings, "ROUNDS", 7)
+    monkeypatch.setattr(HetLoRASettings, "WEIGHTS", ("importance", "equal"))
+    rounds, weights = by_method("federation.rounds"), by_method("federation.client-weights")
+    assert (rounds["toy"], rounds["hetlora"], rounds["sft-p"], rounds["fedspallm"]) == ("2", "7", "10", "1")
+    assert "toy" not in weights
+    assert (weights["hetlora"], weights["fedspine"], weights["slicegpt"]) == ("importance", "importance", "samples")
+    (told,) = (key.description for key in keys_of_a_run() if key.dotted == "federation.client-weights")
+    assert " `importance` is for fedspine and hetlora alone." in told
+    assert "`norms` is for" not in told
 
 
 # ----- presets --------------------------------------------------------------------------------------------------------
