@@ -3,6 +3,8 @@
 import ast
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
 
 LINES = [
@@ -42,14 +44,29 @@ def room_of(module: str) -> str | None:
 
 
 def imports_of(file: Path) -> list[str]:
+    """Dotted names of what a file imports; of ``from package import name`` the module ``package.name``, if there is one."""
     modules = []
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
             modules += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{file}: relative import"
-            modules.append(node.module or "")
+            package = node.module or ""
+            modules += dict.fromkeys(
+                f"{package}.{alias.name}" if is_module(f"{package}.{alias.name}") else package for alias in node.names
+            )
     return modules
+
+
+def is_module(name: str) -> bool:
+    """Whether this repository has a module or a package of a dotted name."""
+    place = ROOT.joinpath(*name.split("."))
+    return place.is_dir() or place.with_suffix(".py").is_file()
+
+
+def wrong_imports(room: str, file: Path) -> list[str]:
+    """What a file of a room imports that does not lie below."""
+    return [module for module in imports_of(file) if not goes_downward(room, room_of(module))]
 
 
 def files() -> list[tuple[str, Path]]:
@@ -68,10 +85,35 @@ def goes_downward(room: str, target: str | None) -> bool:
 
 
 def test_imports_go_downward() -> None:
-    found = [
-        (file, module) for room, file in files() for module in imports_of(file) if not goes_downward(room, room_of(module))
-    ]
-    assert found == []
+    assert [(file, wrong) for room, file in files() if (wrong := wrong_imports(room, file))] == []
+
+
+@pytest.mark.parametrize(
+    ("room", "line", "wrong"),
+    [
+        ("strategies.results", "from strategies import methods", ["strategies.methods"]),
+        ("strategies.results", "import strategies.methods.flap as flap", ["strategies.methods.flap"]),
+        ("strategies.results", "from strategies.methods import flap", ["strategies.methods.flap"]),
+        ("strategies.results", "from strategies.methods.flap import Flap", ["strategies.methods.flap"]),
+        ("strategies.results", "from strategies import engine, methods", ["strategies.methods"]),
+        ("strategies.results", "from strategies import engine", []),
+        ("espalier.settings", "from espalier import launch", ["espalier.launch"]),
+        ("espalier.settings", "def late():\n    from espalier import launch as there", ["espalier.launch"]),
+        ("espalier.modeling", "from espalier import wire, corpora", ["espalier.corpora"]),  # sideways
+        ("espalier.launch", "from espalier import modeling", ["espalier.modeling"]),  # an exception's own rule
+        ("espalier.modeling", "from espalier import wire, __version__", []),
+        ("espalier.modeling", "from torch import nn", []),
+    ],
+)
+def test_an_import_is_seen_however_it_is_written(tmp_path: Path, room: str, line: str, wrong: list[str]) -> None:
+    file = tmp_path / "module.py"
+    file.write_text(f"{line}\n")
+    assert wrong_imports(room, file) == wrong
+
+
+def test_every_room_is_a_module() -> None:
+    """So that it is found behind the package that holds it."""
+    assert [room for room in LEVEL if not is_module(room)] == []
 
 
 def test_rooms_keep_to_their_libraries() -> None:
