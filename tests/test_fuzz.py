@@ -62,7 +62,10 @@ def test_letters_have_every_method_and_form() -> None:
     for exchange in exchanges():
         kinds.setdefault(exchange.settings.method, set()).add(exchange.request.header.kind)
     assert kinds.keys() == METHODS.keys()
-    assert all(found >= {"enrol", "train", "fetch", "deliver", "evaluate"} for found in kinds.values())
+    assert all(found >= {"enrol", "train", "deliver", "evaluate"} for found in kinds.values())
+    in_parts = {exchange.settings.method for exchange in exchanges() if exchange.reply.header.num_parts > 1}
+    assert {method for method, found in kinds.items() if "fetch" in found} == in_parts
+    assert in_parts >= {"fedpetuning", "fedprllm", "fedspallm", "flap", "llm-streamline"}
     assert forms("llm-streamline") == [
         ("train", 1, ()),
         ("train", 2, ("start",)),

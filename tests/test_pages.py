@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from espalier.settings.methods import METHODS
+from espalier.settings.methods import METHODS, settings_of
 from espalier.settings.node import NodeSettings
 from espalier.settings.schema import keys_of, keys_of_a_run, tables_of_a_run
-from espalier.wire.privacy_table import KINDS, privacy_table
+from espalier.wire.examples import KINDS, is_sent
+from espalier.wire.privacy_table import privacy_table
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
@@ -126,11 +127,16 @@ def test_the_privacy_table_is_the_one_made_from_the_contracts() -> None:
 
 
 def test_it_has_each_method_once_for_each_kind_of_message() -> None:
-    """But for ``alone``, which methods have not whose rounds leave a local result; and no two rows say the same of one kind."""
+    """No two rows say the same of one kind.
+
+    Methods have no ``alone`` whose rounds leave a local result, and no ``fetch`` if their replies are one blob.
+    """
     rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in privacy_table().splitlines()[2:-1]]
     assert len({(kind, leaves, learns) for kind, _, leaves, learns in rows}) == len(rows)
     for kind in KINDS:
         of_kind = [row for row in rows if row[0] == kind or row[0].startswith(f"{kind} of round ")]
         methods = {name for row in of_kind for name in (METHODS if row[1] == "all" else row[1].split(", "))}
-        expected = set(METHODS) - ({"fedspallm", "flap", "llm-pruner"} if kind == "alone" else set())
-        assert sorted(name.strip("`") for name in methods) == sorted(expected)
+        jobs = {method: settings_of(method) for method in METHODS if kind != "fetch" or is_sent(method, kind)}
+        expected = {method for method, job in jobs.items() if kind != "alone" or job.MAKES_ALONE_WITH or job().makes_alone}
+        assert {name.strip("`") for name in methods} == expected
+        assert expected >= {"fedpetuning", "fedprllm"}

@@ -267,10 +267,9 @@ def test_nested_values_are_the_schemas_under_hyphenated_keys() -> None:
     for method in METHODS:
         others = tuple(f"{name}." for name in all_tables() - set(tables_of(method)))
         expected = {key: value for key, value in DEFAULTS.items() if not key.startswith(others)}
-        if "federation" in tables_of(method):
-            job = settings_of(method)
-            expected |= {"federation.rounds": job.ROUNDS} if "rounds" in job.FEDERATION else {}
-            expected |= {"federation.client-weights": job.WEIGHTS[0]}
+        job = settings_of(method)
+        stands_for = {"rounds": job.ROUNDS, "client-weights": job.WEIGHTS[0]}
+        expected |= {f"federation.{key}": value for key, value in stands_for.items() if key in job.FEDERATION}
         assert flat(parse({"method": method}).nested()) == expected | {"method": method}
 
 
