@@ -17,6 +17,7 @@ from tiny_model import save_tiny_llama
 import client_app.app
 import server_app.app
 from espalier.launch.configuration import configuration
+from espalier.settings import methods
 
 pytestmark = pytest.mark.processes
 
@@ -212,6 +213,10 @@ def simulation(folder: Path, words: Sequence[str], *, by_the_command: bool) -> P
         server_app.app.run_method(grid, Context(1, 0, {}, RecordDict(), config), FakeTime().clock())
     (found,) = (folder / "simulated").iterdir()
     return found
+
+
+def test_every_method_has_a_run() -> None:
+    assert METHODS.keys() == methods.METHODS.keys()
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
