@@ -32,6 +32,8 @@ MOST_TEXTS = 16
 
 SIMULATED_QUORUM = 0.5
 
+DEFAULT_METHOD = "fedprllm"
+
 JOB = "job"
 """Field of the chosen method's own table; no key of a file."""
 
@@ -134,7 +136,9 @@ class EvaluationSettings(Table):
 class RunSettings(Table):
     """All settings of one run."""
 
-    method: str = Field("fedprllm", description="What the run does; the method's own settings are in the table of its name.")
+    method: str = Field(
+        DEFAULT_METHOD, description="What the run does; the method's own settings are in the table of its name."
+    )
     model: str = Field(
         "demo",
         min_length=1,
@@ -181,7 +185,7 @@ class RunSettings(Table):
     lora: LoraSettings = LoraSettings()
     training: TrainingSettings = TrainingSettings()
     task: TaskSettings = TaskSettings()
-    job: SerializeAsAny[MethodSettings] = Field(default_factory=lambda: settings_of("fedprllm")())
+    job: SerializeAsAny[MethodSettings] = Field(default_factory=lambda: settings_of(DEFAULT_METHOD)())
     """The chosen method's own table, in files under the method's name."""
 
     @property
@@ -235,7 +239,7 @@ def parse(flat: Mapping[str, Any], *, simulation: bool = False, by_hand: Collect
             nested.setdefault(table, {})[name] = value
         elif key not in tables:
             nested[key] = value
-    method = nested.get("method", "fedprllm")
+    method = nested.get("method", DEFAULT_METHOD)
     mistakes = [f"{key} = {flat[key]!r}: is a table, set its keys" for key in sorted(tables & flat.keys())]
     mistakes += [f"{JOB}: unknown key; a method's table has its name"] if nested.pop(JOB, None) is not None else []
     if not isinstance(method, str) or method not in METHODS:
@@ -261,7 +265,7 @@ def _validated(nested: Mapping[str, Any], method: Any) -> tuple[RunSettings | No
         except ValidationError as error:
             mistakes = mistake_lines(error, list(default_values()), method)
     try:
-        settings = RunSettings.model_validate(chosen if known else {**chosen, "method": "fedprllm"})
+        settings = RunSettings.model_validate(chosen if known else {**chosen, "method": DEFAULT_METHOD})
     except ValidationError as error:
         return None, mistake_lines(error, list(default_values())) + mistakes
     if job is None:
@@ -271,7 +275,7 @@ def _validated(nested: Mapping[str, Any], method: Any) -> tuple[RunSettings | No
 
 def _contradictions(nested: Mapping[str, Any]) -> list[str]:
     """What does not fit within a method's table, or it and those that it shares with others; unless one is wrong anyway."""
-    method = nested.get("method", "fedprllm")
+    method = nested.get("method", DEFAULT_METHOD)
     if not isinstance(method, str) or method not in METHODS:
         return []
     num_clients = nested.get("num-clients", RunSettings.model_fields["num_clients"].default)

@@ -102,7 +102,7 @@ def delivery(request: Letter, plan_of: PlanOf, settings: RunSettings) -> Contrac
         "pruning to a client that lost its hidden states",
         check_order=a_number_per_block,
     )
-    return delivery.contract(request, "fedprllm")
+    return delivery.contract(request, settings.method)
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
         check_values=ExactSparsity(plan, settings),
         check_order=a_number_of_voters,
     )
-    return reply.contract(request, "fedprllm")
+    return reply.contract(request, run.method)
 
 
 OBSERVER = (

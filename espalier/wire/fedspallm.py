@@ -109,7 +109,7 @@ def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
         check_order=versions_of_all,
         check_report=numbers_fit,
     )
-    return reply.contract(request, "fedspallm")
+    return reply.contract(request, run.method)
 
 
 def update_specs(plan: ModelPlan, update: Update) -> dict[str, Mapping[str, TensorSpec]]:
@@ -136,7 +136,7 @@ def delivery(request: Letter, plan_of: PlanOf, settings: RunSettings) -> Contrac
 
     return Contract(
         kind="deliver",
-        method="fedspallm",
+        method=settings.method,
         down=Side(Update, update_specs(plan, update), masks_fit),
         up=Side(NoScalars),
         observer="that layers of the global model arrived, nothing else",

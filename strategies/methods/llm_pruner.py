@@ -7,6 +7,9 @@ last blocks stay whole (section 4.1). What is left is tuned by a run of its own:
 
 from collections.abc import Sequence
 
+import torch
+from torch import Tensor
+
 from espalier.modeling.structured.taylor import taylor_cuts
 from espalier.settings.llm_pruner import LlmPrunerSettings
 from espalier.settings.run import RunSettings
@@ -57,8 +60,8 @@ class LlmPruner(Cutting):
         sizes = {client: float(sum(scores.abs().sum() for scores in own)) for client, own in sent.items()}
         counted = count_claims(self.rounds, "scores", sizes, job.max_score_ratio)
         factor = {client: counted[client] / size if size else 1.0 for client, size in sizes.items()}
-        sums = [sum(sent[client][place] * factor[client] for client in clients) for place in range(len(names))]
-        scores: list[dict[str, object]] = [{} for _ in cut_blocks(plan, job)]
-        for (index, kind), own in zip(names, sums, strict=True):
-            scores[index - job.spare_first][kind] = own
-        self.keep(taylor_cuts(self.run.model, scores, job))  # type: ignore[arg-type]
+        scores: list[dict[str, Tensor]] = [{} for _ in cut_blocks(plan, job)]
+        for place, (index, kind) in enumerate(names):
+            of_all = (sent[client][place] * factor[client] for client in clients)
+            scores[index - job.spare_first][kind] = sum(of_all, start=torch.zeros(()))
+        self.keep(taylor_cuts(self.run.model, scores, job))
