@@ -162,9 +162,9 @@ def report(results: dict[str, Any], path: Path) -> None:
         "# What a step costs a device",
         "",
         f"LLaMA of random weights ({conditions['shape']}), float32 on the CPU, threads: {conditions['threads']}; "
-        f"{conditions['batch']} sequences of {conditions['tokens']} tokens; {conditions['repeats']} fresh processes "
-        f"each, in turns, the fastest one's seconds and medians else; memory beyond the interpreter's. In brackets the share of LoRA of rank {RANKS[1]} on the whole "
-        f"model. [Figures](./{path.name}.json).",
+        f"{conditions['batch']} sequences of {conditions['tokens']} tokens; {conditions['repeats']} fresh processes each, in "
+        "turns: the fastest one's seconds, of other figures medians; memory beyond the interpreter's. In brackets the share of "
+        f"LoRA of rank {RANKS[1]} on the whole model. [Figures](./{path.name}.json).",
         "",
         f"| | {' | '.join(COLUMNS)} |",
         "|---|" + "---:|" * len(COLUMNS),
