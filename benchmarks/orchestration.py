@@ -144,13 +144,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--method", choices=METHODS, default="fedprllm")
     parser.add_argument("--clients", type=int, default=4)
-    parser.add_argument("--windows", type=int, default=4)
+    parser.add_argument("--windows", type=int, default=4, help="of calibration, which LoRA has none of")
     parser.add_argument("--model", default="demo")
     given = parser.parse_args()
     words = [
-        *METHODS[given.method][0], f"num-clients={given.clients}", f"data.windows={given.windows}",
-        "evaluation.max-windows=8", f"model={given.model}", "--app", str(ROOT),
+        *METHODS[given.method][0], f"num-clients={given.clients}", "evaluation.max-windows=8", f"model={given.model}",
+        "--app", str(ROOT),
     ]  # fmt: skip
+    if given.method == "fedprllm":
+        words.insert(0, f"data.windows={given.windows}")
     with tempfile.TemporaryDirectory() as scratch:
         found = _all_four(Path(scratch), given, words)
     if len({tuple(one.pop("bytes")) for one in found.values()}) != 1:
