@@ -88,7 +88,7 @@ class UnitImportance:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """While a model trains: see what units give, where their masks are looked at (APT's salience, its section 4.2)."""
+        """While a model trains: see what units give, where their masks are looked at (APT's salience)."""
         hooks = []
         if self.how.score == "mask":
             self._of_masks.clear()
