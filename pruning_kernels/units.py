@@ -101,9 +101,9 @@ def within_each(
 def searched(scores: Tensor, costs: Tensor, pools: Tensor, kinds: Tensor, target: int) -> Tensor:
     """Choose units of two kinds so that what they cost reaches a target and their scores together are lowest.
 
-    Mask Tuning's search by Fisher information (Kwon et al. 2022), among choices that take the lowest of each kind, which are the best
-    where units of a kind cost alike: for every number of the one, the fewest of the other. In each pool the unit of the
-    highest score stays.
+    Mask Tuning's search by Fisher information (Kwon et al. 2022), among choices that take the lowest of each kind, which are
+    the best where units of a kind cost alike: for every number of the one, the fewest of the other. In each pool the unit of
+    the highest score stays.
 
     Parameters
     ----------

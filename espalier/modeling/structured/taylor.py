@@ -36,7 +36,7 @@ def taylor_scores(
     Parameters
     ----------
     windows : (windows, tokens), int64
-    job : how, and of which blocks; ``squared`` is the Fisher information of masks (Kwon et al. 2022), its diagonal, window by window
+    job : how, and of which blocks; ``squared`` is the diagonal of the Fisher information of masks (Kwon et al. 2022)
     of_windows : what the sum of their losses is divided by, the same for all parties, so that who has more counts more
     """
     whole = load_whole(model, computing, "float32")
