@@ -18,7 +18,8 @@ from espalier.settings.fleet import Fleet
 from espalier.settings.run import RunSettings
 from espalier.wire.plan import ModelPlan
 from espalier.wire.tuning import blob_specs, trained
-from strategies.methods.refining_time import virtual_seconds
+from strategies.engine.virtual_clock import waiting_seconds
+from strategies.methods.refining_time import fleet_of, virtual_seconds
 
 KEYS = ("seed", "sparsity", "model", "round")
 FIGURES = ("seconds", "perplexity", "worst")
@@ -44,12 +45,28 @@ def _points(run: Path, settings: RunSettings, fleet: Fleet) -> Iterator[tuple[in
         yield look["round"], look["seconds"] if "seconds" in look else of_all[look["round"] - 1], own
 
 
+def fleet_named(name: str) -> Fleet:
+    """A fleet of ``conf/devices``."""
+    fleet = fleet_of(name)
+    assert fleet is not None
+    return fleet
+
+
 def seconds_of_shared(settings: RunSettings, fleet: Fleet) -> list[float]:
     """Seconds until each round's end of LoRA on a model that all share, every device in every round."""
+    return list(accumulate(max(own) for own in _of_rounds(settings, fleet)))
+
+
+def waiting_of_shared(settings: RunSettings, fleet: Fleet) -> float:
+    """Seconds for which a device of the same waits in a round for the slowest, a mean over both (equation 1)."""
+    return fmean(waiting_seconds(own) for own in _of_rounds(settings, fleet))
+
+
+def _of_rounds(settings: RunSettings, fleet: Fleet) -> Iterator[list[float]]:
+    """Each device's seconds, round by round."""
     plan = open_model(settings.model).plan
-    clients = range(settings.num_clients)
-    rounds = range(1, settings.federation.rounds + 1)
-    return list(accumulate(max(_of_device(settings, plan, fleet, client, number) for client in clients) for number in rounds))
+    for number in range(1, settings.federation.rounds + 1):
+        yield [_of_device(settings, plan, fleet, client, number) for client in range(settings.num_clients)]
 
 
 def _of_device(settings: RunSettings, plan: ModelPlan, fleet: Fleet, client: int, server_round: int) -> float:

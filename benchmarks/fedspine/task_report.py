@@ -1,0 +1,179 @@
+"""The study of FedSpine on a task as Markdown tables and a plot."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from benchmarks.fedspallm.rows import Row, Rows
+from benchmarks.fedspine.allocation import BANDIT, CHOICES, UNPRUNED
+from benchmarks.fedspine.tasks import FLEET, GRID, SCHEDULE
+from benchmarks.paired import Pair, paired_table
+
+METHODS = (*UNPRUNED, *CHOICES)
+UNPRUNED_SHARE = "0.0"
+
+
+@dataclass(frozen=True)
+class Found:
+    """What was measured, and how to read it."""
+
+    rows: Sequence[Row]
+    curves: Sequence[Row]
+    metric: str
+
+    def better(self, scores: Sequence[float]) -> float:
+        """The best of some scores."""
+        return min(scores) if self.metric == "loss" else max(scores)
+
+    def reaches(self, score: float, target: float) -> bool:
+        """Whether a score is as good as the target."""
+        return score <= target if self.metric == "loss" else score >= target
+
+    def groups(self) -> list[tuple[str, str]]:
+        """Fleets and shares of which there are rows, those without pruning aside."""
+        return list(dict.fromkeys((row["fleet"], row["share"]) for row in self.rows if row["share"] != UNPRUNED_SHARE))
+
+    def of_group(self, rows: Sequence[Row], fleet: str, share: str) -> list[Row]:
+        """Rows of a fleet and share, and those of the fleet without pruning."""
+        return [row for row in rows if row["fleet"] == fleet and row["share"] in (share, UNPRUNED_SHARE)]
+
+    def targets(self, fleet: str, share: str) -> dict[str, float]:
+        """By seed the score that all methods come to: the worst of their best. What varies steps or ranks does not count."""
+        best: dict[str, dict[str, list[float]]] = {}
+        for row in self.of_group(self.curves, fleet, share):
+            if row["model"] in METHODS:
+                best.setdefault(row["seed"], {}).setdefault(row["model"], []).append(float(row["score"]))
+        worst_of = max if self.metric == "loss" else min
+        return {seed: worst_of(self.better(scores) for scores in own.values()) for seed, own in best.items() if BANDIT in own}
+
+    def seconds_to(self, fleet: str, share: str, model: str) -> list[float]:
+        """By seed the fleet's seconds after which a run first is at the target, of those rounds that were measured."""
+        found = []
+        for seed, target in self.targets(fleet, share).items():
+            own = [row for row in self.of_group(self.curves, fleet, share) if (row["seed"], row["model"]) == (seed, model)]
+            if reached := [float(row["seconds"]) for row in own if self.reaches(float(row["score"]), target)]:
+                found.append(min(reached))
+        return found
+
+
+def write_report(title: str, found: Found, conditions: Mapping[str, Any], path: Path) -> None:
+    """Write ``<path>.md`` and ``<path>.png``."""
+    seeds = sorted({row["seed"] for row in found.rows})
+    unit = "nats per token of the answer" if found.metric == "loss" else "share of the items that are right"
+    lines = [
+        f"# {title}",
+        "",
+        f"Scores are {unit} over {conditions['items']} test items; the mean over devices, each with its own model, and the "
+        f"worst of them. Means ± sample standard deviation over as many of the seeds {', '.join(seeds)} as were measured. "
+        f"Seconds are the fleet's; the last column has those until the score that all methods come to (rounds in between were "
+        f"not measured, so they are coarse). Model `{conditions['model']['name']}`, {conditions['model']['parameters']:,} "
+        f"parameters. [Figures](./{path.name}.csv), [between rounds](./{path.name}-curves.csv), "
+        f"[conditions](./{path.name}.json).",
+        "",
+    ]
+    for fleet, share in found.groups():
+        lines += _table(found, fleet, share)
+    lines += [*_grid(found), f"![{title}](./{path.name}.png)", ""]
+    path.with_suffix(".md").write_text("\n".join(lines))
+    plot(title, found, path.with_suffix(".png"))
+
+
+def _table(found: Found, fleet: str, share: str) -> list[str]:
+    rows, targets = found.of_group(found.rows, fleet, share), found.targets(fleet, share)
+    models = [model for model in dict.fromkeys(row["model"] for row in rows) if not _of_grid(model)]
+    if not models or set(models) <= set(UNPRUNED):
+        return []
+    lines = [
+        f"## Fleet `{fleet}`, {float(share):.0%} pruned",
+        "",
+        *([f"All come to {fmean(targets.values()):.4g}.", ""] if targets else []),
+        "| | score | worst | pruned | seconds | waiting | MB up | MB down | seconds to what all come to |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for model in models:
+        own = [row for row in rows if row["model"] == model]
+        cells = [
+            _cell(own, name) for name in ("score", "worst", "pruned", "seconds", "waiting", "megabytes_up", "megabytes_down")
+        ]
+        soon = found.seconds_to(fleet, share, model)
+        reached = f"{fmean(soon):.3g}" if soon and len(soon) == len({row["seed"] for row in own}) else ""
+        lines.append(f"| {model} | {' | '.join(cells)} | {reached} |")
+    arms = {(model, "score"): {r["seed"]: float(r["score"]) for r in rows if r["model"] == model} for model in models}
+    pairs = [Pair(BANDIT, model) for model in models if model != BANDIT]
+    return [*lines, "", *(paired_table(arms, pairs, ["score"], "Score", 4) if _several(rows) else [])]
+
+
+def _of_grid(model: str) -> bool:
+    return model.startswith(f"{SCHEDULE}, rank") and model not in CHOICES
+
+
+def _several(rows: Sequence[Row]) -> bool:
+    return len({row["seed"] for row in rows}) > 1
+
+
+def _grid(found: Found) -> list[str]:
+    """Score and seconds of fixed shares and ranks."""
+    ranks = list(dict.fromkeys(rank for _, rank in GRID))
+    lines = []
+    for name, words in (("score", "score"), ("seconds", "the fleet's seconds")):
+        table = []
+        for share in dict.fromkeys(f"{share:g}" for share, _ in GRID):
+            own = [row for row in found.rows if (row["fleet"], row["share"]) == (FLEET, share)]
+            cells = [_cell([row for row in own if row["model"] == f"{SCHEDULE}, rank {rank}"], name) for rank in ranks]
+            if any(cells):
+                table.append(f"| {float(share):.0%} | {' | '.join(cells)} |")
+        if table:
+            head = "| pruned | " + " | ".join(f"rank {rank}" for rank in ranks) + " |"
+            lines += [f"## The same share and rank for all: {words}", "", head, "|---|" + "---|" * len(ranks), *table, ""]
+    return lines
+
+
+def _cell(rows: Sequence[Row], figure: str) -> str:
+    values = [float(row[figure]) for row in rows if row[figure]]
+    if not values:
+        return ""
+    digits = 3 if figure in ("score", "worst", "pruned") else 2 if figure.startswith("mega") else 1
+    spread = f" ± {stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{fmean(values):.{digits}f}{spread}"
+
+
+def plot(title: str, found: Found, path: Path) -> None:
+    """Score over the fleet's seconds, a panel per fleet and share and a line per model, means over seeds."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    groups = [group for group in found.groups() if found.targets(*group)]
+    figure = Figure(figsize=(3.0 + 4.0 * len(groups), 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    colours = {model: f"C{place % 10}" for place, model in enumerate(METHODS)}
+    drawn: dict[str, Any] = {}
+    for axes, (fleet, share) in zip(
+        figure.subplots(1, max(1, len(groups)), sharey=True, squeeze=False)[0], groups, strict=False
+    ):
+        rows = found.of_group(found.curves, fleet, share)
+        for model in (model for model in METHODS if any(row["model"] == model for row in rows)):
+            times, scores = zip(*_line(rows, model), strict=True)
+            style = "--" if model in UNPRUNED else "-"
+            (drawn[model],) = axes.plot(times, scores, style, marker="o", markersize=3, linewidth=1, color=colours[model])
+        axes.set_xlabel("seconds of the fleet")
+        axes.set_xscale("log")
+        axes.set_title(f"{fleet}, {float(share):.0%} pruned")
+        axes.grid(alpha=0.3)
+    figure.axes[-1].legend(drawn.values(), drawn.keys(), loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=8)
+    figure.axes[0].set_ylabel("loss, mean over devices" if found.metric == "loss" else "accuracy, mean over devices")
+    figure.suptitle(title, fontsize=10)
+    figure.savefig(path, dpi=120, metadata={"Software": None})
+
+
+def _line(rows: Sequence[Row], model: str) -> Iterator[tuple[float, float]]:
+    own = [row for row in rows if row["model"] == model]
+    for number in sorted({int(row["round"]) for row in own}):
+        points = [row for row in own if int(row["round"]) == number]
+        yield fmean(float(row["seconds"]) for row in points), fmean(float(row["score"]) for row in points)
+
+
+def found_in(rows: Rows, curves: Rows, metric: str) -> Found:
+    """What two files hold."""
+    return Found(rows.rows, curves.rows, metric)

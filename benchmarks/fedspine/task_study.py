@@ -1,0 +1,109 @@
+"""The command line of the study on a task: what it is given, and the conditions of its rows."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from benchmarks.fedspallm.rows import Rows
+from benchmarks.fedspine import tasks
+from benchmarks.fedspine.task_report import found_in, write_report
+from benchmarks.smaller.bench import Bench
+from espalier.corpora.client_items import public_items
+from espalier.modeling.opened import open_model
+from espalier.settings.mistakes import Mistake
+from espalier.settings.run import parse
+from espalier.storage.blobs import sha256
+
+TITLE = "FedSpine on {}"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What the study asks for."""
+    parser.add_argument("--model", required=True, help="directory of a Hugging Face model, an encoder or a language model")
+    parser.add_argument("--task", required=True, help="task.name of the settings, for instance sst2 or dolly")
+    parser.add_argument("--train", type=Path, help="records that are dealt out to the devices by class, alpha 0.5")
+    parser.add_argument("--clients", type=Path, help="directory of the devices' records, client_<number>.jsonl")
+    parser.add_argument("--test", type=Path, required=True, help="records of the test items")
+    parser.add_argument("--parts", nargs="+", choices=tasks.PARTS, default=["methods"])
+    parser.add_argument("--shares", type=float, nargs="+", default=list(tasks.SHARES))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=10, help="of a round")
+    parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--learning-rate", type=float, default=1e-3)
+    parser.add_argument("--max-tokens", type=int, default=64, help="of a sequence or test item")
+    parser.add_argument("--max-test-items", type=int, default=0, help="0: all")
+    parser.add_argument("--every", type=int, default=4, help="rounds between two measurements")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--work", type=Path, default=Path("runs/fedspine-tasks"), help="where runs are kept")
+    parser.add_argument("--out", type=Path, default=Path("docs/studies"))
+
+
+def work(given: argparse.Namespace) -> None:
+    """Do what is missing of the study, and write its report.
+
+    Raises
+    ------
+    Mistake
+        A setting or file is wrong, or the rows that are there were measured under other conditions.
+    """
+    trained = {
+        "federation.rounds": given.rounds, "training.steps": given.steps, "training.batch-size": given.batch_size,
+        "training.learning-rate": given.learning_rate, "lora.targets": "all", "lora.rank": 8, "lora.alpha": 16.0,
+        "task.name": given.task, "task.max-tokens": given.max_tokens, "task.max-test-tokens": given.max_tokens,
+        "task.max-test-items": given.max_test_items, "evaluation.every": given.every, **_data(given),
+    }  # fmt: skip
+    common = {
+        **trained, "model": given.model, "threads": given.threads, "data.path": _path(given), "task.test-path": str(given.test),
+        "evaluation.local-only": False, "evaluation.centralized": "off", "num-clients": tasks.DEVICES,
+    }  # fmt: skip
+    parsed = parse({**common, "method": "fedpetuning"})
+    model, items = open_model(parsed.model), public_items(parsed)
+    metric = "loss" if max(len(item.options) for item in items) < 2 else "acc"
+    conditions: dict[str, Any] = {
+        "model": {"name": model.directory.name, "parameters": model.plan.num_parameters, "sha256": model.sha256},
+        "settings": trained,
+        "records": {file.name: sha256(file.read_bytes()) for file in (*_files(given), given.test)},
+        "items": len(items),
+        "metric": metric,
+        "threads": given.threads,
+    }
+    path = given.out / f"fedspine-{given.task}"
+    rows = Rows(path.with_suffix(".csv"), tasks.KEYS, tasks.FIGURES, conditions)
+    curves = Rows(path.with_name(f"{path.name}-curves.csv"), tasks.CURVE_KEYS, tasks.CURVE_FIGURES, conditions)
+    bench = Bench(common, given.model, [], given.seeds, given.work.absolute())
+    tasks.measure(bench, rows, curves, list(tasks.cells(given.parts, given.shares, common)), metric)
+    write_report(TITLE.format(given.task), found_in(rows, curves, metric), conditions, path)
+
+
+def _data(given: argparse.Namespace) -> dict[str, Any]:
+    dealt = {"data.partition": "dirichlet", "data.alpha": 0.5} if given.train else {}
+    return {"data.source": "jsonl", **dealt}
+
+
+def _files(given: argparse.Namespace) -> list[Path]:
+    """The records that devices train on.
+
+    Raises
+    ------
+    Mistake
+        They are not there.
+    """
+    files = (
+        [given.train]
+        if given.train
+        else [given.clients / f"client_{n}.jsonl" for n in range(tasks.DEVICES)]
+        if given.clients
+        else []
+    )
+    if not files or (given.train and given.clients):
+        raise Mistake("tasks: needs --train FILE, or --clients DIRECTORY with client_0.jsonl and so on")
+    files = [given.train] if given.train else [given.clients / f"client_{device}.jsonl" for device in range(tasks.DEVICES)]
+    if missing := [str(file) for file in (*files, given.test) if not file.is_file()]:
+        raise Mistake(f"tasks: {', '.join(missing)}: is no file; name the records of the task")
+    return files
+
+
+def _path(given: argparse.Namespace) -> str:
+    files = _files(given)
+    return str(files[0] if given.train else given.clients / "client_{client}.jsonl")

@@ -1,0 +1,153 @@
+"""FedSpine on a task: how well each device's own model does it, by the fleet's clock, beside LoRA without pruning.
+
+A row is a run: a fleet, a share, and what chose ratios and ranks. ``score`` is the mean over devices, each with its own smaller
+model on the common test items, ``worst`` the worst of them: accuracy where the task has options or classes, else nats per token
+of the answer. Between rounds the same is measured for the file ``-curves`` beside.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from benchmarks.fedspallm.rows import Rows
+from benchmarks.fedspine.allocation import BANDIT, CHOICES, UNPRUNED
+from benchmarks.fedspine.curves import fleet_named, seconds_of_shared, waiting_of_shared
+from benchmarks.smaller.bench import Bench
+from espalier.settings.run import parse
+
+KEYS = ("seed", "fleet", "share", "model")
+FIGURES = ("score", "worst", "pruned", "seconds", "waiting", "megabytes_up", "megabytes_down")
+CURVE_KEYS, CURVE_FIGURES = (*KEYS, "round"), ("seconds", "score", "worst")
+DEVICES, FLEET, SHARES = 10, "high", (0.3, 0.5)
+SCHEDULE = "schedule"
+GRID = tuple(product((0.1, 0.2, 0.3, 0.4, 0.5), (2, 8, 32)))
+"""Fixed share and rank: each of the one with each of the other."""
+STEPS = (20, 40)
+"""Of a round, as many in all as elsewhere (tau)."""
+FLEETS = ("low", "medium")
+MANY, MANY_ROUNDS, MANY_FLEET = 80, 5, "full"
+PARTS = ("methods", "grid", "steps", "fleets", "many")
+MEGA = 1e6
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A run that the study wants."""
+
+    fleet: str
+    share: float
+    """0: nothing is pruned."""
+    model: str
+    changes: Mapping[str, Any]
+
+    def key(self, seed: int) -> dict[str, Any]:
+        """Its row's."""
+        return {"seed": seed, "fleet": self.fleet, "share": self.share, "model": self.model}
+
+
+def cells(parts: Sequence[str], shares: Sequence[float], common: Mapping[str, Any]) -> Iterator[Cell]:
+    """The runs of some parts; ``common`` has the settings of all."""
+    if "methods" in parts:
+        yield from _unpruned(FLEET)
+        for share, name in product(shares, CHOICES):
+            yield _pruned(FLEET, share, name, CHOICES[name])
+    if "grid" in parts:
+        for share, rank in GRID:
+            yield _pruned(FLEET, share, f"{SCHEDULE}, rank {rank}", {**CHOICES[SCHEDULE], "fedspine.rank": rank, **_wide(rank)})
+    if "steps" in parts:
+        total = common["federation.rounds"] * common["training.steps"]
+        for steps, name in product(STEPS, (BANDIT, SCHEDULE)):
+            rounds = total // steps
+            varied = {"training.steps": steps, "federation.rounds": rounds, "evaluation.every": 1}
+            yield _pruned(FLEET, shares[-1], f"{name}, {steps} steps", CHOICES[name] | varied)
+    if "fleets" in parts:
+        for fleet in FLEETS:
+            yield from _unpruned(fleet)
+            for name in (BANDIT, SCHEDULE):
+                yield _pruned(fleet, shares[-1], name, CHOICES[name])
+    if "many" in parts:
+        for name in (BANDIT, SCHEDULE):
+            varied = {"num-clients": MANY, "federation.rounds": MANY_ROUNDS, "evaluation.every": MANY_ROUNDS}
+            yield _pruned(MANY_FLEET, shares[-1], f"{name}, {MANY} devices", CHOICES[name] | varied)
+
+
+def _unpruned(fleet: str) -> Iterator[Cell]:
+    for name, changes in UNPRUNED.items():
+        yield Cell(fleet, 0.0, name, changes)
+
+
+def _pruned(fleet: str, share: float, name: str, changes: Mapping[str, Any]) -> Cell:
+    own: dict[str, Any] = {
+        "method": "fedspine",
+        "fedspine.share": share,
+        "fedspine.fleet": fleet,
+        "fedspine.keep-models": False,
+    }
+    return Cell(fleet, share, name, {**own, **changes})
+
+
+def _wide(rank: int) -> dict[str, Any]:
+    """A rank above the usual one needs adapters that have it; the scaling stays."""
+    return {"lora.rank": rank, "lora.alpha": 2.0 * rank} if rank > 8 else {}
+
+
+def measure(bench: Bench, rows: Rows, curves: Rows, wanted: Sequence[Cell], metric: str) -> None:
+    """Do the runs that are missing, and write down what they came to."""
+    for seed, cell in product(bench.seeds, wanted):
+        if not rows.missing(iter([cell.key(seed)])):
+            continue
+        varied = {"num-clients": DEVICES, **cell.changes, "seed": seed}
+        flat = {**bench.common, **varied}
+        run = bench.run(f"{seed}-{cell.fleet}-{cell.share:g}-{cell.model.replace('/', '')}", varied)
+        looks = json.loads((run / "rounds.json").read_text())["rounds"]
+        for row in _curve(looks, flat, cell, metric):
+            if curves.missing(iter([{**cell.key(seed), "round": row["round"]}])):
+                curves.add({**cell.key(seed), "round": row.pop("round")}, **row)
+        document = json.loads((run / "summary.json").read_text())
+        of_devices = _of_devices(run, document) or {
+            "pruned": None,
+            "waiting": waiting_of_shared(parse(flat), fleet_named(cell.fleet)),
+        }
+        clients = len(document["clients"])
+        figures = {f"megabytes_{way}": document[f"bytes_{way}"] / clients / MEGA for way in ("up", "down")}
+        last = own_scores(looks[-1], metric)
+        own = {"seconds": row["seconds"], **of_devices, **figures}
+        rows.add(cell.key(seed), score=fmean(last), worst=worst(last, metric), **own)
+
+
+def _curve(looks: Sequence[Mapping[str, Any]], flat: Mapping[str, Any], cell: Cell, metric: str) -> Iterator[dict[str, Any]]:
+    of_all = [] if "seconds" in looks[0] else seconds_of_shared(parse(flat), fleet_named(cell.fleet))
+    for look in looks:
+        own, number = own_scores(look, metric), look["round"]
+        seconds = look["seconds"] if "seconds" in look else of_all[number - 1]
+        yield {"round": number, "seconds": seconds, "score": fmean(own), "worst": worst(own, metric)}
+
+
+def own_scores(look: Mapping[str, Any], metric: str) -> list[float]:
+    """Of each device's model, or of the one that all share."""
+    scores = look["scores"][metric]
+    return list(scores.values()) if isinstance(scores, Mapping) else [scores]
+
+
+def worst(scores: Sequence[float], metric: str) -> float:
+    """Of losses the largest, of accuracies the smallest."""
+    return max(scores) if metric == "loss" else min(scores)
+
+
+def _of_shared(flat: Mapping[str, Any], cell: Cell) -> dict[str, float | None]:
+    return {"pruned": None, "waiting": waiting_of_shared(parse(flat), fleet_named(cell.fleet))}
+
+
+def _of_devices(run: Path, document: Mapping[str, Any]) -> dict[str, float | None]:
+    path = run / "refinements.json"
+    if not path.exists():
+        return {}
+    rounds = json.loads(path.read_text())["rounds"]
+    return {
+        "pruned": fmean(client["metrics"]["pruned"] for client in document["clients"]),
+        "waiting": fmean(note["waiting_seconds"] for note in rounds),
+    }

@@ -1,0 +1,98 @@
+"""The study of FedSpine on a task: rows are what the runs wrote, and when a score is first reached."""
+
+import argparse
+import json
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+from tiny_model import save_tiny_roberta
+
+from benchmarks.fedspine import task_study, tasks
+from benchmarks.fedspine.allocation import CHOICES
+from benchmarks.fedspine.curves import seconds_of_shared
+from benchmarks.fedspine.task_report import Found
+from benchmarks.reports import write_again
+from espalier.settings.mistakes import Mistake
+from espalier.settings.run import parse
+from strategies.methods.refining_time import fleet_of
+
+ITEMS = 12
+
+
+def records(path: Path, number: int) -> Path:
+    """Sentences that are good or bad."""
+    lines = [{"sentence": f"a {'good' if n % 2 else 'bad'} film, number {n}", "label": n % 2} for n in range(number)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def given(folder: Path, *words: str) -> argparse.Namespace:
+    """The command line's."""
+    parser = argparse.ArgumentParser()
+    task_study.add_arguments(parser)
+    model = folder / "encoder" if (folder / "encoder").exists() else save_tiny_roberta(folder / "encoder")
+    short = "--rounds 2 --steps 2 --every 1 --shares 0.3 --task sst2 --max-tokens 24"
+    places = ["--model", str(model), "--test", str(folder / "test.jsonl"), "--work", str(folder / "runs"), "--out", str(folder)]
+    return parser.parse_args([*short.split(), *places, *words])
+
+
+def test_a_row_is_what_its_run_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks, "CHOICES", {"bandits": {}, "schedule": CHOICES["schedule"]})
+    monkeypatch.setattr(tasks, "DEVICES", 3)
+    monkeypatch.setattr(tasks, "GRID", ((0.3, 8), (0.3, 32)))
+    records(tmp_path / "test.jsonl", ITEMS)
+    train = records(tmp_path / "train.jsonl", 120)
+    monkeypatch.setattr(tasks, "UNPRUNED", {"FedPETuning": {"method": "fedpetuning"}})
+    task_study.work(given(tmp_path, "--train", str(train), "--parts", "methods", "grid"))
+    rows = (tmp_path / "fedspine-sst2.csv").read_text().splitlines()
+    names = rows[0].split(",")
+    found = {row.split('"')[1] if '"' in row else row.split(",")[3]: row for row in rows[1:]}
+    assert found.keys() == {"FedPETuning", "bandits", "schedule", "schedule, rank 8", "schedule, rank 32"}
+    (run,) = (tmp_path / "runs" / "0-high-0.3-bandits" / "runs").iterdir()
+    last = json.loads((run / "rounds.json").read_text())["rounds"][-1]
+    own = dict(zip(names, found["bandits"].split(","), strict=True))
+    assert float(own["score"]) == pytest.approx(fmean(last["scores"]["acc"].values()), rel=1e-5)
+    assert float(own["worst"]) == pytest.approx(min(last["scores"]["acc"].values()), rel=1e-5)
+    assert float(own["seconds"]) == pytest.approx(json.loads((run / "summary.json").read_text())["virtual_seconds"], rel=1e-5)
+    (shared,) = (tmp_path / "runs" / "0-high-0-FedPETuning" / "runs").iterdir()
+    settings, fleet = parse(json.loads((shared / "run.json").read_text())["settings"]), fleet_of("high")
+    assert fleet is not None
+    own = dict(zip(names, found["FedPETuning"].split(","), strict=True))
+    assert float(own["seconds"]) == pytest.approx(seconds_of_shared(settings, fleet)[-1], rel=1e-5)
+    report = (tmp_path / "fedspine-sst2.md").read_text()
+    assert "| schedule | " in report
+    assert "| 30% | " in report
+    assert (tmp_path / "fedspine-sst2.png").exists()
+    assert write_again(tmp_path / "fedspine-sst2.csv")
+    assert (tmp_path / "fedspine-sst2.md").read_text() == report
+    task_study.work(given(tmp_path, "--train", str(train), "--parts", "methods", "grid"))
+    assert len((tmp_path / "fedspine-sst2.csv").read_text().splitlines()) == len(rows)
+
+
+def test_when_a_score_is_reached_that_all_methods_come_to() -> None:
+    """Bandits come to 0.7 at best, FedPETuning to 0.8: 0.7 comes after 15 and 30 seconds; more steps do not count."""
+    points = [
+        ("0.0", "FedPETuning", 30, 0.7), ("0.0", "FedPETuning", 60, 0.8), ("0.5", "bandits", 8, 0.6),
+        ("0.5", "bandits", 15, 0.7),
+        ("0.5", "bandits, 20 steps", 9, 0.5), ("0.5", "bandits, 20 steps", 18, 0.72), ("0.5", "schedule, rank 4", 9, 0.2),
+    ]  # fmt: skip
+    rows = [
+        {"seed": "0", "fleet": "high", "share": share, "model": model, "seconds": str(seconds), "score": str(score)}
+        for share, model, seconds, score in points
+    ]
+    found = Found(rows, rows, "acc")
+    assert found.groups() == [("high", "0.5")]
+    assert found.targets("high", "0.5") == {"0": 0.7}
+    names = ("FedPETuning", "bandits", "bandits, 20 steps", "schedule, rank 4")
+    assert [found.seconds_to("high", "0.5", name) for name in names] == [[30], [15], [18], []]
+    losses = [{**row, "score": str(1 - float(row["score"]))} for row in rows]
+    assert Found(losses, losses, "loss").seconds_to("high", "0.5", "bandits") == [15]
+
+
+def test_records_that_are_not_there_are_named(tmp_path: Path) -> None:
+    records(tmp_path / "test.jsonl", ITEMS)
+    with pytest.raises(Mistake, match="needs --train FILE, or --clients DIRECTORY"):
+        task_study.work(given(tmp_path))
+    with pytest.raises(Mistake, match=r"client_9.jsonl: is no file; name the records"):
+        task_study.work(given(tmp_path, "--clients", str(tmp_path)))
