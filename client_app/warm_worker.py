@@ -2,7 +2,7 @@
 
 It reads tokens from its standard input, a line each, and says on its standard output when it has answered. A bundle with
 another program than the installed one is refused: nothing of it is installed, imported or run. It ends when nothing came for a
-while, which gives its memory back, and when whoever started it ends.
+while, which gives its memory back, and at once when whoever started it ends.
 
 Covers: a submitter that sends a changed program. Does not cover: what the installed program does when it is asked to; the
 message contracts and the site's limits do.
@@ -11,9 +11,10 @@ message contracts and the site's limits do.
 import gc
 import json
 import os
-import select
 import sys
-from typing import Any
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import Any, NoReturn
 
 from flwr.app import Context, Message
 
@@ -45,24 +46,30 @@ def work(bundle: bytes, message: Message, context: Context) -> Message:
     return app(message, context)
 
 
-def main(order: dict[str, Any]) -> int:
-    """Answer tasks until there is none for ``warm-seconds``, or standard input ends."""
+def main(order: dict[str, Any]) -> NoReturn:
+    """Answer tasks until standard input ends, which is asked for when there is none for ``warm-seconds``."""
     desk, warm_seconds = Desk(order["address"]), float(order["warm-seconds"])
     answers = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever else is printed belongs into the node's log
-    lines, waiting = sys.stdin.fileno(), b""
+    tokens: SimpleQueue[str] = SimpleQueue()
+    Thread(target=_read, args=(tokens,), daemon=True).start()
     while True:
-        if not select.select([lines], [], [], warm_seconds)[0]:
+        try:
+            token = tokens.get(timeout=warm_seconds)
+        except Empty:
             os.write(answers, LEAVING)  # a task that is on its way is answered; else standard input ends
-        read = os.read(lines, 65536)
-        if not read:
-            return 0
-        *tokens, waiting = (waiting + read).split(b"\n")
-        for token in tokens:
-            answer_task(desk, token.decode(), work)
-            gc.collect()
-            os.write(answers, b"answered\n")
+            continue
+        answer_task(desk, token, work)
+        gc.collect()
+        os.write(answers, b"answered\n")
+
+
+def _read(tokens: "SimpleQueue[str]") -> None:
+    """Take tokens in while others are answered; where there is nobody left who would hear an answer, the process ends."""
+    for line in sys.stdin:
+        tokens.put(line.rstrip("\n"))
+    os._exit(0)
 
 
 if __name__ == "__main__":
-    sys.exit(main(json.loads(sys.argv[1])))
+    main(json.loads(sys.argv[1]))

@@ -1,6 +1,6 @@
 """A process that keeps another: it starts a command, and ends it and all that came of it when its own parent is gone.
 
-    python keeper.py FOLDER COMMAND ...
+    python keeper.py FOLDER SECONDS COMMAND ...
 
 Its standard input is a pipe whose other end the parent alone holds, so that the kernel tells it of the parent's end, however
 that came about. It also ends everything when the command itself ends. What came of the command is found in two ways: on Linux
@@ -30,16 +30,17 @@ import psutil
 TOKEN = "ESPALIER_KEPT"
 STOP = b"."
 """What the parent writes when it wants an end itself; without it the parent is gone, and the folder is removed too."""
-GRACE_SECONDS = 3.0
-"""Between SIGTERM and SIGKILL."""
 GIVE_UP_SECONDS = 60.0
 POLL_SECONDS = 0.1
 ADOPT_ORPHANS = 36
 """PR_SET_CHILD_SUBREAPER of Linux."""
 
 
-def main(folder: str, command: list[str]) -> int:
-    """Keep a command; returns its exit code, of a signal 128 and its number, and 0 if the end came from the parent."""
+def main(folder: str, grace: float, command: list[str]) -> int:
+    """Keep a command, which has so many seconds between SIGTERM and SIGKILL.
+
+    Returns its exit code, of a signal 128 and its number, and 0 if the end came from the parent.
+    """
     ends: list[int] = []
 
     def end(number: int, _: FrameType | None) -> None:
@@ -54,7 +55,7 @@ def main(folder: str, command: list[str]) -> int:
         if select.select([0], [], [], POLL_SECONDS)[0]:
             told = os.read(0, 1)
         code = _reap(started.pid)
-    end_all(lambda: _own(os.environ.get(TOKEN, "")))
+    end_all(lambda: _own(os.environ.get(TOKEN, "")), grace)
     if told == b"" and folder:
         shutil.rmtree(folder, ignore_errors=True)
     return 0 if code is None else code if code >= 0 else 128 - code
@@ -70,10 +71,10 @@ def carrying(token: str) -> list[psutil.Process]:
     return found
 
 
-def end_all(find: Callable[[], list[psutil.Process]]) -> None:
-    """End all processes that are found, again and again until none is: first they are asked, then killed."""
+def end_all(find: Callable[[], list[psutil.Process]], grace: float) -> None:
+    """End all processes that are found, again and again until none is: first asked, then, after so many seconds, killed."""
     asked: set[psutil.Process] = set()
-    kill = time.monotonic() + GRACE_SECONDS
+    kill = time.monotonic() + grace
     while (now := time.monotonic()) < kill + GIVE_UP_SECONDS and (alive := [one for one in find() if _lives(one)]):
         for one in alive:
             with suppress(psutil.Error):
@@ -117,4 +118,4 @@ def _adopt_orphans() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2:]))
+    sys.exit(main(sys.argv[1], float(sys.argv[2]), sys.argv[3:]))

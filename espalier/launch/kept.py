@@ -14,12 +14,19 @@ from typing import Any
 from espalier.launch import keeper
 from espalier.launch.keeper import STOP, TOKEN, carrying, end_all
 
+GRACE_SECONDS = 3.0
+"""Of what has nothing to say at its end."""
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @contextmanager
 def kept(
-    command: Sequence[str], folder: Path, environment: Mapping[str, str], cwd: Path, **streams: Any
+    command: Sequence[str],
+    folder: Path,
+    environment: Mapping[str, str],
+    cwd: Path,
+    grace: float = GRACE_SECONDS,
+    **streams: Any,
 ) -> Iterator[subprocess.Popen[Any]]:
     """Start a command under a keeper; at the end of the block, or of this process, it and all that came of it are ended.
 
@@ -28,6 +35,7 @@ def kept(
     command : program and arguments
     folder : removed by the keeper if this process is killed
     environment, cwd : of the command
+    grace : seconds between SIGTERM and SIGKILL
     streams : ``stdout``, ``stderr`` and their ``text``, ``bufsize``, as ``subprocess.Popen`` takes them
 
     Yields
@@ -36,24 +44,24 @@ def kept(
     """
     token = secrets.token_hex(16)
     process = subprocess.Popen(
-        [sys.executable, "-P", os.path.abspath(keeper.__file__), str(folder), *command],
+        [sys.executable, "-P", os.path.abspath(keeper.__file__), str(folder), str(grace), *command],
         env={**environment, TOKEN: token}, cwd=cwd, stdin=subprocess.PIPE, start_new_session=True, **streams,
     )  # fmt: skip
     try:
         yield process
     finally:
         with uninterrupted():
-            _stop(process, token)
+            _stop(process, token, grace)
 
 
-def _stop(process: subprocess.Popen[Any], token: str) -> None:
+def _stop(process: subprocess.Popen[Any], token: str, grace: float) -> None:
     assert process.stdin is not None
     with suppress(OSError):
         os.write(process.stdin.fileno(), STOP)
     with suppress(OSError):
         process.stdin.close()
     process.wait()
-    end_all(lambda: carrying(token))  # nothing, unless the keeper was killed
+    end_all(lambda: carrying(token), grace)  # nothing, unless the keeper was killed
     if process.stdout is not None:
         process.stdout.close()
 

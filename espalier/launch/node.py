@@ -1,22 +1,21 @@
 """``espalier node``: a SuperNode whose messages one warm process answers, with the program that is installed here.
 
-Two processes are started and end with the command: Flower's ``flower-supernode`` in its process isolation, and beside it
-``client_app.warm_node``, which claims the SuperNode's tasks. They share a secret that is made for the occasion.
+Two processes are started, and end with the command, whatever ends it: Flower's ``flower-supernode`` in its process isolation,
+and beside it ``client_app.warm_node``, which claims the SuperNode's tasks. They share a secret that is made for the occasion.
 """
 
+import os
 import secrets
 import shutil
-import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 from espalier.launch.in_app import started_in_app
+from espalier.launch.kept import kept
 from espalier.settings.mistakes import Mistake
 
 WARM_NODE = "client_app.warm_node"
@@ -24,7 +23,8 @@ LOOPBACK = "127.0.0.1"
 OWN = ("--isolation", "--superexec-auth-secret-file", "--allow-runtime-dependency-installation")
 """Options of ``flower-supernode`` that the command sets, or that would let a run's submitter install something."""
 POLL_SECONDS = 0.2
-STOP_SECONDS = 20
+STOP_SECONDS = 20.0
+"""In which a SuperNode says that it leaves."""
 MOST_WARM_SECONDS = 7 * 86_400
 
 
@@ -51,7 +51,8 @@ def run_node(app: Path, words: Sequence[str], address: str, warm_seconds: float)
         file.touch(mode=0o600)
         file.write_bytes(secret)
         command = [_supernode(), *words, "--isolation", "process", "--clientappio-api-address", address]
-        with _ended(subprocess.Popen([*command, "--superexec-auth-secret-file", str(file)])) as supernode:
+        command += ["--superexec-auth-secret-file", str(file)]
+        with kept(command, Path(folder), os.environ, Path.cwd(), grace=STOP_SECONDS) as supernode:
             order = {"address": address, "warm-seconds": warm_seconds, "secret": secret.hex()}
             with started_in_app(app, WARM_NODE, order) as desk:
                 while supernode.poll() is None:
@@ -86,18 +87,3 @@ def _free_port() -> int:
         probe.bind((LOOPBACK, 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-@contextmanager
-def _ended(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]:
-    """End a process at the end of the block."""
-    try:
-        yield process
-    finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()

@@ -150,7 +150,7 @@ def test_only_what_carries_the_token_is_found() -> None:
     try:
         eventually(lambda: [one.pid for one in carrying("a" * 32)] == [started[0].pid])
         assert carrying("") == []
-        end_all(lambda: carrying("a" * 32))
+        end_all(lambda: carrying("a" * 32), 3.0)
         assert started[0].wait() == -signal.SIGTERM
         assert started[1].poll() is None
     finally:

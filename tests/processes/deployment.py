@@ -103,12 +103,16 @@ def _ancestors(pid: int) -> Iterator[int]:
 
 @contextmanager
 def federation(
-    folder: Path, sites: Sequence[str], more: Mapping[str, str] | None = None, warm: Sequence[str] = ()
+    folder: Path,
+    sites: Sequence[str],
+    more: Mapping[str, str] | None = None,
+    warm: Sequence[str] = (),
+    at_once: Sequence[str] | None = None,
 ) -> Iterator[Federation]:
     """A SuperLink with one SuperNode per site, each with a state directory ``<folder>/<site>`` and ``more`` of node-config.
 
-    Those among ``warm`` are nodes of ``espalier node``. The sites answer however little text a run takes, which a test or a
-    measurement keeps small.
+    Those among ``warm`` are nodes of ``espalier node``; only those ``at_once`` are started now, if that is given. The sites
+    answer however little text a run takes, which a test or a measurement keeps small.
     """
     env = environment(folder / "flower")
     serverappio, fleet, control, *nodes = free_ports(3 + len(sites))
@@ -136,7 +140,7 @@ def federation(
             ]  # fmt: skip
             return stack.enter_context(process(supernode, folder, f"supernode-{site}", env))
 
-        started = {site: start_node(site) for site in sites}
+        started = {site: start_node(site) for site in (sites if at_once is None else at_once)}
         yield Federation(folder, f"127.0.0.1:{control}", link, started, start_node, start_superlink)
 
 

@@ -1,6 +1,5 @@
 """Processes are killed in the middle of a run, and nothing that was finished is lost: ``pytest -m faults``."""
 
-import json
 import os
 import shlex
 import signal
@@ -11,70 +10,15 @@ from pathlib import Path
 
 import psutil
 import pytest
-from deployment import Federation, espalier, espalier_command, eventually, federation
+from deployment import Federation, espalier, eventually, federation
+from interrupted import ROOT, SETTINGS, SITES, finished_rounds, repeated, results_of, started, summary, without_traffic
 
 pytestmark = pytest.mark.faults
-
-ROOT = Path(__file__).parent.parent.parent
-SITES = ("hospital-a", "hospital-b")
-SETTINGS = ("two-sites", "fedprllm.strategy=iterative", "evaluation.max-windows=4", "data.windows=2", "--app", str(ROOT))
-
-
-def results_of(folder: Path) -> Path:
-    (run,) = (folder / "runs").iterdir()
-    return run
-
-
-def repeated(run: Path) -> dict[str, bytes]:
-    """What must be the same however often the run was interrupted."""
-    files = [run / "masks.safetensors", *run.glob("model/*"), *(file for file in run.glob("checkpoint/**/*") if file.is_file())]
-    return {str(file.relative_to(run)): file.read_bytes() for file in files}
-
-
-def without_traffic(run: Path) -> dict[str, bytes]:
-    """What must be the same where messages were repeated, which checkpoints count."""
-    return {name: data for name, data in repeated(run).items() if not name.endswith(("state.json", "previous.json"))}
-
-
-def summary(run: Path) -> dict[str, object]:
-    document = json.loads((run / "summary.json").read_text())
-    for entry in (document, *document["clients"]):
-        entry.pop("seconds")
-    return document
-
-
-def finished_rounds(folder: Path) -> int:
-    """Rounds in the checkpoint of the only run there."""
-    states = list(folder.glob("runs/*/checkpoint/state.json"))
-    return json.loads(states[0].read_text())["round"] if states else 0
-
-
-@contextmanager
-def started(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """Give the ``espalier`` command and go on; it is stopped at the end."""
-    command, env = espalier_command(folder, *arguments)
-    with open(folder / "command.log", "w") as log:
-        running = subprocess.Popen(command, cwd=folder, env=env, stdout=log, stderr=subprocess.STDOUT, text=True)
-        try:
-            yield running
-        finally:
-            running.terminate()
-            running.wait()
 
 
 def kill_serverapp(running: Federation) -> None:
     for pid in running.processes("flwr-serverapp"):
         os.kill(pid, signal.SIGKILL)
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run directory of the same run when nothing happens to it."""
-    folder = tmp_path_factory.mktemp("whole")
-    with federation(folder, SITES) as running:
-        done = espalier(folder, "run", *SETTINGS, "--superlink", running.control)
-        assert done.returncode == 0, done.stdout + done.stderr
-    return results_of(folder)
 
 
 def test_a_serverapp_killed_between_rounds_is_resumed_to_the_same_bytes(tmp_path: Path, whole: Path) -> None:

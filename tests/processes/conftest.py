@@ -1,0 +1,17 @@
+"""What tests of real processes compare with."""
+
+from pathlib import Path
+
+import pytest
+from deployment import espalier, federation
+from interrupted import SETTINGS, SITES, results_of
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run directory of the same run when nothing happens to it."""
+    folder = tmp_path_factory.mktemp("whole")
+    with federation(folder, SITES) as running:
+        done = espalier(folder, "run", *SETTINGS, "--superlink", running.control)
+        assert done.returncode == 0, done.stdout + done.stderr
+    return results_of(folder)

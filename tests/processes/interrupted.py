@@ -1,0 +1,55 @@
+"""A run that is short enough to be interrupted again and again, what is left of it, and how it is started."""
+
+import json
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from deployment import espalier_command
+
+ROOT = Path(__file__).parent.parent.parent
+SITES = ("hospital-a", "hospital-b")
+SETTINGS = ("two-sites", "fedprllm.strategy=iterative", "evaluation.max-windows=4", "data.windows=2", "--app", str(ROOT))
+
+
+def results_of(folder: Path) -> Path:
+    (run,) = (folder / "runs").iterdir()
+    return run
+
+
+def repeated(run: Path) -> dict[str, bytes]:
+    """What must be the same however often the run was interrupted."""
+    files = [run / "masks.safetensors", *run.glob("model/*"), *(file for file in run.glob("checkpoint/**/*") if file.is_file())]
+    return {str(file.relative_to(run)): file.read_bytes() for file in files}
+
+
+def without_traffic(run: Path) -> dict[str, bytes]:
+    """What must be the same where messages were repeated, which checkpoints count."""
+    return {name: data for name, data in repeated(run).items() if not name.endswith(("state.json", "previous.json"))}
+
+
+def summary(run: Path) -> dict[str, object]:
+    document = json.loads((run / "summary.json").read_text())
+    for entry in (document, *document["clients"]):
+        entry.pop("seconds")
+    return document
+
+
+def finished_rounds(folder: Path) -> int:
+    """Rounds in the checkpoint of the only run there."""
+    states = list(folder.glob("runs/*/checkpoint/state.json"))
+    return json.loads(states[0].read_text())["round"] if states else 0
+
+
+@contextmanager
+def started(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """Give the ``espalier`` command and go on; it is stopped at the end."""
+    command, env = espalier_command(folder, *arguments)
+    with open(folder / "command.log", "w") as log:
+        running = subprocess.Popen(command, cwd=folder, env=env, stdout=log, stderr=subprocess.STDOUT, text=True)
+        try:
+            yield running
+        finally:
+            running.terminate()
+            running.wait()

@@ -1,0 +1,118 @@
+"""Two network namespaces with a wire between them that is slow, late and loses packets; making them takes root on Linux.
+
+    python slow_network.py PID PID DELAY LOSS MEGABITS    the wire itself, between the namespaces of two processes
+
+The wire is a process that holds a TUN device in either namespace and carries IP packets between them: each way has so many
+megabits a second, at most a second of packets waiting, ``DELAY`` seconds on the way, and a share ``LOSS`` of them vanishes.
+What TCP makes of that is the kernel's.
+"""
+
+import ctypes
+import fcntl
+import heapq
+import os
+import random
+import select
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+import pytest
+from deployment import eventually
+
+SERVER, SITE = "10.77.0.1", "10.77.0.2"
+TUNSETIFF, IFF_TUN, IFF_NO_PI, CLONE_NEWNET = 0x400454CA, 0x0001, 0x1000, 0x40000000
+MOST_WAITING = 1.0
+"""Seconds of packets that wait for their turn; what comes then is dropped."""
+LARGEST = 65_536
+
+
+@dataclass(frozen=True)
+class Ends:
+    """How a command is given at either end."""
+
+    server: Sequence[str]
+    site: Sequence[str]
+
+
+@contextmanager
+def slow_network(delay: float, loss: float, megabits: float) -> Iterator[Ends]:
+    """A network for the length of a block; skips where none can be made."""
+    if sys.platform != "linux" or os.geteuid() != 0 or not os.access("/dev/net/tun", os.W_OK):
+        pytest.skip("network namespaces take root on Linux, and /dev/net/tun")
+    with ExitStack() as stack:
+        pids = [stack.enter_context(_namespace()) for _ in range(2)]
+        words = [sys.executable, __file__, *map(str, pids), str(delay), str(loss), str(megabits)]
+        stack.enter_context(_ended(subprocess.Popen(words)))
+        server, site = ([*_inside(pid)] for pid in pids)
+        asked = f"import errno, socket, sys; sys.exit(socket.socket().connect_ex(('{SITE}', 9)) != errno.ECONNREFUSED)"
+        reached = [*server, sys.executable, "-c", asked]
+        eventually(lambda: subprocess.run(reached, capture_output=True, check=False).returncode == 0)
+        yield Ends(server, site)
+
+
+@contextmanager
+def _namespace() -> Iterator[int]:
+    """A process in a network namespace of its own, which lasts as long as it does."""
+    with _ended(subprocess.Popen(["unshare", "--net", "sleep", "infinity"])) as holder:
+        own = os.readlink("/proc/self/ns/net")
+        eventually(lambda: holder.poll() is not None or os.readlink(f"/proc/{holder.pid}/ns/net") != own)
+        if holder.poll() is not None:
+            pytest.skip("no network namespace can be made here")
+        subprocess.run([*_inside(holder.pid), "ip", "link", "set", "lo", "up"], check=True)
+        yield holder.pid
+
+
+def _inside(pid: int) -> list[str]:
+    return ["nsenter", "--target", str(pid), "--net", "--"]
+
+
+@contextmanager
+def _ended(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def carry(devices: Sequence[int], delay: float, loss: float, megabits: float) -> None:
+    """Carry packets between two devices for ever."""
+    chance, under_way, number = random.Random(0), list[tuple[float, int, int, bytes]](), 0
+    free = [0.0, 0.0]
+    while True:
+        wait = max(0.0, under_way[0][0] - time.monotonic()) if under_way else None
+        ready, _, _ = select.select(devices, [], [], wait)
+        now = time.monotonic()
+        for device in ready:
+            packet, way = os.read(device, LARGEST), devices.index(device)
+            begins = max(now, free[way])
+            if chance.random() < loss or begins - now > MOST_WAITING:
+                continue
+            free[way] = begins + 8 * len(packet) / (megabits * 1e6)
+            number += 1
+            heapq.heappush(under_way, (free[way] + delay, number, devices[1 - way], packet))
+        while under_way and under_way[0][0] <= now:
+            _, _, device, packet = heapq.heappop(under_way)
+            os.write(device, packet)
+
+
+def _device(pid: int, address: str, other: str) -> int:
+    """A TUN device in a process's namespace, with an address, and the way to the other's."""
+    with open(f"/proc/{pid}/ns/net") as space:
+        if ctypes.CDLL(None, use_errno=True).setns(space.fileno(), CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), "setns")
+    device = os.open("/dev/net/tun", os.O_RDWR)
+    fcntl.ioctl(device, TUNSETIFF, struct.pack("16sH22x", b"wire", IFF_TUN | IFF_NO_PI))
+    for words in (["addr", "add", address, "peer", other, "dev", "wire"], ["link", "set", "wire", "up"]):
+        subprocess.run(["ip", *words], check=True)
+    return device
+
+
+if __name__ == "__main__":
+    ends = (int(sys.argv[1]), SERVER, SITE), (int(sys.argv[2]), SITE, SERVER)
+    carry([_device(*end) for end in ends], *map(float, sys.argv[3:]))

@@ -1,0 +1,121 @@
+"""What happens to nodes: a network that is slow and loses packets, workers that are killed, sites that come late."""
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import psutil
+import pytest
+from deployment import BIN, Federation, environment, espalier, eventually, federation, process
+from interrupted import SETTINGS, SITES, finished_rounds, repeated, results_of, started, summary, without_traffic
+from slow_network import SERVER, Ends, slow_network
+
+pytestmark = pytest.mark.faults
+
+FLEET, CONTROL = f"{SERVER}:9092", "127.0.0.1:9093"
+WARM, PLAIN = SITES
+
+
+def listens(ends: Ends, address: str) -> bool:
+    host, _, port = address.partition(":")
+    asked = f"import socket, sys; sys.exit(socket.socket().connect_ex(({host!r}, {port})))"
+    return subprocess.run([*ends.server, sys.executable, "-c", asked], check=False).returncode == 0
+
+
+def test_a_slow_network_that_loses_packets_changes_no_byte(tmp_path: Path, whole: Path) -> None:
+    """2 megabits a second, a tenth of a second each way, and of fifty packets one is lost: both kinds of node live with it."""
+    env = environment(tmp_path / "flower")
+    superlink = [
+        str(BIN / "flower-superlink"), "--insecure", "--database", str(tmp_path / "superlink.db"),
+        "--serverappio-api-address", "127.0.0.1:9091", "--fleet-api-address", FLEET, "--control-api-address", CONTROL,
+    ]  # fmt: skip
+    with slow_network(delay=0.1, loss=0.02, megabits=2.0) as ends, ExitStack() as stack:
+        stack.enter_context(process([*ends.server, *superlink], tmp_path, "superlink", env))
+        eventually(lambda: listens(ends, CONTROL) and listens(ends, FLEET))
+        for site, port in ((WARM, 9094), (PLAIN, 9095)):
+            program = [str(BIN / "espalier"), "node"] if site == WARM else [str(BIN / "flower-supernode")]
+            own = ["--node-config", f'site="{site}" state-dir="{tmp_path / site}" least-tokens=1']
+            where = ["--insecure", "--superlink", FLEET, "--clientappio-api-address", f"127.0.0.1:{port}"]
+            stack.enter_context(process([*ends.site, *program, *where, *own], tmp_path, f"node-{site}", env))
+        command = [*ends.server, str(BIN / "espalier"), "run", *SETTINGS, "--superlink", CONTROL]
+        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=1800, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    clients = summary(results_of(tmp_path))["clients"]
+    assert [client["status"] for client in clients] == ["completed", "completed"]
+    assert without_traffic(results_of(tmp_path)).items() <= repeated(whole).items()
+
+
+def workers(running: Federation, site: str) -> list[int]:
+    return running.processes("client_app.warm_worker", site)
+
+
+def test_a_worker_killed_in_a_round_is_replaced(tmp_path: Path, whole: Path) -> None:
+    with federation(tmp_path, SITES, warm=SITES) as running:
+        command = ("run", *SETTINGS, "deadline-seconds=25.0", "attempts=4", "--superlink", running.control)
+        with started(tmp_path, *command) as espalier_run:
+            eventually(lambda: finished_rounds(tmp_path) >= 1)
+            (first,) = workers(running, WARM)
+            os.kill(first, signal.SIGKILL)
+            eventually(lambda: espalier_run.poll() is not None)
+            assert espalier_run.returncode == 0, (tmp_path / "command.log").read_text()
+            (second,) = workers(running, WARM)
+            assert second != first
+    clients = summary(results_of(tmp_path))["clients"]
+    assert [client["status"] for client in clients] == ["completed", "completed"]
+    assert without_traffic(results_of(tmp_path)).items() <= repeated(whole).items()
+
+
+def test_a_site_that_comes_while_others_wait_takes_part(tmp_path: Path, whole: Path) -> None:
+    with (
+        federation(tmp_path, SITES, at_once=(PLAIN,)) as running,
+        started(tmp_path, "run", *SETTINGS, "--superlink", running.control) as espalier_run,
+    ):
+        eventually(lambda: "waiting up to" in (tmp_path / "command.log").read_text())
+        running.start_node(WARM)
+        eventually(lambda: espalier_run.poll() is not None)
+        assert espalier_run.returncode == 0, (tmp_path / "command.log").read_text()
+    clients = summary(results_of(tmp_path))["clients"]
+    assert [client["status"] for client in clients] == ["completed", "completed"]
+    assert without_traffic(results_of(tmp_path)).items() <= repeated(whole).items()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_on_a_superlink_that_is_ended_leaves_nothing_at_work(tmp_path: Path, number: signal.Signals) -> None:
+    """SuperLink and nodes stay, and the command that was told goes on."""
+    with federation(tmp_path, SITES, warm=(WARM,)) as running:
+        with started(tmp_path, "run", *SETTINGS, "--superlink", running.control) as espalier_run:
+            eventually(lambda: finished_rounds(tmp_path) >= 1)
+            espalier_run.send_signal(number)
+            eventually(lambda: espalier_run.poll() is not None)
+        assert espalier_run.returncode == 130
+        eventually(lambda: not running.processes("flwr-serverapp") and not running.processes("flwr-clientapp"))
+        assert running.superlink.poll() is None
+        assert all(node.poll() is None for node in running.nodes.values())
+        done = espalier(tmp_path, "run", *SETTINGS, f"resume-from={results_of(tmp_path)}", "--superlink", running.control)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "resumed      after round" in done.stdout
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_warm_node_that_is_ended_leaves_no_process(tmp_path: Path, number: signal.Signals) -> None:
+    with federation(tmp_path, (WARM,), warm=(WARM,)) as running:
+        command = ("run", *SETTINGS, "num-clients=1", "--superlink", running.control)
+        with started(tmp_path, *command) as espalier_run:
+            eventually(lambda: finished_rounds(tmp_path) >= 1)
+            node = psutil.Process(running.nodes[WARM].pid)
+            processes = node.children(recursive=True)
+            named = " ".join(word for process in processes for word in process.cmdline())
+            assert all(program in named for program in ("flower-supernode", "client_app.warm_node", "client_app.warm_worker"))
+            node.send_signal(number)
+            eventually(lambda: running.nodes[WARM].poll() is not None)
+            eventually(lambda: not any(map(_lives, processes)))
+            espalier_run.terminate()
+
+
+def _lives(process: psutil.Process) -> bool:
+    with suppress(psutil.Error):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
