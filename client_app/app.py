@@ -122,9 +122,11 @@ def _enrol(site: Site, request: Letter) -> Letter:
     import torch
 
     from client_app.capability import measured_capability
+    from client_app.own_name import own_key, said_with_key
     from client_app.readiness import require_ready
 
     require_libraries(site.settings)
+    key = own_key(site) if site.settings.site_keys else None
     if not site.node.simulated:  # before it is told whether the data will do, which tells of the data
         site.state(request.header).note_asked()
     require_ready(site)
@@ -139,7 +141,7 @@ def _enrol(site: Site, request: Letter) -> Letter:
         python=platform.python_version(),
         torch=torch.__version__,
     )
-    return reply_to(request, description)
+    return reply_to(request, description if key is None else said_with_key(site, request, description, key))
 
 
 def _collect_old(site: Site) -> None:

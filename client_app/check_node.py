@@ -13,10 +13,12 @@ from typing import Any
 from flwr.app import Context, RecordDict
 
 from client_app.limits import require_allowed
+from client_app.own_name import own_key
 from client_app.readiness import require_ready
 from client_app.site import Site
 from espalier.pace.beats import Pace, heard_by
 from espalier.settings.mistakes import Mistake
+from espalier.settings.site_keys import fingerprint
 from espalier.storage.private import private_folder
 from espalier.training.client_data import read_client_data
 from espalier.wire.code_hash import code_sha256
@@ -40,6 +42,8 @@ def look(node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> Itera
     yield f"site       {site.name}"
     yield f"state      {private_folder(site.node.state_root())}"
     yield f"program    {code_sha256()[:12]}"
+    if site.node.site_key or site.settings.site_keys:
+        yield f"site-key   {site.node.site_key}: {fingerprint(own_key(site).public_key())}"
     settings = site.settings
     if not settings.job.NEEDS_BASE_MODEL:
         yield "model      the run's server brings it"

@@ -32,6 +32,8 @@ class Site:
     node: NodeSettings
     header: Header | None = None
     """Of the message that it answers; None where there is none."""
+    node_id: int = 0
+    """Flower's id of the node that it answers from."""
 
     @staticmethod
     def of(context: Context, header: Header | None = None) -> "Site":
@@ -50,7 +52,7 @@ class Site:
             raise Mistake(
                 f"{mistake}\n  (this node runs program {program}; the server may run another: install its release here)"
             ) from None
-        return Site(settings, node, header)
+        return Site(settings, node, header, context.node_id)
 
     @cached_property
     def model(self) -> OpenedModel:

@@ -18,6 +18,7 @@ from espalier.settings.methods import METHODS, part
 from espalier.settings.mistakes import FLOWER_REPORTS_IT_TOO, RUN_DIRECTORY, Mistake
 from espalier.settings.node import NodeSettings
 from espalier.settings.run import changed, parse
+from espalier.settings.site_keys import public_keys
 from espalier.storage.atomic import write_json
 from espalier.storage.private import remove_run
 from server_app.model_fit import require_fit
@@ -69,6 +70,7 @@ def _run_method(grid: Grid, context: Context, clock: Clock, held: ExitStack) -> 
             "evaluation.centralized = 'on': the pooled-data baseline needs all clients' data in one place and exists in "
             "simulation only; set it to 'off' or 'auto'"
         )
+    keys = public_keys(settings.site_keys) if settings.site_keys else None
     computing = set_up(settings, Path(settings.out_dir))
     with heard_by(Pace(lambda line: print(f"opening      {line}", flush=True))):
         model = open_model(settings.model)
@@ -79,7 +81,7 @@ def _run_method(grid: Grid, context: Context, clock: Clock, held: ExitStack) -> 
     folder, lineage = directory.folder, directory.lineage
     print(f"{RUN_DIRECTORY}{folder.path}", flush=True)
     summary = Summary(settings, model, computing.threads, computing.device.type, losses={name: {} for name in tests.texts})
-    run = Run(settings, model, folder, lineage, clock, simulation, computing)
+    run = Run(settings, model, folder, lineage, clock, simulation, computing, keys)
     started = run.clock.now()
     at_work = "the ServerApp is still at work, or it was killed"
     summary.write(folder, "failed", at_work, folder.ledger.total(), nobody_asked=True)

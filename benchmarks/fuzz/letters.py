@@ -9,6 +9,7 @@ from itertools import product
 from random import Random
 from typing import Annotated, Any, Literal, get_args, get_origin
 
+from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from benchmarks.fuzz.headers import changed_blob
@@ -18,15 +19,17 @@ from espalier.settings.run import METHODS, RunSettings, parse
 from espalier.storage.blobs import sha256
 from espalier.wire.contract import Contract, check, check_reply
 from espalier.wire.contracts import contract_for
-from espalier.wire.enrolment import Enrolment
+from espalier.wire.enrolment import Enrolment, SignedEnrolment
 from espalier.wire.evaluation import Losses
 from espalier.wire.examples import HASH, KINDS, PART_BYTES, asked, is_sent, plan_of, request, rounds, settings_for
 from espalier.wire.ledger import Ledger
-from espalier.wire.messages import Header, Kind, Letter, NoScalars, num_bytes, read, write
+from espalier.wire.messages import Header, Kind, Letter, NoScalars, num_bytes, read, validate, write
 from espalier.wire.payload import STYPE, TensorSpec
 from espalier.wire.plan import ModelPlan
+from espalier.wire.signed_name import is_signed, statement
 
 SETTINGS = {"evaluation.texts": "public=public.txt", "evaluation.window-tokens": 4, "part-bytes": PART_BYTES}
+SITE_KEY = ec.derive_private_key(1, ec.SECP384R1()).public_key()
 HALF = struct.pack("<Q", 0x5555555555555555)
 """A word of a mask that prunes every second weight."""
 TOLD: dict[type, tuple[Any, ...]] = {int: (8, 0, 1), float: (0.5, 0.0), bool: (False, True), str: ("a", HASH)}
@@ -55,7 +58,8 @@ def exchanges() -> list[Exchange]:
         for method in METHODS
         for kind in KINDS
         if is_sent(method, kind)
-        for run in [parse({**settings_for(method, kind), **SETTINGS})]
+        for more in ([{}, {"site-keys": ""}] if kind == "enrol" else [{}])
+        for run in [parse({**settings_for(method, kind), **SETTINGS, **more})]
         for server_round in rounds(method, kind)
         for scalars in asked(run, kind, server_round)
     ]
@@ -93,7 +97,8 @@ def _told(run: RunSettings, asking: Letter, contract: Contract, blobs: Mapping[s
     kind, fields = asking.header.kind, contract.up.scalars.model_fields
     if kind == "enrol":
         who = {"site": "a", "code_sha256": HASH, "model_sha256": HASH, "device": "cpu", "threads": 1, "capability": 1.0}
-        yield Enrolment(**who, measured=False, python="3.11.7", torch="2.7.0").model_dump()  # type: ignore[arg-type]
+        known = Enrolment(**who, measured=False, python="3.11.7", torch="2.7.0").model_dump()  # type: ignore[arg-type]
+        yield known | ({"signature": "0" * 192} if "signature" in fields else {})
     elif kind == "evaluate":
         yield Losses(losses=[1.5], own_losses=[1.0, 2.0, 1.5], seconds=0.5).model_dump()
     else:
@@ -219,4 +224,14 @@ def letters(random: Random, known: list[Exchange]) -> Iterator[None]:
     ledger.record_refused(0, exchange.request.header, content)
     letter = read(content)
     check_reply(letter, exchange.request, contract_for(exchange.request, exchange.plan, exchange.settings))
+    if "nonce" in exchange.request.scalars and letter.header.status == "ok":
+        _require_unsigned(letter, exchange.request)
     ledger.record("up", 0, letter, content)
+
+
+def _require_unsigned(letter: Letter, asking: Letter) -> None:
+    """Whatever stands in place of a signature, it is none, and nothing else comes of it."""
+    signed = validate(SignedEnrolment, letter.scalars)
+    text = statement(signed.told(), asking.scalars["nonce"], asking.header.lineage, 1)
+    if is_signed(SITE_KEY, text, signed.signature):
+        raise ValueError("a signature was found by chance")

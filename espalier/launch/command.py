@@ -9,6 +9,8 @@
                                                   what a SuperNode with this --node-config would say to that run
     espalier node --superlink HOST:9092 --node-config 'site="a"'
                                                   a SuperNode that stays warm, and runs the installed program alone
+    espalier keys DIRECTORY --server HOST --site a --site b
+                                                  certificates for TLS, and a key pair for each site
 
 ``espalier run`` runs what ``flwr run .`` runs, and adds what that cannot: as many nodes as there are clients, an exit code that
 says whether the run completed, another try when Ray fails to start, paths that mean what they mean where the command was
@@ -57,6 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if given.command == "app":
         return _show_app()
+    if given.command == "keys":
+        return _keys(given)
     given.words += further
     for number in INTERRUPTS:
         if number == signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN:  # nohup has SIGHUP ignored
@@ -112,6 +116,19 @@ def _node(given: argparse.Namespace, words: Sequence[str]) -> int:
         return 130
 
 
+def _keys(given: argparse.Namespace) -> int:
+    """Make keys and certificates, and say which folder is for whom."""
+    from espalier.launch.keys import make_keys
+
+    try:
+        for line in make_keys(Path(given.directory), given.server, given.site, given.days):
+            print(line)
+    except Mistake as mistake:
+        print(f"espalier: {mistake}", file=sys.stderr)
+        return 2
+    return 0
+
+
 def _show_app() -> int:
     """Print the app's folder: ``flwr run "$(espalier app)"``, and presets to begin with."""
     try:
@@ -131,6 +148,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"espalier {espalier.__version__}")
     commands = parser.add_subparsers(dest="command")
     commands.add_parser("app", help="print the folder of the Flower app: the rooms, the presets in conf/, pyproject.toml")
+    keys = commands.add_parser("keys", help="make certificates for TLS, and a key pair for each site; overwrites nothing")
+    keys.add_argument("directory", metavar="DIRECTORY", help="where they are made; again, to add a site")
+    keys.add_argument("--server", action="append", default=[], metavar="HOST", help="name or address by which sites reach it")
+    keys.add_argument("--site", action="append", default=[], metavar="NAME", help="a site, as in its --node-config")
+    keys.add_argument("--days", type=int, default=365, help="how long the server's certificate holds; default 365")
     node = commands.add_parser(
         "node", help="a SuperNode that stays warm, and runs the installed program alone; takes the options of flower-supernode"
     )

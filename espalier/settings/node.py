@@ -62,6 +62,11 @@ class NodeSettings(Table):
         pattern=SITE_NAME,
         description="Name under which the site takes part; clients are numbered in the order of names.",
     )
+    site_key: str = Field(
+        "",
+        description="The site's private key, with which it says its name in runs whose server has the sites' public keys "
+        "(`site-keys`); it may be that of `--auth-supernode-private-key`. Only the site's account may read it.",
+    )
     data_path: str = Field(
         "",
         description="The site's own text, or its records of a task, used whole. Without it the site has only Python's "
@@ -254,7 +259,7 @@ def parse_node(config: Mapping[str, Any], *, simulated: bool = False) -> NodeSet
         settings._simulated = simulated
     except ValidationError as error:
         mistakes += mistake_lines(error, [field.alias or name for name, field in NodeSettings.model_fields.items()])
-    for key in ("data-path", "model-path", "state-dir", "models-dir"):
+    for key in ("site-key", "data-path", "model-path", "state-dir", "models-dir"):
         path = config.get(key)
         if isinstance(path, str) and path and (why := _unusable(path, missing=key in ("state-dir", "models-dir"))):
             mistakes.append(f"{key} = {shortened(path)!r}: {why} on this node; name a file or directory that it can read")

@@ -37,7 +37,9 @@ DEFAULT_METHOD = "fedprllm"
 JOB = "job"
 """Field of the chosen method's own table; no key of a file."""
 
-NOT_PART_OF_THE_RESULT = ("out-dir", "resume-from", "deadline-seconds", "enrol-seconds", "attempts", "activations", "quorum")
+NOT_PART_OF_THE_RESULT = (
+    "out-dir", "resume-from", "deadline-seconds", "enrol-seconds", "attempts", "activations", "quorum", "site-keys",
+)  # fmt: skip
 """Settings that may differ between a run and its resumption; a run's ``settings.toml`` has the quorum that 0 stands for."""
 
 
@@ -171,6 +173,12 @@ class RunSettings(Table):
     out_dir: str = Field("runs", min_length=1, description="Where run directories are made.")
     resume_from: str = Field("", description="Directory of an interrupted run to continue.")
     part_bytes: int = Field(256 * 1024 * 1024, ge=1024, le=1024**3, description="Largest payload of one message, in bytes.")
+    site_keys: str = Field(
+        "",
+        description="Directory on the server with the public key of each site, `NAME.key.pub`, as `espalier keys` writes it: "
+        "a node that says a site's name must have its private key (`site-key` in its own configuration), and sites that are "
+        "not there are refused. Empty: names are claims. Not in simulation.",
+    )
     enrol_seconds: float = Field(120.0, gt=0, description="How long to wait for another client to connect.")
     deadline_seconds: float = Field(900.0, gt=0, description="How long one message may take before it is sent again.")
     attempts: int = Field(2, ge=1, description="How often one message is sent.")
@@ -391,15 +399,16 @@ def _unread(key: str, value: Any, method: str) -> str:
 
 def _wrong_combinations(nested: Mapping[str, Any], simulation: bool) -> list[str]:
     """Keys that do not fit each other; looked for also when single values are wrong, so that all is told at once."""
+    keys = nested.get("site-keys", "")
+    lines = [f"site-keys = {keys!r}: simulated clients have no keys; leave it out"] if simulation and keys else []
     data = nested.get("data", {})
     if not isinstance(data, Mapping):
-        return []
+        return lines
     source, path = data.get("source", "documentation"), data.get("path", "")
     partition, field = data.get("partition", "iid"), data.get("partition-field", "")
     task = nested.get("task", {})
     tuned = "task" in tables_of(str(nested.get("method")))
     name = task.get("name", TEXT) if tuned and isinstance(task, Mapping) else TEXT
-    lines = []
     if isinstance(path, str) and "{rank}" in path:
         lines.append(f"data.path = '{path}': a client's number is written {{client}}; a rank is that of an adapter")
     if partition in ("by-field", "dirichlet") and name == TEXT and (source not in ("jsonl", "hub") or not field):

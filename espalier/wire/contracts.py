@@ -36,7 +36,7 @@ def contract_for(request: Letter, plan_of: PlanOf, settings: RunSettings) -> Con
         raise Mistake(f"message: is of method {header.method!r}, the run's is {settings.method!r}")
     if header.kind == "enrol":
         require_round(header, range(0), settings)
-        return enrolment.contract(settings.method)
+        return enrolment.contract(settings.method, signed=bool(settings.site_keys))
     require_round(header, last_rounds(plan_of, settings), settings)
     if header.kind == "alone":
         return alone.contract(request, settings)

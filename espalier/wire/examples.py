@@ -29,7 +29,7 @@ BROUGHT = ModelPlan(BLOCKS, 0)
 """The model of clients that have no base model and are brought one: an emulator of one block, and an adapter of two."""
 SETTINGS = {
     "evaluation.own-text": True, "lora.targets": "attn.q", "llm-pruner.spare-first": 0, "llm-pruner.spare-last": 0,
-    "fedsoda.adapter-layers": 2,
+    "fedsoda.adapter-layers": 2, "site-keys": "sites",
 }  # fmt: skip
 """With which all methods have all kinds of messages of such a model."""
 PART_BYTES = 1024
@@ -76,6 +76,8 @@ def rounds(method: str, kind: Kind) -> list[int]:
 
 def asked(run: RunSettings, kind: Kind, server_round: int) -> list[dict[str, Any]]:
     """Scalars of the requests of a kind in a round, one for each form."""
+    if kind == "enrol":
+        return [{"nonce": HASH} if run.site_keys else {}]
     if kind == "evaluate":
         names = list(run.evaluation.named_texts()) if run.task.name == TEXT else []
         own_text, window_tokens = run.evaluation.own_text, run.evaluation.window_tokens

@@ -4,9 +4,10 @@ Covers: the first node that enrols under a site's name holds it as long as it is
 the name is only remembered. It gets the seat when the holder is gone, or has let every attempt's deadline pass: Flower lists a
 node that died for a while longer, and a site that is started again comes under another node id. One missed deadline, or an
 error that Flower reports of a connected holder, frees no seat. Nobody who is turned away makes the others wait longer.
-Does not cover: who a node is. A name is a claim, which the server cannot check as long as no key of Flower's SuperNode
-authentication is bound to it: a node that claims a name before its owner does has it, and one that waits gets the seat of a
-site that dies, or is too slow for all its attempts.
+With the sites' public keys (``site-keys``) a name is no claim: who has not signed this very request with the site's key, or
+says a name of which there is no key, is turned away before it counts for anything, here and whenever a seat is given again.
+Does not cover, without these keys: who a node is. A node that claims a name before its owner does has it, and one that waits
+gets the seat of a site that dies, or is too slow for all its attempts. With them: two nodes that have one site's private key.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,8 +16,10 @@ from dataclasses import dataclass, field
 from flwr.app import Message
 
 from espalier.settings.mistakes import Mistake
-from espalier.wire.enrolment import Enrolment, refused_by
+from espalier.settings.site_keys import PUBLIC, PublicKeys
+from espalier.wire.enrolment import Challenge, Enrolment, SignedEnrolment, refused_by
 from espalier.wire.messages import Letter, NoScalars, read, validate
+from espalier.wire.signed_name import is_signed, new_nonce, statement
 from strategies.engine.roster import Seat
 from strategies.engine.rounds import POLL_SECONDS, Rounds
 
@@ -36,6 +39,8 @@ class Enroller:
     code_sha256: str
     model_sha256: str
     """What the server itself has; a site with another one is turned away."""
+    keys: PublicKeys | None = None
+    """The sites' public keys, if the run has such; else names are claims."""
     _asked: set[int] = field(default_factory=set)
     _waiting: dict[str, tuple[int, Letter]] = field(default_factory=dict)
     _claims: dict[str, list[int]] = field(default_factory=dict)
@@ -145,7 +150,8 @@ class Enroller:
         for node_id in sorted(set(self.rounds.grid.get_node_ids()) - self._asked):
             self._asked.add(node_id)
             seat = Seat(NO_CLIENT, "", node_id)
-            request = read(self.rounds.request("enrol", seat, 0, NoScalars()).content)
+            asked = NoScalars() if self.keys is None else Challenge(nonce=new_nonce())
+            request = read(self.rounds.request("enrol", seat, 0, asked).content)
             if (message_id := self.rounds.push(request, seat)) is not None:
                 self._waiting[message_id] = (node_id, request)
         for message_id, (node_id, request) in list(self._waiting.items()):
@@ -160,12 +166,35 @@ class Enroller:
                 raise Mistake(f"Flower reports error {reply.error.code}")
             letter = self.rounds.checked(reply, request, Seat(NO_CLIENT, "", node_id))
             if letter.header.status == "ok":
-                return validate(Enrolment, letter.scalars)
+                return self._known(letter, node_id, request)
             site, reason = refused_by(str(letter.scalars["reason"]))
+            if site and self.keys is not None:  # nothing is signed that says why it is not done
+                site, reason = "", f"says that it is {site}: {reason}"
         except Mistake as mistake:
             site, reason = "", str(mistake)
         self._refuse(site or f"node {node_id}", reason)
         return None
+
+    def _known(self, letter: Letter, node_id: int, request: Letter) -> Enrolment:
+        """What a node says of itself, if it is who it says.
+
+        Raises
+        ------
+        Mistake
+            The run has the sites' keys, and this node has not said its name with that of its site.
+        """
+        if self.keys is None:
+            return validate(Enrolment, letter.scalars)
+        signed = validate(SignedEnrolment, letter.scalars)
+        said, key = f"says that it is {signed.site}", self.keys.get(signed.site)
+        if key is None:
+            raise Mistake(f"{said}, of which site-keys has no key; put its {signed.site}{PUBLIC} there if it is to take part")
+        if not signed.signature:
+            raise Mistake(f"{said}, and has not signed that; give the node its private key, with site-key in --node-config")
+        text = statement(signed.told(), request.scalars["nonce"], request.header.lineage, node_id)
+        if not is_signed(key, text, signed.signature):
+            raise Mistake(f"{said}, and has not the key of {signed.site} that lies in site-keys")
+        return signed
 
     def _refuse(self, who: str, reason: str) -> None:
         if (shown := self.rounds.roster.refuse(who, reason)) is not None:

@@ -194,7 +194,7 @@ class Method(Strategy):
         self.rounds = Rounds(grid, run.settings, run.model.plan, run.lineage, run.folder, run.progress, run.clock)
         self.rounds.shared_workers = run.simulation
         self.rounds.work = run.work()
-        Enroller(self.rounds, code_sha256(), run.model.sha256).enrol(saved["clients"] if saved else None)
+        Enroller(self.rounds, code_sha256(), run.model.sha256, run.site_keys).enrol(saved["clients"] if saved else None)
         if saved:
             self._resume(saved)
         self.summary()

@@ -8,6 +8,7 @@ from espalier.modeling.computing import Computing
 from espalier.modeling.opened import OpenedModel
 from espalier.settings.node import NodeSettings
 from espalier.settings.run import RunSettings
+from espalier.settings.site_keys import PublicKeys
 from espalier.storage.at_work import AtWork
 from espalier.wire.ledger import dense_bytes_of
 from strategies.engine.checkpoint import CheckpointFolder
@@ -29,6 +30,8 @@ class Run:
     simulation: bool = False
     computing: Computing = field(default_factory=lambda: Computing(torch.device("cpu"), torch.float32, 1))
     """Device, dtype and threads of what the server computes."""
+    site_keys: PublicKeys | None = None
+    """Of the sites that may take part, where their names are bound to keys."""
     progress: Progress = field(init=False)
     checkpoint: CheckpointFolder = field(init=False)
 

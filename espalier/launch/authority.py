@@ -1,0 +1,142 @@
+"""A certificate authority of one's own, and the certificate of a server: what TLS between a SuperLink and its sites needs.
+
+Covers: the authority's certificate allows no further authority below it (path length 0); a server's is good for the names that
+it was made for, this machine's own among them, for a time, and for nothing but a server.
+Does not cover: taking a certificate back. Who has lost ``server.key`` makes a new authority, and gives all sites
+its ``ca.crt``.
+"""
+
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from secrets import token_hex
+
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA384
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from espalier.settings.mistakes import Mistake
+
+AUTHORITY_DAYS = 3650
+SKEW = timedelta(hours=1)
+"""By which the sites' clocks may be behind."""
+OWN_NAMES = ("localhost", "127.0.0.1")
+"""By which the server's own processes reach it."""
+HOST_NAME = re.compile(
+    r"(?=.{1,253}$)([A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?\.)*[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+)
+SIGNING = ("key_cert_sign", "crl_sign")
+ALL_USES = (
+    "digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "key_cert_sign",
+    "crl_sign", "encipher_only", "decipher_only",
+)  # fmt: skip
+
+
+def names_of_server(given: Sequence[str]) -> list[x509.GeneralName]:
+    """What a server's certificate says of how it is reached: host names and addresses, each once.
+
+    Raises
+    ------
+    Mistake
+        One is neither; a port or a scheme does not belong to it.
+    """
+    found, wrong = list[x509.GeneralName](), list[str]()
+    for name in dict.fromkeys([*given, *OWN_NAMES]):
+        try:
+            found.append(x509.IPAddress(ip_address(name)))
+        except ValueError:
+            if HOST_NAME.fullmatch(name) and not name.rpartition(".")[2].isdigit():
+                found.append(x509.DNSName(name))
+            else:
+                wrong.append(f"--server {name!r}: is no host name or address; give it without scheme and port")
+    if wrong:
+        raise Mistake("\n".join(wrong))
+    return found
+
+
+def new_key() -> ec.EllipticCurvePrivateKey:
+    """A private key on P-384."""
+    return ec.generate_private_key(ec.SECP384R1())
+
+
+def new_authority(key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
+    """The certificate of an authority that signs itself; each has a name of its own."""
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"Espalier authority {token_hex(4)}")])
+    limits = x509.BasicConstraints(ca=True, path_length=0)
+    end = datetime.now(UTC) + timedelta(days=AUTHORITY_DAYS)
+    made = _certificate(name, name, key.public_key(), end).add_extension(limits, critical=True)
+    return made.add_extension(_usage(*SIGNING), critical=True).sign(key, SHA384())
+
+
+def new_server_certificate(
+    key: ec.EllipticCurvePublicKey,
+    names: Sequence[x509.GeneralName],
+    days: int,
+    authority: tuple[x509.Certificate, ec.EllipticCurvePrivateKey],
+) -> x509.Certificate:
+    """The certificate of a server that is reached by these names.
+
+    Raises
+    ------
+    Mistake
+        It would outlast the authority's.
+    """
+    issuer, signing_key = authority
+    end = datetime.now(UTC) + timedelta(days=days)
+    if end - timedelta(days=1) > issuer.not_valid_after_utc:  # one that was made a moment ago may be as old
+        raise Mistake(
+            f"--days {days}: the authority's own certificate ends on {issuer.not_valid_after_utc:%Y-%m-%d}; give fewer"
+        )
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Espalier server")])
+    by = x509.AuthorityKeyIdentifier.from_issuer_public_key(signing_key.public_key())
+    builder = _certificate(name, issuer.subject, key, min(end, issuer.not_valid_after_utc))
+    builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+    builder = builder.add_extension(_usage("digital_signature"), critical=True)
+    builder = builder.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+    builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+    return builder.add_extension(by, critical=False).sign(signing_key, SHA384())
+
+
+def pem_of(key: ec.EllipticCurvePrivateKey) -> bytes:
+    """A private key as programs that speak TLS read it."""
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
+def read_authority(certificate: bytes, key: bytes) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+    """An authority that was made before.
+
+    Raises
+    ------
+    Mistake
+        They do not belong together, or are no such files.
+    """
+    try:
+        read, signing_key = x509.load_pem_x509_certificate(certificate), load_pem_private_key(key, None)
+    except (ValueError, TypeError):
+        raise Mistake(
+            "ca: ca.crt or ca.key is damaged, or was not made by espalier keys; bring them back from a copy"
+        ) from None
+    if not isinstance(signing_key, ec.EllipticCurvePrivateKey) or read.public_key() != signing_key.public_key():
+        raise Mistake("ca: ca.key is not the key of ca.crt; bring the one back that is")
+    return read, signing_key
+
+
+def _certificate(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, end: datetime
+) -> x509.CertificateBuilder:
+    builder = x509.CertificateBuilder(subject_name=subject, issuer_name=issuer, public_key=key)
+    builder = builder.serial_number(x509.random_serial_number())
+    builder = builder.not_valid_before(datetime.now(UTC) - SKEW).not_valid_after(end)
+    return builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+
+
+def _usage(*uses: str) -> x509.KeyUsage:
+    return x509.KeyUsage(**{use: use in uses for use in ALL_USES})
