@@ -6,10 +6,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from flwr.cli.app import app as flwr_command
@@ -78,6 +79,8 @@ class Federation:
     start_node: Callable[[str], subprocess.Popen[bytes]]
     start_superlink: Callable[[], subprocess.Popen[bytes]]
     """Starts it again, with the same addresses and database."""
+    tap: "Tap"
+    """What went to and from the site that was tapped."""
 
     def processes(self, program: str, site: str = "") -> list[int]:
         """Process ids of a Flower program that this federation, or one site of it, started, directly or not."""
@@ -108,11 +111,12 @@ def federation(
     more: Mapping[str, str] | None = None,
     warm: Sequence[str] = (),
     at_once: Sequence[str] | None = None,
+    tapped_site: str = "",
 ) -> Iterator[Federation]:
     """A SuperLink with one SuperNode per site, each with a state directory ``<folder>/<site>`` and ``more`` of node-config.
 
-    Those among ``warm`` are nodes of ``espalier node``; only those ``at_once`` are started now, if that is given. The sites
-    answer however little text a run takes, which a test or a measurement keeps small.
+    Those among ``warm`` are nodes of ``espalier node``; only those ``at_once`` are started now, if that is given; what goes to
+    and from ``tapped_site`` is kept. The sites answer however little text a run takes, which a test or a measurement keeps small.
     """
     env = environment(folder / "flower")
     serverappio, fleet, control, *nodes = free_ports(3 + len(sites))
@@ -130,18 +134,19 @@ def federation(
             return link
 
         link = start_superlink()
+        tap = stack.enter_context(tapped(fleet))
 
         def start_node(site: str) -> subprocess.Popen[bytes]:
             program = [str(BIN / "espalier"), "node"] if site in warm else [str(BIN / "flower-supernode")]
             supernode = [
-                *program, "--insecure", "--superlink", f"127.0.0.1:{fleet}",
+                *program, "--insecure", "--superlink", f"127.0.0.1:{tap.port if site == tapped_site else fleet}",
                 "--clientappio-api-address", f"127.0.0.1:{ports[site]}",
                 "--node-config", f'site="{site}" state-dir="{folder / site}" least-tokens=1 {(more or {}).get(site, "")}',
             ]  # fmt: skip
             return stack.enter_context(process(supernode, folder, f"supernode-{site}", env))
 
         started = {site: start_node(site) for site in (sites if at_once is None else at_once)}
-        yield Federation(folder, f"127.0.0.1:{control}", link, started, start_node, start_superlink)
+        yield Federation(folder, f"127.0.0.1:{control}", link, started, start_node, start_superlink, tap)
 
 
 def espalier_command(folder: Path, *arguments: str) -> tuple[list[str], dict[str, str]]:
@@ -161,9 +166,14 @@ def submit(app: Path, running: Federation, config: Mapping[str, Any]) -> None:
     folder.mkdir(exist_ok=True)
     (folder / "config.toml").write_text(f'[superlink.own]\naddress = "{running.control}"\ninsecure = true\n')
     (folder / "run.toml").write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in config.items()))
-    words = ["run", str(app), "own", "--run-config", str(folder / "run.toml")]
-    done = CliRunner(env=environment(folder)).invoke(flwr_command, words)
+    flwr(folder, "run", str(app), "own", "--run-config", str(folder / "run.toml"))
+
+
+def flwr(home: Path, *words: str) -> str:
+    """Give Flower's own command in this process, and return what it shows; ``home`` has its ``config.toml``."""
+    done = CliRunner(env={**environment(home), "COLUMNS": "200"}).invoke(flwr_command, list(words))
     assert done.exit_code == 0, done.output
+    return str(done.output)
 
 
 def eventually(what: Callable[[], bool], seconds: float = 300) -> None:
@@ -172,3 +182,58 @@ def eventually(what: Callable[[], bool], seconds: float = 300) -> None:
     while not what():
         assert time.monotonic() < end, "waited in vain"
         time.sleep(0.1)
+
+
+@dataclass(frozen=True)
+class Tap:
+    """A TCP forwarder on a loopback port, and what went through it: the bytes of each connection in each direction."""
+
+    port: int
+    captured: list[bytearray]
+
+    def num_bytes(self) -> int:
+        """Of all that went through."""
+        return sum(map(len, self.captured))
+
+    def readable(self, names: Iterable[str]) -> set[str]:
+        """Those of some names that can be read in it."""
+        return {name for name in names if any(name.encode() in data for data in self.captured)}
+
+
+@contextmanager
+def tapped(port: int) -> Iterator[Tap]:
+    """Forward connections to a loopback port, and keep what they carry."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        tap = Tap(server.getsockname()[1], [])
+        Thread(target=_forward, args=(server, port, tap), daemon=True).start()
+        yield tap
+        server.shutdown(socket.SHUT_RDWR)  # nobody else is let in
+
+
+def _forward(server: socket.socket, port: int, tap: Tap) -> None:
+    with suppress(OSError):
+        while True:
+            near, _ = server.accept()
+            try:
+                far = socket.create_connection(("127.0.0.1", port))
+            except OSError:
+                near.close()
+                continue
+            for source, target in ((near, far), (far, near)):
+                tap.captured.append(bytearray())
+                Thread(target=_pump, args=(source, target, tap.captured[-1]), daemon=True).start()
+
+
+def _pump(source: socket.socket, target: socket.socket, kept: bytearray) -> None:
+    with suppress(OSError):
+        while data := source.recv(65536):
+            kept += data
+            target.sendall(data)
+    with suppress(OSError):
+        target.shutdown(socket.SHUT_WR)
+
+
+def tensor_names(egress_log: Path) -> set[str]:
+    """Names of all tensors that left a site."""
+    entries = [json.loads(line) for line in egress_log.read_text().splitlines()]
+    return {name for entry in entries for blob in entry["blobs"] for name in blob["tensors"]}

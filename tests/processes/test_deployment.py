@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from bench import home, private_text
-from deployment import Federation, espalier, eventually, federation, submit
+from deployment import Federation, espalier, eventually, federation, submit, tensor_names
 from flwr.app import Context, RecordDict
 from in_process import FakeTime, InProcessGrid
 from tiny_model import save_tiny_llama
@@ -178,7 +178,7 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sites]:
     own = {site: f'model-path="{shared.model}" data-path="{text}"' for site, text in texts.items()}
     own = {site: f'{config} most-model-bytes=1000000000 models-dir="{folder}/own"' for site, config in own.items()}
     own[PLAIN] += ' allow-methods="fedprllm"'
-    with federation(folder, (*SITES, PLAIN), own, warm=SITES) as started:
+    with federation(folder, (*SITES, PLAIN), own, warm=SITES, tapped_site=SITES[0]) as started:
 
         def submit_run_of(method: str) -> None:
             config, _ = configuration(ROOT, words_for(method, words, folder), on_this_machine=False)
@@ -265,3 +265,11 @@ def test_pooled_data_is_refused_in_deployment(sites: Sites) -> None:
     assert done.returncode == 1
     assert "evaluation.centralized = 'on'" in done.stdout
     assert "simulation only" in done.stdout
+
+
+def test_without_tls_tensor_names_can_be_read_on_the_wire(sites: Sites) -> None:
+    """The search of ``test_secure_deployment``, where there is something to find."""
+    run = json.loads((sites.wait_for(BY_ESPALIER) / "run.json").read_text())
+    names = tensor_names(sites.running.folder / SITES[0] / "egress" / f"{run['lineage']}-{SITES[0]}.jsonl")
+    assert names
+    assert sites.running.tap.readable(names) == names
