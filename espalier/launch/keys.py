@@ -12,6 +12,7 @@ site's pair also where there is no authority.
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -204,7 +205,9 @@ def _write(file: Path, data: bytes, mode: int) -> None:
         There is one, or the file system refuses.
     """
     try:
-        _make_folder(file.parent)
+        for place in reversed((file.parent, *file.parent.parents)):
+            if not place.is_dir():
+                place.mkdir(FOLDER_OF_KEYS)
         handle, name = tempfile.mkstemp(prefix=".new-", dir=file.parent)  # its owner's alone, whatever the umask
         try:
             with os.fdopen(handle, "wb") as opened:
@@ -212,17 +215,11 @@ def _write(file: Path, data: bytes, mode: int) -> None:
                 opened.flush()
                 os.fchmod(handle, mode)
                 os.fsync(handle)
-            os.link(name, file)
+            with suppress(FileExistsError):
+                os.link(name, file)
+                return
         finally:
             os.unlink(name)
-    except FileExistsError:
-        raise Mistake(f"{file}: {NEVER_OVERWRITTEN}; move it away") from None
     except OSError as error:
         raise Mistake(f"{file}: cannot be written ({error.strerror}); name another directory") from None
-
-
-def _make_folder(folder: Path) -> None:
-    """For its owner alone, and those above it that are not there."""
-    for place in reversed((folder, *folder.parents)):
-        if not place.is_dir():
-            place.mkdir(mode=FOLDER_OF_KEYS)
+    raise Mistake(f"{file}: {NEVER_OVERWRITTEN}; move it away")
