@@ -1,0 +1,176 @@
+"""Files of keys: what is read, and what is refused in words."""
+
+import os
+from base64 import b64decode, b64encode
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+
+from espalier.settings.mistakes import Mistake
+from espalier.settings.run import parse
+from espalier.settings.site_keys import fingerprint, private_key, public_keys
+
+Pair = ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey
+
+
+def public(key: Pair) -> bytes:
+    return key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+
+
+def private(key: Pair) -> bytes:
+    return key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+
+
+def locked(key: Pair) -> bytes:
+    """A private key as ``ssh-keygen`` writes it that was given a passphrase: what is in it cannot be read."""
+    fields = [b"aes256-ctr", b"bcrypt", b"\0\0\0\x10" + bytes(16) + b"\0\0\0\x10"]
+    of_key = b64decode(public(key).split()[1])
+    parts = [*map(_string, fields), b"\0\0\0\1", _string(of_key), _string(bytes(160))]
+    text = b64encode(b"openssh-key-v1\0" + b"".join(parts))
+    return b"-----BEGIN OPENSSH PRIVATE KEY-----\n" + text + b"\n-----END OPENSSH PRIVATE KEY-----\n"
+
+
+def _string(data: bytes) -> bytes:
+    return len(data).to_bytes(4) + data
+
+
+KEY = ec.derive_private_key(3, ec.SECP384R1())
+OTHER = ec.derive_private_key(4, ec.SECP256R1())
+ED25519 = ed25519.Ed25519PrivateKey.from_private_bytes(bytes(32))
+
+
+def write(file: Path, data: bytes, mode: int = 0o600) -> str:
+    file.write_bytes(data)
+    file.chmod(mode)
+    return str(file)
+
+
+# ----- a site's own ---------------------------------------------------------------------------------------------------
+
+
+def test_a_private_key_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "a.key", private(KEY))
+    assert private_key(path).public_key() == KEY.public_key()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert private_key("~/a.key").public_key() == KEY.public_key()
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", "is no private key in OpenSSH's format; make one with espalier keys"),
+        (b"secret", "is no private key in OpenSSH's format"),
+        (public(KEY), "is no private key in OpenSSH's format"),
+        (KEY.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), "is no private key in OpenSSH's format"),
+        (locked(KEY), "asks for a passphrase, which a node cannot give"),
+        (private(ED25519), "is no ECDSA key on a curve that a SuperNode takes"),
+        (private(KEY)[:-200], "is no private key"),
+    ],
+)
+def test_what_is_none_is_refused_and_not_quoted(tmp_path: Path, data: bytes, words: str) -> None:
+    path = write(tmp_path / "a.key", data)
+    with pytest.raises(Mistake, match=words) as caught:
+        private_key(path)
+    assert str(caught.value).startswith(f"site-key = {path!r}: ")
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o644, 0o620])
+def test_one_that_others_can_read_is_refused(tmp_path: Path, mode: int) -> None:
+    with pytest.raises(Mistake, match="others of this machine can read it; chmod 600 it"):
+        private_key(write(tmp_path / "a.key", private(KEY), mode))
+
+
+def test_one_that_another_account_hands_out_is_its_business(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A secret that a container mounts, for instance; ssh has the same rule."""
+    path = write(tmp_path / "a.key", private(KEY), 0o644)
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    assert private_key(path).public_key() == KEY.public_key()
+
+
+@given(st.integers(0, 600), st.binary(max_size=8))
+def test_nothing_but_a_mistake_comes_of_a_damaged_one(
+    tmp_path_factory: pytest.TempPathFactory, at: int, instead: bytes
+) -> None:
+    data = private(KEY)
+    path = write(tmp_path_factory.getbasetemp() / "damaged.key", data[:at] + instead + data[at + len(instead) :])
+    with suppress(Mistake):
+        private_key(path)
+
+
+# ----- those at the server ----------------------------------------------------------------------------------------------
+
+
+def test_a_directory_says_who_has_which_key(tmp_path: Path) -> None:
+    """Files that are hidden are passed over, but for that of a site whose name begins with a dot."""
+    write(tmp_path / "b.key.pub", public(KEY) + b" a comment\n")
+    write(tmp_path / "a.key.key.pub", public(OTHER))
+    write(tmp_path / ".new-1", b"half")
+    write(tmp_path / ".c.key.pub", public(ec.derive_private_key(5, ec.SECP521R1())))
+    assert list(public_keys(str(tmp_path))) == [".c", "a.key", "b"]
+    assert public_keys(str(tmp_path))["b"] == KEY.public_key()
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "words"),
+    [
+        ("c.key.pub", b"", "c.key.pub: is no public key in OpenSSH's format; ask the site for its c.key.pub"),
+        ("c.key.pub", private(KEY), "c.key.pub: is no public key"),
+        ("c.key.pub", public(ED25519), "c.key.pub: is no ECDSA key on a curve that a SuperLink takes"),
+        ("c.pub", public(KEY), "c.pub: is not named NAME.key.pub after a site; rename it"),
+        ("c d.key.pub", public(KEY), "c d.key.pub: is not named NAME.key.pub after a site"),
+        ("...key.pub", public(KEY), ""),
+        (f"{'x' * 65}.key.pub", public(KEY), "is not named NAME.key.pub after a site"),
+        ("c.key", private(KEY), "c.key: is not named NAME.key.pub after a site"),
+        ("c.key.pub", public(OTHER), "c.key.pub: is the key of a too; each site has a key of its own"),
+    ],
+)
+def test_a_file_that_is_none_is_named(tmp_path: Path, name: str, data: bytes, words: str) -> None:
+    write(tmp_path / "a.key.pub", public(OTHER))
+    write(tmp_path / name, data)
+    if not words:  # it is hidden
+        assert list(public_keys(str(tmp_path))) == ["a"]
+        return
+    with pytest.raises(Mistake, match=words) as caught:
+        public_keys(str(tmp_path))
+    assert str(caught.value).startswith(f"site-keys = {str(tmp_path)!r}:\n  ")
+
+
+def test_all_files_that_are_none_are_named_at_once(tmp_path: Path) -> None:
+    write(tmp_path / "a.key.pub", b"")
+    write(tmp_path / "notes.txt", b"")
+    (tmp_path / "b.key.pub").mkdir()
+    with pytest.raises(Mistake) as caught:
+        public_keys(str(tmp_path))
+    assert len(str(caught.value).splitlines()) == 4
+
+
+@pytest.mark.parametrize(("name", "words"), [("", "holds no key"), ("none", "cannot be read"), ("a\0b", "cannot be read")])
+def test_a_directory_without_keys_is_refused(tmp_path: Path, name: str, words: str) -> None:
+    with pytest.raises(Mistake, match=words):
+        public_keys(str(tmp_path / name) if name else str(tmp_path))
+
+
+def test_a_fingerprint_is_that_of_ssh_keygen() -> None:
+    """``ssh-keygen -lf`` of ``KEY`` gave it."""
+    assert fingerprint(KEY.public_key()) == "SHA256:ZRNBhXDdY0ChlvesbMHRjK+z2+HxQeapMmK/PFIz5L4"
+
+
+def test_simulated_clients_have_no_keys() -> None:
+    with pytest.raises(Mistake, match="site-keys = 'sites': simulated clients have no keys; leave it out"):
+        parse({"site-keys": "sites"}, simulation=True)
+    assert parse({"site-keys": "sites"}).site_keys == "sites"
+
+
+def test_a_resumed_run_may_have_its_keys_elsewhere() -> None:
+    assert parse({"site-keys": "sites"}).digest() == parse({}).digest()
