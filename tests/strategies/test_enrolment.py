@@ -3,14 +3,19 @@
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from in_process import FakeTime
 
 from espalier.settings.run import parse
+from espalier.settings.site_keys import PublicKeys
 from espalier.storage.blobs import sha256
 from espalier.wire.enrolment import Enrolment, refusal
 from espalier.wire.masks import mask_name
@@ -18,6 +23,7 @@ from espalier.wire.messages import Letter, NoScalars, failure, read, write
 from espalier.wire.parts import Report
 from espalier.wire.payload import STYPE, block_key, pack_tensors
 from espalier.wire.plan import BlockPlan, LinearPlan, ModelPlan
+from espalier.wire.signed_name import sign, statement
 from strategies.engine.enrolment import Enroller
 from strategies.engine.progress import Progress
 from strategies.engine.roster import Seat
@@ -40,11 +46,18 @@ ENROLMENT = Enrolment(
 )
 
 
+def signed(key: ec.EllipticCurvePrivateKey, told: Enrolment, request: Letter, node_id: int) -> str:
+    """A signature of what a node says to a request."""
+    return sign(key, statement(told, request.scalars["nonce"], request.header.lineage, node_id))
+
+
 class Nodes:
     """Nodes that answer at once, unless they are ``silent``; ``joining`` connect when they are seen for the n-th time."""
 
     def __init__(self, sites: dict[int, str], time: FakeTime) -> None:
         self.sites = dict(sites)
+        self.keys: dict[int, ec.EllipticCurvePrivateKey] = {}
+        """With which nodes sign what they say of themselves."""
         self.time = time
         self.silent: set[int] = set()
         self.broken: set[int] = set()
@@ -72,13 +85,17 @@ class Nodes:
         if header.kind != "enrol" and node_id in self.broken:
             self._waiting[name] = Message(Error(5, "node unavailable"), reply_to=message)
         else:
-            content = self.replies.get(f"{header.kind} {node_id}") or write(self._answer(header, self.sites[node_id]))
+            own = write(self._answer(read(message.content), node_id))
+            content = self.replies.get(f"{header.kind} {node_id}") or own
             self._waiting[name] = Message(content, reply_to=message)
         return [name]
 
-    def _answer(self, header: Any, site: str) -> Letter:
+    def _answer(self, request: Letter, node_id: int) -> Letter:
+        header = request.header
         if header.kind == "enrol":
-            return Letter(header, ENROLMENT.model_copy(update={"site": site}).model_dump())
+            told = ENROLMENT.model_copy(update={"site": self.sites[node_id]})
+            signature = {"signature": signed(self.keys[node_id], told, request, node_id)} if node_id in self.keys else {}
+            return Letter(header, told.model_dump() | signature)
         report = Report(seconds=0.0, blob_sha256=[sha256(BLOB)])
         return Letter(header, report.model_dump(), {block_key(0): BLOB})
 
@@ -89,8 +106,12 @@ class Nodes:
 class Server:
     """A server with two seats, its nodes, and what it showed."""
 
-    def __init__(self, folder: Path, sites: dict[int, str], attempts: int = 2, quorum: float = 1.0) -> None:
+    def __init__(
+        self, folder: Path, sites: dict[int, str], attempts: int = 2, quorum: float = 1.0, keys: PublicKeys | None = None
+    ) -> None:
         given = {"num-clients": 2, "deadline-seconds": 5.0, "enrol-seconds": 30.0, "attempts": attempts, "quorum": quorum}
+        given |= {} if keys is None else {"site-keys": "sites"}
+        self.keys = keys
         time, plan = FakeTime(), ModelPlan((BlockPlan(0, (LINEAR,)),), LINEAR.num_weights)
         self.nodes, self.folder, self.shown = Nodes(sites, time), RunFolder(folder), list[str]()
         progress = Progress(self.folder, time.clock(), show=self.shown.append)
@@ -98,7 +119,7 @@ class Server:
         self.time = time
 
     def enrol(self, clients: dict[str, int] | None = None) -> None:
-        Enroller(self.rounds, CODE, MODEL).enrol(clients)
+        Enroller(self.rounds, CODE, MODEL, self.keys).enrol(clients)
 
     def train(self) -> list[int]:
         """One round; returns the clients that answered."""
@@ -250,6 +271,139 @@ def test_nodes_that_get_no_seat_make_nobody_wait_longer(tmp_path: Path, clients:
     server.enrol(clients)
     assert 30.0 <= server.time.seconds < 31.0
     assert server.rounds.roster.clients() == (clients or {"a": 0})
+
+
+# ----- names that are bound to keys -------------------------------------------------------------------------------------
+
+OF_SITES = {site: ec.derive_private_key(number, ec.SECP384R1()) for number, site in enumerate("abcd", start=1)}
+PUBLIC = {site: key.public_key() for site, key in OF_SITES.items() if site != "d"}
+
+
+def with_keys(folder: Path, sites: dict[int, str], keys: str, **more: Any) -> Server:
+    """A server that has the keys of a, b and c; its nodes, in order, have those of ``keys``: a hyphen is none."""
+    server = Server(folder, sites, keys=PUBLIC, **more)
+    server.nodes.keys = {node_id: OF_SITES[key] for node_id, key in enumerate(keys, start=1) if key != "-"}
+    return server
+
+
+def refused_nodes(server: Server) -> dict[str, str]:
+    return server.rounds.roster.refused
+
+
+def test_who_has_a_sites_key_has_its_seat(tmp_path: Path) -> None:
+    server = with_keys(tmp_path, {1: "a", 2: "b"}, "ab")
+    server.enrol()
+    assert server.rounds.roster.clients() == {"a": 0, "b": 1}
+    assert sorted(server.train()) == [0, 1]
+    assert refused_nodes(server) == {}
+
+
+@pytest.mark.parametrize(
+    ("says", "key", "reason"),
+    [
+        ("b", "a", "says that it is b, and has not the key of b that lies in site-keys"),
+        ("b", "-", "says that it is b, and has not signed that; give the node its private key, with site-key in --node-config"),
+        ("d", "d", "says that it is d, of which site-keys has no key; put its d.key.pub there if it is to take part"),
+        ("nobody", "a", "says that it is nobody, of which site-keys has no key"),
+    ],
+)
+def test_who_has_not_is_refused_and_keeps_no_seat_from_its_site(tmp_path: Path, says: str, key: str, reason: str) -> None:
+    """It enrols first; the site comes later, and others are not told that it was refused."""
+    server = with_keys(tmp_path, {1: says, 2: "a"}, f"{key}ab")
+    server.nodes.joining[20.0] = (3, "b")
+    server.enrol()
+    assert server.rounds.roster.clients() == {"a": 0, "b": 1}
+    assert [server.rounds.roster.seats[client].node_id for client in (0, 1)] == [2, 3]
+    assert refused_nodes(server).keys() == {"node 1"}
+    assert refused_nodes(server)["node 1"].startswith(reason)
+    assert any(line.startswith(f"refused      node 1: {reason}") for line in server.shown)
+
+
+def test_a_seat_goes_to_no_node_without_the_sites_key(tmp_path: Path) -> None:
+    """Its holder answers no more: of four nodes that come and say its name, the one with its key has it."""
+    server = with_keys(tmp_path, {1: "a", 2: "b"}, "abbc-a", quorum=0.5)
+    server.enrol()
+    server.nodes.silent = {1}
+    start = server.time.seconds
+    server.nodes.joining = {start + number / 10: (3 + number, "a") for number in range(4)}
+    assert sorted(server.train()) == [0, 1]
+    assert server.asked_to_train() == [1, 2, 1, 6]
+    assert refused_nodes(server).keys() == {"node 3", "node 4", "node 5"}
+
+
+def test_a_signature_is_passed_on_in_vain(tmp_path: Path) -> None:
+    """Node 1 has b sign the request that came to it; b knows its own node, and not another's."""
+    server = with_keys(tmp_path, {1: "b", 2: "a"}, "-a", quorum=0.5)
+    push = server.nodes.push_messages
+
+    def relay(messages: Iterable[Message]) -> list[str]:
+        (message,) = messages
+        if message.metadata.dst_node_id == 1:
+            request, told = read(message.content), ENROLMENT.model_copy(update={"site": "b"})
+            relayed = told.model_dump() | {"signature": signed(OF_SITES["b"], told, request, 77)}
+            server.nodes.replies["enrol 1"] = write(Letter(request.header, relayed))
+        return push([message])
+
+    server.nodes.push_messages = relay  # type: ignore[method-assign]
+    server.enrol()
+    assert server.rounds.roster.clients() == {"a": 0}
+    assert "has not the key of b" in refused_nodes(server)["node 1"]
+
+
+def test_a_signature_is_good_for_one_request(tmp_path: Path) -> None:
+    """The run goes on in another process, and a node sends what it had sent before."""
+    first = with_keys(tmp_path / "first", {1: "a", 2: "b"}, "ab")
+    seen = dict[int, Message]()
+    pull = first.nodes.pull_messages
+    first.nodes.pull_messages = lambda ids: [seen.setdefault(m.metadata.src_node_id, m) for m in pull(ids)]  # type: ignore[method-assign]
+    first.enrol()
+    second = with_keys(tmp_path / "second", {1: "a", 2: "b"}, "ab", quorum=0.5)
+    second.nodes.replies["enrol 2"] = seen[2].content
+    second.enrol(first.rounds.roster.clients())
+    assert second.rounds.roster.seats[0].node_id == 1
+    assert second.rounds.roster.seats[1].node_id == 0  # not seen
+    assert "has not the key of b" in refused_nodes(second)["node 2"]
+
+
+def test_what_a_node_refuses_for_is_not_told_as_the_word_of_its_site(tmp_path: Path) -> None:
+    server = with_keys(tmp_path, {1: "a", 2: "b", 3: "c"}, "abc")
+    request = read(server.rounds.request("enrol", Seat(-1, "", 3), 0, NoScalars()).content)
+    server.nodes.replies["enrol 3"] = write(failure(request.header, refusal("b", "too little text")))
+    server.enrol()
+    assert refused_nodes(server) == {"node 3": "says that it is b: too little text"}
+
+
+@settings(max_examples=60)
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "signature": st.text(max_size=300) | st.text("0123456789abcdef", min_size=188, max_size=196) | st.binary(),
+            "site": st.sampled_from(["a", "b", "x", ""]) | st.text(),
+        },
+    )
+)
+def test_whatever_stands_in_place_of_a_signature_costs_its_sender_alone(changes: dict[str, Any]) -> None:
+    with TemporaryDirectory() as folder:
+        server = with_keys(Path(folder), {1: "a", 2: "b", 3: "c"}, "ab")
+        request = read(server.rounds.request("enrol", Seat(-1, "", 3), 0, NoScalars()).content)
+        content = write(Letter(request.header))
+        content["scalars"] = ConfigRecord({**ENROLMENT.model_dump(), "site": "c", **changes})
+        server.nodes.replies["enrol 3"] = content
+        server.enrol()
+        assert server.rounds.roster.clients() == {"a": 0, "b": 1}
+        assert refused_nodes(server).keys() == {"node 3"}
+        for line in [*server.shown, *refused_nodes(server).values()]:
+            assert_harmless(line)
+
+
+def test_equal_enrolments_are_of_equal_bytes(tmp_path: Path) -> None:
+    """Numbers and signatures are never the same twice, but of one length."""
+    servers = [with_keys(tmp_path / name, {1: "a", 2: "b", 3: "c"}, "abc") for name in ("one", "two")]
+    for server in servers:
+        server.enrol()
+    assert servers[0].ledger() == servers[1].ledger()
+    assert len(servers[0].ledger()) == 6
 
 
 # ----- what is told ---------------------------------------------------------------------------------------------------

@@ -1,0 +1,190 @@
+"""Runs in which names are bound to keys: real sites, the real server, and what a node signs."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bench import Bench, results, summary
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
+from cryptography.hazmat.primitives.hashes import SHA384
+from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+from in_process import InProcessGrid
+
+from client_app.check_node import look
+from espalier.launch.keys import make_keys
+from espalier.settings.mistakes import Mistake
+from espalier.wire.messages import SCHEMA_VERSION, Header, Letter, address, read
+
+SITES = ("hospital-a", "hospital-b")
+NONCE = "0f" * 32
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    """A bench whose server takes its grid for that of a deployment, with keys of its two sites."""
+    monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setattr("server_app.app.GrpcGrid", InProcessGrid)
+    list(make_keys(tmp_path / "keys", ["localhost"], SITES, 365))
+    settings = {"site-keys": str(tmp_path / "keys" / "server" / "sites"), "quorum": 0.5}
+    return Bench(tmp_path, "fedprllm", {"fedprllm.strategy": "iterative"} | settings, num_clients=2)
+
+
+def key_of(bench: Bench, site: str) -> str:
+    return str(bench.folder / "keys" / "sites" / site / f"{site}.key")
+
+
+def grid_of(bench: Bench, *nodes: dict[str, Any], state: str = "state", **changes: Any) -> InProcessGrid:
+    """Real nodes: those of both sites with their keys, but for what is given of each, and any more."""
+    made = []
+    for number, more in enumerate([*nodes, *({} for _ in SITES[len(nodes) :])]):
+        site = SITES[number % len(SITES)]
+        own = {"data-path": str(bench.folder / f"text-{number % len(SITES)}.txt"), "model-path": str(bench.model)}
+        key = {"site": site, "site-key": key_of(bench, site), "state-dir": str(bench.folder / state)}
+        made.append({key: value for key, value in ({**own, **key, "least-tokens": 1} | more).items() if value is not None})
+    grid = InProcessGrid(bench.grid().app, made, bench.config(**changes))
+    grid.simulated = False
+    return grid
+
+
+def ledger(folder: Path) -> list[dict[str, Any]]:
+    entries = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in entry.items() if name != "lineage"} for entry in entries]
+
+
+# ----- runs -----------------------------------------------------------------------------------------------------------
+
+
+def test_keys_change_no_byte_of_a_result(bench: Bench) -> None:
+    with_keys = [bench.run(grid_of(bench, state=f"state-{run}")) for run in range(2)]
+    claimed = bench.run(grid_of(bench, state="state-2", site_keys=""), site_keys="")
+    assert [client["site"] for client in summary(with_keys[0])["clients"]] == list(SITES)
+    assert results(with_keys[0]) == results(with_keys[1]) == results(claimed)
+    assert ledger(with_keys[0]) == ledger(with_keys[1])
+
+
+def test_sites_say_their_names_again_to_a_resumed_server(bench: Bench) -> None:
+    """Whose directory of keys lies elsewhere now; somebody else who enrols first does not go on as hospital-b."""
+    whole = bench.run(grid_of(bench, state="others"))
+    killed = bench.killed(lambda header: (header.kind, header.server_round) == ("train", 2), grid_of(bench))
+    moved = str(shutil.move(bench.folder / "keys" / "server" / "sites", bench.folder / "moved"))
+    changes = {"resume_from": str(killed), "site_keys": moved}
+    impostor = {"site": SITES[1], "site-key": key_of(bench, SITES[0])}
+    resumed = bench.run(grid_of(bench, {}, {}, impostor, **changes), **changes)
+    assert results(resumed) == results(whole)
+    ((who, why),) = summary(resumed)["refused"].items()
+    assert who.startswith("node ")
+    assert why == "says that it is hospital-b, and has not the key of hospital-b that lies in site-keys"
+
+
+@pytest.mark.parametrize(
+    ("node", "words"),
+    [
+        ({"site-key": None}, "says that it is hospital-b: site-key: sites of this run say their names with their keys"),
+        ({"site": "hospital-c"}, "says that it is hospital-c, of which site-keys has no key; put its hospital-c.key.pub there"),
+        (
+            {"site-key": "/no/such"},
+            "says that it is hospital-b: the node's configuration is wrong: site-key = '/no/such'",
+        ),
+    ],
+)
+def test_a_site_that_does_not_say_its_name_costs_its_own_contribution(
+    bench: Bench, node: dict[str, Any], words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    document = summary(bench.run(grid_of(bench, {}, node)))
+    assert document["status"] == "completed"
+    assert [client["site"] for client in document["clients"]] == ["hospital-a"]
+    (why,) = document["refused"].values()
+    assert words in why
+    assert "PRIVATE" not in caplog.text
+
+
+def test_a_directory_that_is_none_ends_the_run_before_anything(bench: Bench) -> None:
+    grid, sent = grid_of(bench), list[Any]()
+    grid.before_push = sent.append
+    with pytest.raises(Mistake, match="site-keys = '/no/such': cannot be read"):
+        bench.run(grid, site_keys="/no/such")
+    assert (sent, bench.runs()) == ([], set())
+
+
+def test_in_simulation_there_are_no_keys(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    with pytest.raises(Mistake, match="simulated clients have no keys"):
+        bench.run(grid_of(bench))
+
+
+# ----- what a site signs ----------------------------------------------------------------------------------------------
+
+
+def ask(bench: Bench, scalars: dict[str, Any], **changes: Any) -> Letter:
+    """What hospital-a says to a request to enrol."""
+    grid = grid_of(bench, **changes)
+    common = {"schema_version": SCHEMA_VERSION, "client": -1, "attempt": 1, "part": 0, "num_parts": 1, "server_round": 0}
+    header = Header.model_validate(common | {"kind": "enrol", "method": "fedprllm", "lineage": "by-hand"})
+    (node_id, context), *_ = grid.contexts.items()
+    return read(grid.answer(address(Letter(header, scalars), node_id, 60.0), context).content)
+
+
+def test_it_signs_what_it_says_for_this_request_run_and_node(bench: Bench) -> None:
+    """Verified by hand, with the public key that lies beside the private one."""
+    told = dict(ask(bench, {"nonce": NONCE}).scalars)
+    signature = str(told.pop("signature"))
+    document = {"told": told, "nonce": NONCE, "lineage": "by-hand", "node": 1000}
+    text = b"espalier: a site says its name (1)\n" + json.dumps(document, sort_keys=True).encode()
+    key = load_ssh_public_key(Path(f"{key_of(bench, SITES[0])}.pub").read_bytes())
+    assert isinstance(key, ec.EllipticCurvePublicKey)
+    key.verify(encode_dss_signature(int(signature[:96], 16), int(signature[96:], 16)), text, ec.ECDSA(SHA384()))
+    assert told["site"] == "hospital-a"
+
+
+@pytest.mark.parametrize(
+    ("scalars", "site_keys"),
+    [
+        ({}, "sites"),
+        ({"nonce": ""}, "sites"),
+        ({"nonce": NONCE[:-2]}, "sites"),
+        ({"nonce": "2026-01-01T00:00:00"}, "sites"),
+        ({"nonce": NONCE, "site": "hospital-b"}, "sites"),
+        ({"nonce": NONCE}, ""),
+    ],
+)
+def test_it_signs_nothing_else(bench: Bench, monkeypatch: pytest.MonkeyPatch, scalars: dict[str, Any], site_keys: str) -> None:
+    """Not even where a run without keys brings a number."""
+    monkeypatch.setattr("client_app.own_name.private_key", lambda path: pytest.fail("the key was read"))
+    reply = ask(bench, scalars, site_keys=site_keys)
+    assert reply.header.status == "failed"
+    assert reply.scalars.keys() == {"reason", "lost"}
+
+
+def test_a_run_without_keys_gets_no_signature(bench: Bench) -> None:
+    reply = ask(bench, {}, site_keys="")
+    assert reply.header.status == "ok"
+    assert "signature" not in reply.scalars
+
+
+def test_of_what_leaves_the_log_has_the_names_alone(bench: Bench) -> None:
+    signature = ask(bench, {"nonce": NONCE}).scalars["signature"]
+    (log,) = (bench.folder / "state" / "egress").iterdir()
+    assert "signature" in json.loads(log.read_text())["scalars"]
+    assert str(signature) not in log.read_text()
+    assert NONCE not in log.read_text()
+
+
+# ----- check-node -----------------------------------------------------------------------------------------------------
+
+
+def test_check_node_looks_at_the_key(bench: Bench) -> None:
+    (context, *_) = grid_of(bench).contexts.values()
+    run, node = bench.config(), dict(context.node_config)
+    (line,) = [line for line in look(node, run) if line.startswith("site-key")]
+    assert line.startswith(f"site-key   {node['site-key']}: SHA256:")
+    assert [line for line in look(node, run | {"site-keys": ""}) if line.startswith("site-key")] == [line]
+    del node["site-key"]
+    with pytest.raises(Mistake, match="site-key: sites of this run say their names with their keys"):
+        list(look(node, run))
+    assert not [line for line in look(node, run | {"site-keys": ""}) if line.startswith("site-key")]
+    Path(key_of(bench, SITES[0])).chmod(0o640)
+    with pytest.raises(Mistake, match="others of this machine can read it"):
+        list(look(node | {"site-key": key_of(bench, SITES[0])}, run | {"site-keys": ""}))
