@@ -58,6 +58,11 @@ class Keys:
         return self.authority / "ca.crt"
 
     @property
+    def at_hand(self) -> Path | None:
+        """The same where the authority is kept elsewhere: the server has it too. None: there is no authority yet."""
+        return next((file for file in (self.certificate, self.server / self.certificate.name) if file.exists()), None)
+
+    @property
     def server(self) -> Path:
         """For the server."""
         return self.root / "server"
@@ -105,7 +110,7 @@ def make_keys(root: Path, servers: Sequence[str], sites: Sequence[str], days: in
     _require_makeable(keys, servers, sites, days)
     members = list(sites)
     if servers:
-        if not keys.certificate.exists():
+        if keys.at_hand is None:
             members = sorted({*sites, *keys.sites()})  # those that were there before it
         _make_server(keys, servers, days)
         yield f"{keys.authority}: stays with you; only another certificate of a server takes ca.key, so keep that elsewhere"
@@ -113,11 +118,11 @@ def make_keys(root: Path, servers: Sequence[str], sites: Sequence[str], days: in
         _make_pair(keys, name)
         yield f"{keys.site(name)}: for {name} alone"
     public = ", ".join(f"{name}{PUBLIC}" for name in members)
-    if not keys.certificate.exists():
+    if keys.at_hand is None:
         yield f"send the server {public} and nothing else; ca.crt comes back"
         return
     for name in members:
-        _hand_on(keys.certificate, keys.site(name) / keys.certificate.name)
+        _hand_on(keys.at_hand, keys.site(name) / keys.certificate.name)
         _hand_on(keys.public_key(name), keys.at_server(name))
     yield f"{keys.server}: for the server" + ("" if servers else f"; new in its folder sites: {public}")
 
@@ -168,10 +173,9 @@ def _require_makeable(keys: Keys, servers: Sequence[str], sites: Sequence[str], 
 def _of_server(keys: Keys) -> Iterator[str]:
     remedy = "leave --server out, or move server.key and server.pem away for new ones"
     yield from (f"{file}: {NEVER_OVERWRITTEN}; {remedy}" for file in keys.of_server() if file.exists())
-    if keys.certificate.exists() and not keys.authority_key.exists():
-        yield f"{keys.authority_key}: is kept elsewhere; bring it back for as long as this takes"
-    elif keys.authority_key.exists() and not keys.certificate.exists():
-        yield f"{keys.certificate}: is lost, and {keys.authority_key.name} is there; bring it back, any site has it"
+    if keys.at_hand is not None or keys.authority_key.exists():
+        missing = [file for file in (keys.certificate, keys.authority_key) if not file.exists()]
+        yield from (f"{file}: is kept elsewhere; bring it back for as long as this takes" for file in missing)
 
 
 def _make_pair(keys: Keys, name: str) -> None:

@@ -178,14 +178,16 @@ def test_what_is_read_is_what_was_made(made: Path) -> None:
 # ----- again ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_site_is_added_without_the_authoritys_key(made: Path, tmp_path: Path) -> None:
-    shutil.move(made / "ca" / "ca.key", tmp_path / "safe")
+@pytest.mark.parametrize("kept_elsewhere", ["ca", "ca/ca.key"])
+def test_a_site_is_added_without_the_authority(made: Path, tmp_path: Path, kept_elsewhere: str) -> None:
+    shutil.move(made / kept_elsewhere, tmp_path / "safe")
     before = files(made)
     assert main(["keys", str(made), "--site", "c"]) == 0
     after = files(made)
     new = {"sites/c/ca.crt", "sites/c/c.key", "sites/c/c.key.pub", "server/sites/c.key.pub"}
     assert {name: data for name, data in after.items() if name not in new} == before
     assert after.keys() - before.keys() == new
+    assert after["sites/c/ca.crt"] == after["sites/a/ca.crt"]
 
 
 def test_a_site_that_was_taken_away_does_not_come_back(made: Path) -> None:
@@ -292,7 +294,11 @@ def test_an_authority_of_which_a_part_is_missing_is_not_made_anew(made: Path, ca
     assert "ca.key" in refused(capsys, str(made), *SERVER)
     (made / "away").rename(made / "ca" / "ca.key")
     (made / "ca" / "ca.crt").unlink()
-    assert "ca.crt: is lost" in refused(capsys, str(made), *SERVER)
+    assert "ca.crt: is kept elsewhere" in refused(capsys, str(made), *SERVER)
+    (made / "ca" / "ca.key").unlink()
+    told = refused(capsys, str(made), *SERVER)
+    assert "ca.crt: is kept elsewhere" in told
+    assert "ca.key: is kept elsewhere" in told
 
 
 def test_a_directory_that_cannot_be_written_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
