@@ -115,8 +115,9 @@ def federation(
 ) -> Iterator[Federation]:
     """A SuperLink with one SuperNode per site, each with a state directory ``<folder>/<site>`` and ``more`` of node-config.
 
-    Those among ``warm`` are nodes of ``espalier node``; only those ``at_once`` are started now, if that is given; what goes to
-    and from ``tapped_site`` is kept. The sites answer however little text a run takes, which a test or a measurement keeps small.
+    Those among ``warm`` are nodes of ``espalier node``; only those ``at_once`` are started now, if that is given; what goes
+    to and from ``tapped_site`` is kept. The sites answer however little text a run takes, which a test or a measurement keeps
+    small.
     """
     env = environment(folder / "flower")
     serverappio, fleet, control, *nodes = free_ports(3 + len(sites))
