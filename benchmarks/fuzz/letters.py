@@ -67,13 +67,13 @@ def exchanges() -> list[Exchange]:
 
 def _exchange(run: RunSettings, kind: Kind, server_round: int, scalars: Mapping[str, Any]) -> Exchange:
     asking, plan = request(run, kind, server_round, scalars), partial(plan_of, run.method)
-    up = contract_for(asking, plan, run).up
+    down = contract_for(asking, plan, run).down
+    asking.blobs = {key: _blob(specs) for key, specs in down.specs(NoScalars()).items()}
+    up = contract_for(asking, plan, run).up  # which may depend on the blobs that came
     blobs = {key: _blob(specs) for key, specs in up.specs(NoScalars()).items()}
     if kind == "fetch":
         asking.scalars["blob_sha256"] = [sha256(blob) for blob in blobs.values()]
     contract = contract_for(asking, plan, run)
-    asking.blobs = {key: _blob(specs) for key, specs in contract.down.specs(NoScalars()).items()}
-    contract = contract_for(asking, plan, run)  # which may depend on the blobs that came
     check(asking, contract.down)
     header = asking.header.model_copy(update={"num_parts": contract.num_parts})
     return Exchange(run, asking, _reply(run, asking, contract, header, blobs))

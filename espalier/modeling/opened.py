@@ -11,6 +11,7 @@ import os
 from array import array
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,6 +52,7 @@ class OpenedModel:
     directory : where it is; it may hold a smaller model itself
     cut : what of it the model keeps; None keeps all
     given : tensors that take the place of those in the files, or that the files do not have, by name; in the files' dtype
+    scales : (columns that stay,), float32: by name of a matrix, what its columns are multiplied by
 
     Raises
     ------
@@ -58,7 +60,13 @@ class OpenedModel:
         The directory, a file or a tensor is missing, or the model is of a kind that is not supported.
     """
 
-    def __init__(self, directory: Path, cut: Structure | None = None, given: "Mapping[str, Tensor] | None" = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        cut: Structure | None = None,
+        given: "Mapping[str, Tensor] | None" = None,
+        scales: "Mapping[str, Tensor] | None" = None,
+    ) -> None:
         self.directory = directory
         path = directory / "config.json"
         try:
@@ -81,7 +89,7 @@ class OpenedModel:
         self.structure = self._own_structure()
         """What it keeps of the model that nothing was cut from; None if it is that model."""
         if cut is not None:
-            self._cut_out(cut, given or {})
+            self._cut_out(cut, given or {}, scales or {})
 
     def _own_structure(self) -> Structure | None:
         """That of a smaller model which lies in the directory."""
@@ -111,10 +119,11 @@ class OpenedModel:
                 "whose residual stream was sliced; name the model that it was made of, or a method that cuts none"
             )
 
-    def _cut_out(self, cut: Structure, given: "Mapping[str, Tensor]") -> None:
+    def _cut_out(self, cut: Structure, given: "Mapping[str, Tensor]", scales: "Mapping[str, Tensor]") -> None:
         self.require_units()
         plan, self.plan, self.cut = self.plan, structured_plan(self.plan, cut), cut
         kept = slices(self.family, plan, cut, list(self.checkpoint.tensors))
+        kept |= {name: replace(kept[name], scales=own) for name, own in scales.items()}
         self.checkpoint = SlicedCheckpoint(self.checkpoint, kept, given)
         self.structure = cut if self.structure is None else cut.of(self.structure)
         if self.structure.cuts_lanes and not self.family.has_lanes:
@@ -277,11 +286,13 @@ class OpenedModel:
     def sha256(self) -> str:
         """Hash of the weights and the tokenizer: names, dtypes, shapes and bytes as they are stored, however they are sharded.
 
-        Where a structure is cut out of the directory's model: of that model's hash, the structure's, and the given tensors'.
+        Where a structure is cut out of the directory's model: of that model's hash, the structure's, the given tensors', and
+        those of matrices whose columns are scaled.
         """
         if self.cut is not None:
             assert isinstance(self.checkpoint, SlicedCheckpoint)
-            given = {name: self._tensor_sha256(name) for name in sorted(self.checkpoint.given)}
+            scaled = (name for name, slice in self.checkpoint.slices.items() if slice.scales is not None)
+            given = {name: self._tensor_sha256(name) for name in sorted({*self.checkpoint.given, *scaled})}
             parts = [OpenedModel(self.directory).sha256, self.cut.sha256, given]
             return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
         digest, files = hashlib.sha256(), self.checkpoint

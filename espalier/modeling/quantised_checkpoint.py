@@ -201,10 +201,10 @@ class QuantisedCheckpoint(Checkpoint):
 
 def held_in_nf4(checkpoint: Checkpoint, name: str) -> tuple[QuantisedCheckpoint, str] | None:
     """The files that hold a matrix in NF4, and its name there; None of one that is held otherwise, or of which rows or columns
-    were cut."""
+    were cut or scaled."""
     if isinstance(checkpoint, SlicedCheckpoint):
         slice = checkpoint.slices.get(name)
-        if slice is None or slice.rows is not None or slice.columns is not None:
+        if slice is None or not slice.is_whole:
             return None
         return held_in_nf4(checkpoint.base, slice.source)
     return (checkpoint, name) if isinstance(checkpoint, QuantisedCheckpoint) and name in checkpoint.matrices else None

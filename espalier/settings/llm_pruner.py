@@ -1,14 +1,28 @@
-"""Settings of LLM-Pruner: structured pruning by what the loss would change without a unit; and of Mask Tuning's search."""
+"""Settings of LLM-Pruner: structured pruning by what the loss would change without a unit; and of Mask Tuning, which is built in."""
 
-from typing import Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
 from espalier.settings.structured import StructuredSettings
+from espalier.settings.table import ReadWith
+
+if TYPE_CHECKING:
+    from espalier.settings.federation import FederationSettings
+
+Refined = Literal["off", "groups", "all"]
+"""Which kinds of units a refinement takes in."""
+KINDS_OF: dict[Refined, tuple[str, ...]] = {"off": (), "groups": ("groups",), "all": ("groups", "channels")}
 
 
 class LlmPrunerSettings(StructuredSettings):
     """Table ``[llm-pruner]`` (Ma et al. 2023, section 3.2)."""
+
+    ROUNDS_THAT_DIFFER: ClassVar[tuple[int, ...]] = (1, 2)
+    READ_WITH: ClassVar[ReadWith] = {
+        "rearrange": {"element": ("squared",)},
+        "rescale-damping": {"rescale": ("groups", "all")},
+    }
 
     selection: Literal["global", "block", "kind", "search"] = Field(  # type: ignore[assignment]
         "kind",
@@ -27,3 +41,36 @@ class LlmPrunerSettings(StructuredSettings):
     max_score_ratio: float = Field(
         10.0, ge=1, description="A client's scores count at most so many times as much as the median client's."
     )
+    rearrange: Refined = Field(
+        "off",
+        description="Mask Tuning's second stage: of as many groups (or also channels, `all`) as go of a block, others go where the "
+        "loss then rises less by the Fisher information of each two masks. A client sends up to `data.windows` numbers per unit "
+        "more.",
+    )
+    rescale: Refined = Field(
+        "off",
+        description="Mask Tuning's third stage, a round more: groups (or also channels, `all`) that stay are scaled so that a "
+        "block's part gives what it gave with all. A client sends half the square of the units that stay, per block.",
+    )
+    rescale_damping: float = Field(
+        0.01, gt=0, le=100, description="How strongly scales are drawn to 1, in parts of the mean square of what a unit gives."
+    )
+
+    @property
+    def rearranged(self) -> tuple[str, ...]:
+        """Kinds of units that are rearranged."""
+        return KINDS_OF[self.rearrange]
+
+    @property
+    def rescaled(self) -> tuple[str, ...]:
+        """Kinds of units that are rescaled."""
+        return KINDS_OF[self.rescale]
+
+    @property
+    def makes_alone(self) -> bool:
+        """The round that rescales is about the units of all; what a client would scale by itself needs a message of its own."""
+        return bool(self.rescaled)
+
+    def num_rounds(self, federation: "FederationSettings") -> int:
+        """One round that scores, and one that rescales."""
+        return 1 + bool(self.rescaled)

@@ -1,4 +1,4 @@
-"""What is cut out of a model as a payload: for each block, one bit per unit, and biases that make up for it."""
+"""What is cut out of a model as a payload: for each block, one bit per unit, and biases or scales that make up for it."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -12,11 +12,15 @@ from espalier.wire.messages import Letter, NoScalars
 from espalier.wire.parts import Delivery, parts_of, require_result_wanted
 from espalier.wire.payload import TensorSpec, block_key, pack_tensors, unpack_tensors, views
 from espalier.wire.plan import ModelPlan, PlanOf
-from espalier.wire.structure import Structure, units_of
+from espalier.wire.structure import Structure, Units, units_of
 from pruning_kernels.bitmask import has_clean_padding, num_words, pack, unpack
 
 KINDS = ("groups", "channels")
 """Units that may be cut, in the order of ``unit_costs``."""
+READERS = {"groups": "attn.o", "channels": "mlp.down"}
+"""The matrix that reads what units of a kind give: its columns are theirs alone."""
+MOST_SCALE = 10.0
+"""Magnitude of a unit's scale (Kwon et al. 2022, section 4.3); beyond it a fit means nothing."""
 
 
 def cut_name(kind: str) -> str:
@@ -29,30 +33,47 @@ def bias_name(linear: str) -> str:
     return f"{linear}.bias"
 
 
-def cut_specs(plan: ModelPlan, biases: Sequence[str]) -> dict[str, dict[str, TensorSpec]]:
-    """The blobs that describe a smaller model, one per block; ``biases`` are matrices that get a bias, float32."""
+def scale_name(kind: str) -> str:
+    """Tensor name of the scales of a block's units of a kind: 0 of those that are cut."""
+    return f"{kind}.scale"
+
+
+def cut_specs(plan: ModelPlan, biases: Sequence[str], scaled: Sequence[str] = ()) -> dict[str, dict[str, TensorSpec]]:
+    """The blobs that describe a smaller model, one per block; ``biases`` are matrices that get a bias, and ``scaled`` kinds
+    whose units get a scale, both float32."""
     specs = {}
     for block in plan.blocks:
         units, rows = units_of(plan, block), {linear.name: linear.shape[0] for linear in block.linears}
         specs[block_key(block.index)] = {
             **{cut_name(kind): TensorSpec("U64", (num_words(getattr(units, kind)),)) for kind in KINDS},
             **{bias_name(name): TensorSpec("F32", (rows[name],)) for name in biases},
+            **{scale_name(kind): TensorSpec("F32", (getattr(units, kind),)) for kind in scaled},
         }
     return specs
 
 
-def pack_cut(cut: Mapping[str, NDArray[np.bool_]], biases: Mapping[str, NDArray[np.float32]]) -> bytes:
-    """Serialise what is cut of a block, bool arrays by kind, and its biases by canonical name."""
+def pack_cut(
+    cut: Mapping[str, NDArray[np.bool_]],
+    biases: Mapping[str, NDArray[np.float32]],
+    scales: Mapping[str, NDArray[np.float32]] | None = None,
+) -> bytes:
+    """Serialise what is cut of a block, bool arrays by kind, its biases by canonical name, and its scales by kind."""
     bits = {cut_name(kind): pack(units) for kind, units in cut.items()}
-    return pack_tensors({**bits, **{bias_name(name): bias for name, bias in biases.items()}})
+    beside = {bias_name(name): bias for name, bias in biases.items()}
+    return pack_tensors({**bits, **beside, **{scale_name(kind): own for kind, own in (scales or {}).items()}})
+
+
+def unpack_cut(blob: bytes, units: Units) -> dict[str, NDArray[np.bool_]]:
+    """What is cut of a block that has so many units: bool arrays by kind."""
+    words = unpack_tensors(blob)
+    return {kind: unpack(words[cut_name(kind)], (1, getattr(units, kind)))[0] for kind in KINDS}
 
 
 def structure_of(plan: ModelPlan, blob_of: Callable[[int], bytes], biases: Sequence[str]) -> Structure:
     """The structure that the blobs of all blocks describe."""
     whole, kept = Structure.whole(plan), dict[int, dict[str, list[int]]]()
     for index, units in enumerate(whole.base):
-        words = unpack_tensors(blob_of(index))
-        bits = {kind: unpack(words[cut_name(kind)], (1, getattr(units, kind)))[0] for kind in KINDS}
+        bits = unpack_cut(blob_of(index), units)
         kept[index] = {kind: np.flatnonzero(~cut).tolist() for kind, cut in bits.items()}
     made = whole.keeping(kept)
     return Structure(made.base, made.blocks, tuple(biases))
@@ -64,8 +85,14 @@ def biases_of(blob: bytes, biases: Sequence[str]) -> dict[str, NDArray[np.float3
     return {name: tensors[bias_name(name)] for name in biases}
 
 
+def scales_of(blob: bytes) -> dict[str, NDArray[np.float32]]:
+    """The scales of a block's units by kind; none of kinds that have no scales."""
+    tensors = unpack_tensors(blob)
+    return {kind: tensors[scale_name(kind)] for kind in KINDS if scale_name(kind) in tensors}
+
+
 class SomeOfEachKindStays:
-    """Checks that a block keeps a unit of each kind, and that its biases are numbers."""
+    """Checks that a block keeps a unit of each kind, that its biases are numbers, and its scales within their bounds."""
 
     def __init__(self, plan: ModelPlan) -> None:
         self._units = {block_key(block.index): units_of(plan, block) for block in plan.blocks}
@@ -81,9 +108,13 @@ class SomeOfEachKindStays:
                 raise Mistake(f"{key} {kind}: all are cut, one must stay")
         if not all(np.isfinite(tensor).all() for name, tensor in tensors.items() if name.endswith(".bias")):
             raise Mistake(f"{key}: a bias is no finite number")
+        if not all((np.abs(tensor) <= MOST_SCALE).all() for name, tensor in tensors.items() if name.endswith(".scale")):
+            raise Mistake(f"{key}: a scale is no number, or beyond {MOST_SCALE:g}")
 
 
-def delivery_of_cuts(request: Letter, plan_of: PlanOf, run: RunSettings, biases: Sequence[str]) -> Contract:
+def delivery_of_cuts(
+    request: Letter, plan_of: PlanOf, run: RunSettings, biases: Sequence[str], scaled: Sequence[str] = ()
+) -> Contract:
     """The contract of a ``deliver``: a part of what is cut, on its way to a client that evaluates it.
 
     Raises
@@ -93,7 +124,7 @@ def delivery_of_cuts(request: Letter, plan_of: PlanOf, run: RunSettings, biases:
     """
     require_result_wanted(run)
     plan = plan_of()
-    specs = cut_specs(plan, biases)
+    specs = cut_specs(plan, biases, scaled)
     delivery = Delivery(
         order=NoScalars,
         specs=specs,

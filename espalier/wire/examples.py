@@ -29,7 +29,8 @@ BROUGHT = ModelPlan(BLOCKS, 0)
 """The model of clients that have no base model and are brought one: an emulator of one block, and an adapter of two."""
 SETTINGS = {
     "evaluation.own-text": True, "lora.targets": "attn.q", "llm-pruner.spare-first": 0, "llm-pruner.spare-last": 0,
-    "fedsoda.adapter-layers": 2, "site-keys": "sites",
+    "fedsoda.adapter-layers": 2, "site-keys": "sites", "llm-pruner.element": "squared", "llm-pruner.rearrange": "all",
+    "llm-pruner.rescale": "all",
 }  # fmt: skip
 """With which all methods have all kinds of messages of such a model."""
 PART_BYTES = 1024

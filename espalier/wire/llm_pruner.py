@@ -1,4 +1,4 @@
-"""Contracts of LLM-Pruner: a score for each unit that may be cut."""
+"""Contracts of LLM-Pruner: a score for each unit that may be cut; and what the refinements of Mask Tuning add to it."""
 
 from functools import partial
 from typing import Any
@@ -9,7 +9,15 @@ from espalier.settings.llm_pruner import LlmPrunerSettings
 from espalier.settings.mistakes import Mistake
 from espalier.settings.run import RunSettings
 from espalier.wire.contract import Contract
-from espalier.wire.cuts import KINDS, delivery_of_cuts
+from espalier.wire.cuts import KINDS, SomeOfEachKindStays, cut_specs, delivery_of_cuts
+from espalier.wire.mask_tuning import (
+    equation_specs,
+    fisher_name,
+    fisher_spec,
+    require_equations,
+    require_factor,
+    told_cut,
+)
 from espalier.wire.messages import Kind, Letter, NoScalars
 from espalier.wire.parts import PartRequest, Reply, Report, parts_of
 from espalier.wire.payload import TensorSpec, block_key, views
@@ -39,27 +47,35 @@ def cut_blocks(plan: ModelPlan, job: LlmPrunerSettings) -> range:
     return blocks
 
 
-def score_specs(plan: ModelPlan, job: LlmPrunerSettings) -> dict[str, dict[str, TensorSpec]]:
-    """The blobs of a reply: for each block a number per group and per channel."""
-    return {
-        block_key(index): {
-            score_name(kind): TensorSpec("F32", (getattr(units_of(plan, plan.blocks[index]), kind),)) for kind in KINDS
-        }
-        for index in cut_blocks(plan, job)
-    }
+def score_specs(plan: ModelPlan, run: RunSettings) -> dict[str, dict[str, TensorSpec]]:
+    """The blobs of a reply: for each block a number per group and per channel, and a factor of kinds that are rearranged."""
+    job = run.of(LlmPrunerSettings)
+    specs = {}
+    for index in cut_blocks(plan, job):
+        units = units_of(plan, plan.blocks[index])
+        own = {score_name(kind): TensorSpec("F32", (getattr(units, kind),)) for kind in KINDS}
+        factors = {fisher_name(kind): fisher_spec(getattr(units, kind), run) for kind in job.rearranged}
+        specs[block_key(index)] = own | factors
+    return specs
 
 
-def possible(key: str, blob: bytes, lowest: float) -> None:
-    """Raise Mistake if a score is none, or below what a sum can be."""
-    for scores in views(blob).values():
+def possible(key: str, blob: bytes, lowest: float, rearranged: tuple[str, ...] = ()) -> None:
+    """Raise Mistake if a score is none, or below what a sum can be, or a factor does not go with the scores."""
+    tensors = views(blob)
+    for kind in KINDS:
+        scores = tensors[score_name(kind)]
         if not (np.isfinite(scores).all() and scores.min() >= lowest):
             raise Mistake(f"{key}: a score is no finite number, or below {lowest:g}")
+    for kind in rearranged:
+        require_factor(key, tensors[fisher_name(kind)], tensors[score_name(kind)])
 
 
 def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
     """The contract of a ``train`` message (part 0) or of a ``fetch`` of a later part."""
-    job = run.of(LlmPrunerSettings)
-    specs, lowest = score_specs(plan_of(), job), -np.inf if job.element == "signed" else 0.0
+    job, plan = run.of(LlmPrunerSettings), plan_of()
+    if request.header.server_round > 1:
+        return _equations(request, plan, run).contract(request, run.method)
+    specs, lowest = score_specs(plan, run), -np.inf if job.element == "signed" else 0.0
     reply = Reply(
         order=NoScalars,
         part_order=PartRequest,
@@ -68,21 +84,49 @@ def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
         parts=parts_of(specs, run.part_bytes),
         observer=OBSERVER,
         more="the scores of further blocks, as in train",
-        check_values=partial(possible, lowest=lowest),
+        check_values=partial(possible, lowest=lowest, rearranged=job.rearranged),
     )
     return reply.contract(request, run.method)
 
 
+def _equations(request: Letter, plan: ModelPlan, run: RunSettings) -> Reply:
+    """The round that rescales: what is cut comes along with every request."""
+    specs, along = equation_specs(told_cut(request, plan), run.of(LlmPrunerSettings)), cut_specs(plan, ())
+    return Reply(
+        order=NoScalars,
+        part_order=PartRequest,
+        report=Report,
+        specs=specs,
+        parts=parts_of(specs, run.part_bytes),
+        observer=OBSERVER_OF_EQUATIONS,
+        more="the same of further blocks, as in train",
+        brought=along,
+        fetched_with=along,
+        check_brought=SomeOfEachKindStays(plan),
+        check_values=require_equations,
+    )
+
+
 def delivery(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
     """The contract of a ``deliver``: a part of what is cut, on its way to a client that evaluates it."""
-    return delivery_of_cuts(request, plan_of, run, ())
+    return delivery_of_cuts(request, plan_of, run, (), run.of(LlmPrunerSettings).rescaled)
 
 
 OBSERVER = (
     "for every key-value group and feed-forward channel of the blocks that may be cut one number: weights times the gradient "
     "of this client's loss on all its windows, summed over the unit, or the squares of such sums, window by window, added up "
     "(who guesses the text of all windows can confirm the guess; the site's `least-tokens` says how much that is at least; the "
-    "sums are far fewer than the gradient's numbers, and say by which units the text moves the model); and how long it took"
+    "sums are far fewer than the gradient's numbers, and say by which units the text moves the model); with `rearrange`, how "
+    "such sums of each two units of a block and kind go together over windows, from which those of each window can be worked "
+    "out but for a rotation among windows, which is unknown (of a single window but for the sign; with fewer windows than "
+    "units also how many they are); and how long it took"
+)
+OBSERVER_OF_EQUATIONS = (
+    "for each two groups or channels of a block that stay, how what they add to the residual stream goes together, summed over "
+    "all tokens of this client's windows in the model that is cut, and for each the same with what all units of the block "
+    "would add: which units are at work at once on its text, and with fewer tokens than units how many tokens (the site's "
+    "`least-tokens` says how many at least); the server says what is cut, so it chooses at which units it looks; who guesses the "
+    "text of all windows can confirm the guess; and how long it took"
 )
 
 EXAMPLES: dict[Kind, dict[str, Any]] = {}

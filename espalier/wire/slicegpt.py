@@ -4,7 +4,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
 from espalier.settings.mistakes import Mistake
@@ -15,11 +14,10 @@ from espalier.wire.messages import Kind, Letter, NoScalars, Scalars
 from espalier.wire.parts import MOST_WINDOWS, Delivery, PartRequest, Reply, Report, parts_of, require_result_wanted
 from espalier.wire.payload import TensorSpec, block_key, views
 from espalier.wire.plan import ModelPlan, PlanOf
+from espalier.wire.triangles import ROUNDING, are_inner_products, diagonal_of, triangle_size
 
 MOMENTS, BASIS = "moments", "basis"
 """Names of the tensor in a blob of either kind."""
-ROUNDING = 1e-3
-"""By what share numbers that were computed may be beyond what is possible."""
 
 
 class MomentsReport(Report):
@@ -44,7 +42,7 @@ def moment_specs(plan: ModelPlan, run: RunSettings) -> dict[str, dict[str, Tenso
     if run.of(SliceGptSettings).covariances == "public":
         return {}
     width = dense_width(plan)
-    return {place: {MOMENTS: TensorSpec("F32", (width * (width + 1) // 2,))} for place in places(plan)}
+    return {place: {MOMENTS: TensorSpec("F32", (triangle_size(width),))} for place in places(plan)}
 
 
 def moment_parts(plan: ModelPlan, run: RunSettings) -> list[list[str]]:
@@ -66,26 +64,9 @@ def possible(key: str, blob: bytes, width: int) -> None:
     their own sizes allow.
     """
     triangle = views(blob)[MOMENTS]
-    if np.isfinite(triangle).all():
-        diagonal = triangle[_diagonal(width)].astype(np.float64)
-        if diagonal.min() >= 0 and diagonal.sum() <= width * (1 + ROUNDING) and _within(triangle, np.sqrt(diagonal)):
-            return
+    if are_inner_products(triangle, width, ROUNDING**3) and diagonal_of(triangle, width).sum() <= width * (1 + ROUNDING):
+        return
     raise Mistake(f"{key}: a number is not finite, or the numbers are no second moments of signals behind a norm")
-
-
-def _diagonal(width: int) -> NDArray[np.int64]:
-    """Where the diagonal stands in an upper triangle."""
-    return np.concatenate([[0], np.cumsum(np.arange(width, 1, -1))])
-
-
-def _within(triangle: NDArray[np.float32], roots: NDArray[np.float64]) -> bool:
-    start = 0
-    for place, root in enumerate(roots):
-        row = triangle[start : start + len(roots) - place]
-        if (np.abs(row) > root * roots[place:] * (1 + ROUNDING) + ROUNDING**3).any():
-            return False
-        start += len(row)
-    return True
 
 
 def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:

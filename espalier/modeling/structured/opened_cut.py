@@ -1,4 +1,4 @@
-"""A smaller model from what was decided about it: the base, the cut units, and the biases that make up for them."""
+"""A smaller model from what was decided about it: the base, the cut units, and the biases or scales that make up for them."""
 
 from collections.abc import Callable, Sequence
 
@@ -7,12 +7,12 @@ from torch import Tensor
 
 from espalier.modeling.dtypes import TORCH_DTYPES
 from espalier.modeling.opened import OpenedModel
-from espalier.wire.cuts import biases_of, structure_of
-from espalier.wire.structure import structured_plan
+from espalier.wire.cuts import READERS, biases_of, scales_of, structure_of
+from espalier.wire.structure import structured_plan, unit_size
 
 
 def open_cut(model: OpenedModel, blob_of: Callable[[int], bytes], biases: Sequence[str]) -> OpenedModel:
-    """Open what a base keeps.
+    """Open what a base keeps; scales of its units go into the columns of the matrices that read them.
 
     Parameters
     ----------
@@ -22,10 +22,17 @@ def open_cut(model: OpenedModel, blob_of: Callable[[int], bytes], biases: Sequen
     """
     structure = structure_of(model.plan, blob_of, biases)
     given: dict[str, Tensor] = {}
-    for index, block in enumerate(structured_plan(model.plan, structure).blocks):
-        values = biases_of(blob_of(structure.blocks[index].source), biases)
+    scales: dict[str, Tensor] = {}
+    for block, kept in zip(structured_plan(model.plan, structure).blocks, structure.blocks, strict=True):
+        blob = blob_of(kept.source)
+        values = biases_of(blob, biases)
+        for kind, own in scales_of(blob).items():
+            size = unit_size(model.plan, READERS[kind], kind)
+            columns = torch.from_numpy(own[list(kept.kept(kind))]).repeat_interleave(size)
+            if not (columns == 1).all():
+                scales[block.linear(READERS[kind]).parameter] = columns
         for linear in block.linears:
             if linear.name in values:
                 bias = torch.from_numpy(values[linear.name].copy()).to(TORCH_DTYPES[linear.dtype])
                 given[linear.parameter.removesuffix("weight") + "bias"] = bias
-    return OpenedModel(model.directory, structure, given)
+    return OpenedModel(model.directory, structure, given, scales)

@@ -1,4 +1,7 @@
-"""The tensors of a smaller model, read out of the base model's files: what it does not keep is hardly read, and never held."""
+"""The tensors of a smaller model, read out of the base model's files: what it does not keep is hardly read, and never held.
+
+Scales of columns go into a matrix as it is read.
+"""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -56,7 +59,7 @@ class SlicedCheckpoint(Checkpoint):
         if name in self.given:
             return room.copy_(self.given[name])
         slice = self.slices[name]
-        if slice.rows is None and slice.columns is None:
+        if slice.is_whole:
             return self.base.read_into(slice.source, room)
         for start, piece in self._pieces(slice):
             room[start : start + len(piece)] = piece
@@ -71,7 +74,7 @@ class SlicedCheckpoint(Checkpoint):
             yield from (piece.numpy().tobytes() for piece in raw.split(CHUNK))
             return
         slice = self.slices[name]
-        if slice.rows is None and slice.columns is None:
+        if slice.is_whole:
             yield from self.base.chunks(slice.source)
             return
         for _, piece in self._pieces(slice):
@@ -89,7 +92,8 @@ class SlicedCheckpoint(Checkpoint):
             piece = self.base.read_rows(slice.source, first, last)
             if last - first != stop - start:
                 piece = piece.index_select(0, torch.tensor(rows[start:stop]) - first)
-            yield start, piece if columns is None else piece.index_select(1, columns)
+            piece = piece if columns is None else piece.index_select(1, columns)
+            yield start, piece if slice.scales is None else (piece.to(torch.float32) * slice.scales).to(piece.dtype)
 
 
 def stretches(rows: Sequence[int], row_bytes: int) -> Iterator[Stretch]:

@@ -2,10 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from espalier.modeling.families import Family
 from espalier.wire.plan import ModelPlan
 from espalier.wire.structure import COLUMNS, ROWS, BlockStructure, Structure, unit_size
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -16,6 +20,13 @@ class Slice:
     """Its name in the base model's files."""
     rows: Sequence[int] | None = None
     columns: Sequence[int] | None = None
+    scales: "Tensor | None" = None
+    """(kept columns,), float32: what each is multiplied by, and then rounded to the tensor's dtype."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is the tensor as it is."""
+        return self.rows is None and self.columns is None and self.scales is None
 
     def shape(self, whole: tuple[int, ...]) -> tuple[int, ...]:
         """Shape of what is kept of a tensor of this shape."""

@@ -19,13 +19,17 @@ from espalier.pace.beats import beats
 from espalier.settings.llm_pruner import LlmPrunerSettings
 from espalier.wire.cuts import KINDS, pack_cut
 from espalier.wire.llm_pruner import cut_blocks, score_name
+from espalier.wire.mask_tuning import fisher_name
 from espalier.wire.payload import pack_tensors, unpack_tensors
 from espalier.wire.plan import LinearPlan
 from espalier.wire.structure import COLUMNS, ROWS, unit_size, units_of
+from pruning_kernels.mask_tuning import fisher_factor, packed_factor, rearranged, unpacked_factor
 from pruning_kernels.units import coupled_sums
 
 BlockScores = Mapping[str, Tensor]
-"""(units,), float64, by kind."""
+"""(units,), float64, by kind; beside them, by ``fisher_name``, (rows, units): a factor of the Fisher information of all masks."""
+FisherOf = Callable[[int, str], Tensor]
+"""Place among the blocks that may be cut, and kind -> the factor."""
 
 
 def taylor_scores(
@@ -37,7 +41,8 @@ def taylor_scores(
     ----------
     windows : (windows, tokens), int64
     job : how, and of which blocks; ``squared`` is the diagonal of the Fisher information of masks (Kwon et al. 2022)
-    of_windows : what the sum of their losses is divided by, the same for all parties, so that who has more counts more
+    of_windows : what the sum of their losses is divided by, the same for all parties, so that who has more counts more; and as
+        many rows as a factor has at most, for which the gradients of all windows are held
     """
     whole = load_whole(model, computing, "float32")
     blocks = cut_blocks(model.plan, job)
@@ -51,14 +56,18 @@ def taylor_scores(
         for linear in model.plan.blocks[index].linears
         if job.element != "squared" or COLUMNS[linear.name] in KINDS
     ]
+    squared, gradients = job.element == "squared", _Gradients(job.rearranged)
 
     def collect() -> None:
         for place, linear, weight in weights:
-            if weight.grad is not None:
-                _add(model, scores[place], linear, weight.detach() * weight.grad, job, of_windows)
+            if weight.grad is not None and squared:
+                of_masks, kind = _mask_gradient(model, linear, weight.detach() * weight.grad), COLUMNS[linear.name]
+                scores[place][kind].add_(of_masks.square() / of_windows)
+                gradients.note(place, kind, of_masks)
+            elif weight.grad is not None:
+                _add(model, scores[place], linear, weight.detach() * weight.grad, job)
             weight.grad = None
 
-    squared = job.element == "squared"
     for batch in beats(windows.split(1 if squared else windows_per_batch(windows.shape[1])), "passing windows"):
         tokens = batch.to(computing.device)
         loss = whole(input_ids=tokens, labels=tokens, use_cache=False).loss
@@ -67,6 +76,8 @@ def taylor_scores(
             collect()
     if job.element == "absolute":
         collect()
+    for place, own in enumerate(scores):
+        own |= gradients.factors(place, of_windows)
     return scores
 
 
@@ -80,45 +91,80 @@ def _weight(model: OpenedModel, whole: nn.Module, index: int, linear: LinearPlan
 
 
 def _add(
-    model: OpenedModel,
-    scores: Mapping[str, Tensor],
-    linear: LinearPlan,
-    products: Tensor,
-    job: LlmPrunerSettings,
-    of_windows: int,
+    model: OpenedModel, scores: Mapping[str, Tensor], linear: LinearPlan, products: Tensor, job: LlmPrunerSettings
 ) -> None:
-    """Add a matrix's part to the scores of the units that its weights belong to.
-
-    ``squared`` takes the matrix alone that reads the unit: there the sum is the gradient of a mask on what the unit gives.
-    """
-    if job.element == "squared":
-        kind = COLUMNS[linear.name]
-        sums = coupled_sums(products, 1, unit_size(model.plan, linear.name, kind))
-        scores[kind].add_((sums.square() / of_windows).cpu())
-        return
+    """Add a matrix's part to the scores of the units that its weights belong to."""
     products = products.abs() if job.element == "absolute" else products
     for side, kinds in enumerate((ROWS, COLUMNS)):
         if (kind := kinds[linear.name]) in KINDS:
             scores[kind].add_(coupled_sums(products, side, unit_size(model.plan, linear.name, kind)).cpu())
 
 
+def _mask_gradient(model: OpenedModel, linear: LinearPlan, products: Tensor) -> Tensor:
+    """(units,), float64: of the loss by a mask on what each unit gives, summed in the matrix alone that reads it."""
+    return coupled_sums(products, 1, unit_size(model.plan, linear.name, COLUMNS[linear.name])).cpu()
+
+
+class _Gradients:
+    """Keeps the gradients of masks window by window, of kinds that are rearranged."""
+
+    def __init__(self, kinds: Sequence[str]) -> None:
+        self._kinds = kinds
+        self._rows: dict[tuple[int, str], list[Tensor]] = {}
+
+    def note(self, place: int, kind: str, gradient: Tensor) -> None:
+        """Keep that of one window, float32."""
+        if kind in self._kinds:
+            self._rows.setdefault((place, kind), []).append(gradient.to(torch.float32))
+
+    def factors(self, place: int, of_windows: int) -> dict[str, Tensor]:
+        """The factors of a block; the gradients are used up."""
+        found = {}
+        for kind in self._kinds:
+            rows = torch.stack(self._rows.pop((place, kind))).double() / of_windows**0.5
+            found[fisher_name(kind)] = fisher_factor(rows, min(of_windows, rows.shape[1]))
+        return found
+
+
 def pack_scores(scores: BlockScores) -> bytes:
-    """Serialise a block's scores, float32."""
-    return pack_tensors({score_name(kind): scores[kind].to(torch.float32).numpy() for kind in KINDS})
+    """Serialise a block's scores and factors, float32."""
+    factors = {name: packed_factor(value) for name, value in scores.items() if name not in KINDS}
+    tensors = {score_name(kind): scores[kind] for kind in KINDS} | factors
+    return pack_tensors({name: value.to(torch.float32).numpy() for name, value in tensors.items()})
 
 
-def unpack_scores(blob: bytes) -> dict[str, Tensor]:
+def unpack_scores(blob: bytes, job: LlmPrunerSettings, of_windows: int) -> dict[str, Tensor]:
     """Read them."""
-    arrays = unpack_tensors(blob)
-    return {kind: torch.from_numpy(arrays[score_name(kind)].copy()).double() for kind in KINDS}
+    tensors = {name: torch.from_numpy(value.copy()).double() for name, value in unpack_tensors(blob).items()}
+    found = {kind: tensors[score_name(kind)] for kind in KINDS}
+    for kind in job.rearranged:
+        found[fisher_name(kind)] = read_factor(tensors[fisher_name(kind)], len(found[kind]), of_windows)
+    return found
 
 
-def taylor_cuts(model: OpenedModel, scores: Sequence[BlockScores], job: LlmPrunerSettings) -> Iterator[bytes]:
-    """Decide what is cut: for each block the blob of ``espalier.wire.cuts``; the scores are those of the blocks that may be."""
+def read_factor(flat: Tensor, units: int, of_windows: int) -> Tensor:
+    """A factor, (rows, units), float64, of its numbers as they travel."""
+    return unpacked_factor(flat.double(), min(of_windows, units), units)
+
+
+def taylor_cuts(
+    model: OpenedModel, scores: Sequence[BlockScores], job: LlmPrunerSettings, fisher_of: FisherOf | None = None
+) -> Iterator[bytes]:
+    """Decide what is cut: for each block the blob of ``espalier.wire.cuts``; the scores are those of the blocks that may be.
+
+    ``fisher_of`` gives the factors of kinds that are rearranged, each asked for once; by default they are beside the scores.
+    """
     units = ModelUnits.of(model.plan, cut_blocks(model.plan, job))
     worth: Callable[[Tensor], Tensor] = torch.abs if job.element == "signed" else torch.positive
-    scores = [{kind: worth(own[kind]) for kind in KINDS} for own in scores]
-    cuts = dict(zip(units.blocks, units.lowest(scores, job, units.share_of_units(model.plan, job)), strict=True))
+    values = [{kind: worth(own[kind]) for kind in KINDS} for own in scores]
+    cuts = units.lowest(values, job, units.share_of_units(model.plan, job))
+    places = {index: place for place, index in enumerate(units.blocks)}
     for block in model.plan.blocks:
-        whole = {kind: np.zeros(getattr(units_of(model.plan, block), kind), dtype=np.bool_) for kind in KINDS}
-        yield pack_cut(cuts.get(block.index, whole), {})
+        cut = {kind: np.zeros(getattr(units_of(model.plan, block), kind), dtype=np.bool_) for kind in KINDS}
+        if block.index in places:
+            place = places[block.index]
+            cut |= cuts[place]
+            for kind in job.rearranged:
+                factor = fisher_of(place, kind) if fisher_of is not None else scores[place][fisher_name(kind)]
+                cut[kind] = rearranged(factor, torch.from_numpy(cut[kind])).numpy()
+        yield pack_cut(cut, {})
