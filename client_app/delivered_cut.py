@@ -12,7 +12,7 @@ from espalier.wire.parts import parts_of
 from espalier.wire.payload import block_key
 
 
-def delivered_cut(site: Site, header: Header, biases: Sequence[str]) -> OpenedModel:
+def delivered_cut(site: Site, header: Header, biases: Sequence[str], scaled: Sequence[str] = ()) -> OpenedModel:
     """Open it.
 
     Raises
@@ -20,6 +20,6 @@ def delivered_cut(site: Site, header: Header, biases: Sequence[str]) -> OpenedMo
     Mistake
         A part was not delivered.
     """
-    parts = parts_of(cut_specs(site.model.plan, biases), site.settings.part_bytes)
+    parts = parts_of(cut_specs(site.model.plan, biases, scaled), site.settings.part_bytes)
     store, hashes, _ = taken(site, header, len(parts))
     return open_cut(site.model, lambda index: store.get(hashes[block_key(index)]), biases)

@@ -1,50 +1,105 @@
-"""LLM-Pruner at a client: what the loss on its own windows would change without a unit.
+"""LLM-Pruner at a client: what the loss on its own windows would change without a unit; and in a second round, with Mask
+Tuning's rescaling, how what the units give that stay goes together.
 
-A number per unit travels; windows, gradients and activations never do.
+Numbers per unit, and per two units, travel; windows, gradients and activations never do.
 """
 
 import time
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
 
 from client_app.answered_once import Work, answer_once, kept_report
 from client_app.delivered_cut import delivered_cut
 from client_app.evaluation import answer, require_own_text
+from client_app.once import kept_alone, make_alone
 from client_app.site import Site
 from espalier.corpora.client_text import client_windows
+from espalier.modeling.block_stream import BlockStream
 from espalier.modeling.opened import OpenedModel
+from espalier.modeling.structured.mask_tuning import normal_equations, pack_equations, tuned_by_one
 from espalier.modeling.structured.opened_cut import open_cut
 from espalier.modeling.structured.taylor import pack_scores, taylor_cuts, taylor_scores, unpack_scores
 from espalier.settings.llm_pruner import LlmPrunerSettings
 from espalier.storage.private import PrivateState
+from espalier.wire.contract import BlockSpecs
 from espalier.wire.llm_pruner import score_specs
+from espalier.wire.mask_tuning import equation_specs, told_cut
 from espalier.wire.messages import Header, Letter, validate
 from espalier.wire.parts import Report, parts_of
 
+CUT = "cut"
+"""What a client makes by itself: the hash of each block's blob."""
+
 
 def train(site: Site, request: Letter) -> Letter:
-    """Score the units and reply with the first part; a round is answered once."""
-    job = site.settings.of(LlmPrunerSettings)
-    specs = score_specs(site.model.plan, job)
+    """Score the units, or measure those that stay, and reply with the first part; a round is answered once."""
+    return _score(site, request) if request.header.server_round == 1 else _measure(site, request)
 
-    def score(state: PrivateState) -> Report:
+
+def _score(site: Site, request: Letter) -> Letter:
+    job, specs = site.settings.of(LlmPrunerSettings), score_specs(site.model.plan, site.settings)
+
+    def blobs(windows: Tensor) -> list[bytes]:
+        scores = taylor_scores(site.model, site.computing, windows, job, site.settings.data.windows)
+        return [pack_scores(own) for own in scores]
+
+    return _answered(site, request, specs, blobs)
+
+
+def _measure(site: Site, request: Letter) -> Letter:
+    job, cut = site.settings.of(LlmPrunerSettings), told_cut(request, site.model.plan)
+    assert cut is not None  # the contract was checked
+
+    def blobs(windows: Tensor) -> list[bytes]:
+        stream = BlockStream(site.model, site.computing)
+        found = normal_equations(stream, windows, cut, job, site.settings.data.windows)
+        return [pack_equations(equations) for equations in found]
+
+    return _answered(site, request, equation_specs(site.model.plan, cut, job), blobs)
+
+
+def _answered(site: Site, request: Letter, specs: BlockSpecs, blobs: Callable[[Tensor], list[bytes]]) -> Letter:
+    """Make the blobs of the client's windows, once."""
+
+    def work(state: PrivateState) -> Report:
         started, header = time.monotonic(), request.header
         require_own_text(site, header)
-        windows = client_windows(site.settings, site.node, site.model.encode, header.client)
-        store, asked = state.blobs(header.server_round), site.settings.data.windows
-        scores = taylor_scores(site.model, site.computing, windows, job, asked)
-        hashes = [store.put(pack_scores(own)) for own in scores]
+        store = state.blobs(header.server_round)
+        hashes = [store.put(blob) for blob in blobs(_windows(site, header))]
         return Report(seconds=time.monotonic() - started, blob_sha256=hashes)
 
-    first_part = parts_of(specs, site.settings.part_bytes)[0]
-    return answer_once(site, request, Work(Report, list(specs), first_part, score))
+    return answer_once(site, request, Work(Report, list(specs), parts_of(specs, site.settings.part_bytes)[0], work))
+
+
+def _windows(site: Site, header: Header) -> Tensor:
+    return client_windows(site.settings, site.node, site.model.encode, header.client)
+
+
+def alone(site: Site, request: Letter) -> Letter:
+    """Cut and scale by one's own windows, where the last round was about the units that all agreed on."""
+
+    def make(state: PrivateState) -> dict[str, Any]:
+        header, job = request.header, site.settings.of(LlmPrunerSettings)
+        made = tuned_by_one(site.model, site.computing, _windows(site, header), job, site.settings.data.windows)
+        store = state.blobs(header.server_round)
+        return {CUT: [store.put(blob) for blob in made]}
+
+    return make_alone(site, request, make)
 
 
 def evaluate(site: Site, request: Letter) -> Letter:
     """Loss of what this client would cut by itself on the public text that was sent along, and of all on its own text."""
-    return answer(site, request, _alone(site, request.header), lambda: delivered_cut(site, request.header, ()))
+    header, job = request.header, site.settings.of(LlmPrunerSettings)
+    return answer(site, request, _alone(site, header), lambda: delivered_cut(site, header, (), job.rescaled))
 
 
 def _alone(site: Site, header: Header) -> OpenedModel:
+    store, job = site.state(header).blobs(header.server_round), site.settings.of(LlmPrunerSettings)
+    if job.makes_alone:
+        made: list[str] = kept_alone(site, header)[CUT]
+        return open_cut(site.model, lambda index: store.get(made[index]), ())
     kept = validate(Report, kept_report(site, header, "scores")["report"]).blob_sha256
-    store = site.state(header).blobs(header.server_round)
-    scores = [unpack_scores(store.get(blob)) for blob in kept]
-    return open_cut(site.model, list(taylor_cuts(site.model, scores, site.settings.of(LlmPrunerSettings))).__getitem__, ())
+    scores = [unpack_scores(store.get(blob), job, site.settings.data.windows) for blob in kept]
+    return open_cut(site.model, list(taylor_cuts(site.model, scores, job)).__getitem__, ())

@@ -120,8 +120,7 @@ def best_scales(joint: Tensor, aims: Tensor, damping: float) -> Tensor:
 
     Returns
     -------
-    (units,), float64, on the CPU: the s of least ``|A s - b|^2 + d |s - 1|^2``; NaN where there is none, as ``joint`` is no such
-    matrix
+    (units,), float64, on the CPU: the s of least ``|A s - b|^2 + d |s - 1|^2``; NaN where ``joint`` is no such matrix
     """
     exact, strength = joint.to("cpu", torch.float64), damping * float(joint.diagonal().double().mean())
     missing = aims.to("cpu", torch.float64) - exact.sum(dim=1)

@@ -1,4 +1,4 @@
-"""Settings of LLM-Pruner: structured pruning by what the loss would change without a unit; and of Mask Tuning, which is built in."""
+"""Settings of LLM-Pruner: structured pruning by what the loss would change without a unit; and Mask Tuning."""
 
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -43,9 +43,9 @@ class LlmPrunerSettings(StructuredSettings):
     )
     rearrange: Refined = Field(
         "off",
-        description="Mask Tuning's second stage: of as many groups (or also channels, `all`) as go of a block, others go where the "
-        "loss then rises less by the Fisher information of each two masks. A client sends up to `data.windows` numbers per unit "
-        "more.",
+        description="Mask Tuning's second stage: as many groups (or also channels, `all`) go of each block, but others where "
+        "the loss then rises less, by the Fisher information of each two masks. A client sends up to `data.windows` numbers "
+        "more for each unit.",
     )
     rescale: Refined = Field(
         "off",

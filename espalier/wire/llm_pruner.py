@@ -91,7 +91,7 @@ def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
 
 def _equations(request: Letter, plan: ModelPlan, run: RunSettings) -> Reply:
     """The round that rescales: what is cut comes along with every request."""
-    specs, along = equation_specs(told_cut(request, plan), run.of(LlmPrunerSettings)), cut_specs(plan, ())
+    specs, along = equation_specs(plan, told_cut(request, plan), run.of(LlmPrunerSettings)), cut_specs(plan, ())
     return Reply(
         order=NoScalars,
         part_order=PartRequest,
@@ -123,10 +123,10 @@ OBSERVER = (
 )
 OBSERVER_OF_EQUATIONS = (
     "for each two groups or channels of a block that stay, how what they add to the residual stream goes together, summed over "
-    "all tokens of this client's windows in the model that is cut, and for each the same with what all units of the block "
-    "would add: which units are at work at once on its text, and with fewer tokens than units how many tokens (the site's "
-    "`least-tokens` says how many at least); the server says what is cut, so it chooses at which units it looks; who guesses the "
-    "text of all windows can confirm the guess; and how long it took"
+    "all tokens of this client's windows in the model that is cut (the site's `least-tokens` says over how many at least), and "
+    "for each the same with what all units of the block would add: which units are at work at once on its text; the server "
+    "says what is cut, so it chooses at which units it looks; who guesses the text of all windows can confirm the guess; and "
+    "how long it took"
 )
 
 EXAMPLES: dict[Kind, dict[str, Any]] = {}

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from espalier.settings.llm_pruner import LlmPrunerSettings
 from espalier.settings.mistakes import Mistake
 from espalier.settings.run import RunSettings
-from espalier.wire.cuts import KINDS, cut_specs, unpack_cut
+from espalier.wire.cuts import cut_specs, unpack_cut
 from espalier.wire.messages import Letter
 from espalier.wire.payload import TensorSpec, block_key, tensor_specs, views
 from espalier.wire.plan import ModelPlan
@@ -57,13 +57,12 @@ def require_factor(key: str, factor: NDArray[np.float32], scores: NDArray[np.flo
 # ----- rescaling ------------------------------------------------------------------------------------------------------------
 
 
-def told_cut(request: Letter, plan: ModelPlan) -> CutOfBlocks:
-    """What is cut, as a request says it; nothing where it says so in no permitted form, which its contract refuses then."""
+def told_cut(request: Letter, plan: ModelPlan) -> CutOfBlocks | None:
+    """What is cut, as a request says it; None where it says so in no permitted form, which its contract refuses then."""
     specs = cut_specs(plan, ())
-    units = [units_of(plan, block) for block in plan.blocks]
     if request.blobs.keys() != specs.keys() or any(tensor_specs(blob) != specs[key] for key, blob in request.blobs.items()):
-        return [{kind: np.zeros(getattr(own, kind), np.bool_) for kind in KINDS} for own in units]
-    return [unpack_cut(request.blobs[block_key(index)], own) for index, own in enumerate(units)]
+        return None
+    return [unpack_cut(request.blobs[block_key(block.index)], units_of(plan, block)) for block in plan.blocks]
 
 
 def equation_key(index: int, kind: str) -> str:
@@ -76,9 +75,12 @@ def equation_places(cut: CutOfBlocks, job: LlmPrunerSettings) -> list[tuple[int,
     return [(index, kind) for index, own in enumerate(cut) for kind in job.rescaled if own[kind].any()]
 
 
-def equation_specs(cut: CutOfBlocks, job: LlmPrunerSettings) -> dict[str, dict[str, TensorSpec]]:
-    """The blobs of a reply, one per place."""
-    staying = {place: int((~cut[place[0]][place[1]]).sum()) for place in equation_places(cut, job)}
+def equation_specs(plan: ModelPlan, cut: CutOfBlocks | None, job: LlmPrunerSettings) -> dict[str, dict[str, TensorSpec]]:
+    """The blobs of a reply, one per place; where it is not known what is cut, as many and as large as none can be."""
+    if cut is None:
+        staying = {(block.index, kind): getattr(units_of(plan, block), kind) for block in plan.blocks for kind in job.rescaled}
+    else:
+        staying = {place: int((~cut[place[0]][place[1]]).sum()) for place in equation_places(cut, job)}
     return {
         equation_key(*place): {JOINT: TensorSpec("F32", (triangle_size(stay),)), AIMS: TensorSpec("F32", (stay,))}
         for place, stay in staying.items()

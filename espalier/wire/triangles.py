@@ -1,4 +1,4 @@
-"""Upper triangles of symmetric matrices as they travel, row after row, and whether they can be inner products of real numbers."""
+"""Upper triangles of symmetric matrices as they travel, row after row, and whether they can be inner products of vectors."""
 
 import numpy as np
 from numpy.typing import NDArray

@@ -3,9 +3,9 @@
 from espalier.modeling.block_stream import BlockStream
 from espalier.modeling.opened import OpenedModel
 from espalier.modeling.structured.flap import flap_cuts, watched_moments
+from espalier.modeling.structured.mask_tuning import tuned_by_one
 from espalier.modeling.structured.opened_cut import open_cut
 from espalier.modeling.structured.streamline import first_layer, likest, open_streamlined, stretch_cosines
-from espalier.modeling.structured.taylor import taylor_cuts, taylor_scores
 from espalier.settings.flap import FlapSettings
 from espalier.settings.llm_pruner import LlmPrunerSettings
 from espalier.settings.llm_streamline import LlmStreamlineSettings
@@ -30,9 +30,9 @@ def flap_of_all(run: Run) -> OpenedModel:
 def llm_pruner_of_all(run: Run) -> OpenedModel:
     """LLM-Pruner by one party that has the windows of all clients."""
     job, windows = run.settings.of(LlmPrunerSettings), pooled_windows(run)
-    scores = taylor_scores(run.model, run.computing, windows, job, run.settings.data.windows)
-    run.progress.step("centralized", f"{len(scores)} blocks, {len(windows)} windows")
-    return open_cut(run.model, list(taylor_cuts(run.model, scores, job)).__getitem__, ())
+    blobs = tuned_by_one(run.model, run.computing, windows, job, run.settings.data.windows)
+    run.progress.step("centralized", f"{len(blobs)} blocks, {len(windows)} windows")
+    return open_cut(run.model, blobs.__getitem__, ())
 
 
 def llm_streamline_of_all(run: Run) -> OpenedModel:

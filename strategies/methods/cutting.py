@@ -1,4 +1,4 @@
-"""What methods share that decide in one round which units of a model go: their result, and how clients get it."""
+"""What methods share that decide which units of a model go: their result, and how clients get it."""
 
 from collections.abc import Iterator, Mapping
 
@@ -21,7 +21,7 @@ from strategies.results.cuts import CutResult
 
 
 class Cutting(Method):
-    """One round; a subclass decides in ``fold``.
+    """One round, unless a subclass has more; it decides in ``fold``.
 
     Takes what ``Method`` does.
     """
@@ -36,6 +36,11 @@ class Cutting(Method):
     @classmethod
     def biases(cls, settings: RunSettings) -> tuple[str, ...]:
         """Canonical names of the matrices that get a bias."""
+        return ()
+
+    @classmethod
+    def scaled(cls, settings: RunSettings) -> tuple[str, ...]:
+        """Kinds of units that get scales."""
         return ()
 
     @classmethod
@@ -69,7 +74,7 @@ class Cutting(Method):
         if not self.run.settings.evaluation.own_text:
             return
         places = {block_key(block.index): block.index for block in self.run.model.plan.blocks}
-        specs = cut_specs(self.run.model.plan, self.result.biases)
+        specs = cut_specs(self.run.model.plan, self.result.biases, self.scaled(self.run.settings))
         parts = parts_of(specs, self.run.settings.part_bytes)
         whole = ((NoScalars(), {key: self.result.blob(places[key]) for key in keys}) for keys in parts)
         yield from self.bring(server_round, whole)

@@ -3,28 +3,55 @@
 Every client takes the gradient of its loss and sends for each unit, a key-value group or a channel with all weights that hang
 on it, weights times gradients, summed. The server adds the clients' scores up and cuts the units of lowest score; the first and
 last blocks stay whole (section 4.1). What is left is tuned by a run of its own: ``espalier run fedpetuning model=runs/...``.
+
+With its settings also Mask Tuning (Kwon et al. 2022): clients send Fisher information, by which the cut is searched for and
+then rearranged; and in a second round the normal equations of scales of what stays, which the server adds up and solves.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from espalier.modeling.structured.taylor import taylor_cuts
+from espalier.modeling.opened import OpenedModel
+from espalier.modeling.structured.mask_tuning import cut_of_blocks, scaled_cuts, scales_or_none
+from espalier.modeling.structured.taylor import read_factor, taylor_cuts
 from espalier.settings.llm_pruner import LlmPrunerSettings
+from espalier.settings.mistakes import Mistake
 from espalier.settings.run import RunSettings
-from espalier.wire.cuts import KINDS
+from espalier.wire.cuts import KINDS, MOST_SCALE
 from espalier.wire.llm_pruner import cut_blocks, score_name, score_specs
+from espalier.wire.mask_tuning import (
+    AIMS,
+    JOINT,
+    CutOfBlocks,
+    equation_key,
+    equation_places,
+    equation_specs,
+    fisher_name,
+    require_sendable,
+)
+from espalier.wire.messages import NoScalars, Scalars
 from espalier.wire.parts import parts_of
 from espalier.wire.payload import block_key
 from espalier.wire.plan import ModelPlan
+from espalier.wire.structure import units_of
+from espalier.wire.triangles import diagonal_of
+from pruning_kernels.mask_tuning import is_positive
+from pruning_kernels.slicing import unpacked
 from strategies.engine.capped import count_claims
+from strategies.engine.evaluation import ClientEvaluation
 from strategies.engine.inbox import Inbox
+from strategies.engine.roster import Seat
+from strategies.engine.run import Run
 from strategies.methods.cutting import Cutting
+
+LEAST_DAMPING = 1e-3
+"""With which normal equations have to have a solution: float32 leaves real ones eigenvalues a little below 0."""
 
 
 class LlmPruner(Cutting):
-    """Summed first-order scores.
+    """Summed first-order scores, or Fisher information; then, if it is wanted, summed normal equations of scales.
 
     Takes what ``Method`` does.
     """
@@ -32,36 +59,162 @@ class LlmPruner(Cutting):
     SENT = "scores"
     STEPS = ("scores", "scores")
 
+    def __init__(self, run: Run, evaluation: ClientEvaluation | None = None) -> None:
+        super().__init__(run, evaluation)
+        self.job, self.plan = run.settings.of(LlmPrunerSettings), run.model.plan
+        self.num_rounds = self.job.num_rounds(run.settings.federation)
+
     @classmethod
     def blocks(cls, settings: RunSettings, plan: ModelPlan) -> range:
         """Those that are not spared."""
         return cut_blocks(plan, settings.of(LlmPrunerSettings))
 
+    @classmethod
+    def scaled(cls, settings: RunSettings) -> tuple[str, ...]:
+        """Those that are rescaled."""
+        return settings.of(LlmPrunerSettings).rescaled
+
+    @classmethod
+    def require_fit(cls, settings: RunSettings, model: OpenedModel, capabilities: Mapping[str, float]) -> None:
+        """Refuse also equations that fit into no message."""
+        super().require_fit(settings, model, capabilities)
+        try:
+            require_sendable(model.plan, settings.of(LlmPrunerSettings))
+        except Mistake as mistake:
+            raise Mistake(f"{settings.method}.{mistake}") from None
+
     def summary(self) -> None:
         """Show what will be done."""
-        job = self.run.settings.of(LlmPrunerSettings)
+        job = self.job
         spared = f"{job.spare_first} first and {job.spare_last} last blocks spared"
-        text = f"{job.share:.0%} of the {job.share_of}' parameters, {job.element} sums, {job.selection} comparison, {spared}"
+        refined = {"rearranged": job.rearrange, "rescaled": job.rescale}
+        then = "".join(f", {kinds} {how}" for how, kinds in refined.items() if kinds != "off")
+        text = (
+            f"{job.share:.0%} of the {job.share_of}' parameters, {job.element} sums, {job.selection} comparison, {spared}{then}"
+        )
         self.run.progress.note("method", f"llm-pruner   {text}")
 
+    # ----- messages ---------------------------------------------------------------------------------------------------
+
+    def order(self, server_round: int, client: int) -> tuple[Scalars, Mapping[str, bytes]]:
+        """Score all units; then measure those that stay."""
+        return NoScalars(), self.part_blobs(server_round, client)
+
+    def part_blobs(self, server_round: int, client: int) -> Mapping[str, bytes]:
+        """What is cut, in the round that is about what stays."""
+        if server_round == 1:
+            return {}
+        return {block_key(block.index): self.result.blob(block.index) for block in self.plan.blocks}
+
     def reply_parts(self, server_round: int, client: int) -> Sequence[Sequence[str]]:
-        """Whole blocks' scores."""
-        specs = score_specs(self.run.model.plan, self.run.settings.of(LlmPrunerSettings))
+        """Whole blocks' scores, or the equations of whole kinds."""
+        scoring = server_round == 1
+        specs = score_specs(self.plan, self.run.settings) if scoring else equation_specs(self.plan, self._cut(), self.job)
         return parts_of(specs, self.run.settings.part_bytes)
 
+    def sent_text(self, seat: Seat) -> str:
+        """Scores, or equations."""
+        return f"{'normal equations' if self.rounds.finished else self.SENT} of {seat.site}"
+
+    def _cut(self) -> CutOfBlocks:
+        return cut_of_blocks(self.plan, [self.result.blob(block.index) for block in self.plan.blocks])
+
+    # ----- what came back ---------------------------------------------------------------------------------------------
+
+    def is_plausible(self, inbox: Inbox, client: int) -> bool:
+        """Whether normal equations can have come of real outputs, so that their sum has a solution; if not, it is dropped."""
+        for place in equation_places(self._cut(), self.job) if self.rounds.finished else ():
+            joint, _ = self._equations(inbox, client, place)
+            if not is_positive(joint, max(self.job.rescale_damping, LEAST_DAMPING)):
+                reason = f"reply refused: {equation_key(*place)}: the numbers are no inner products of what units give"
+                self.rounds.drop("train", self.rounds.roster.seats[client], reason)
+                return False
+        return True
+
     def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
-        """Add the scores up and decide what is cut."""
-        job, plan = self.run.settings.of(LlmPrunerSettings), self.run.model.plan
-        names = [(index, kind) for index in cut_blocks(plan, job) for kind in KINDS]
+        """Add the scores up and decide what is cut; then add the equations up and decide on scales."""
+        if server_round == 1:
+            self.keep(self._chosen(inbox, clients))
+        else:
+            self._rescale(inbox, clients)
+
+    def _chosen(self, inbox: Inbox, clients: list[int]) -> Iterator[bytes]:
+        job, plan, blocks = self.job, self.plan, cut_blocks(self.plan, self.job)
+        names = [(index, kind) for index in blocks for kind in KINDS]
         sent = {
             client: [inbox.tensor(client, block_key(index), score_name(kind)).double() for index, kind in names]
             for client in clients
         }
-        sizes = {client: float(sum(scores.abs().sum() for scores in own)) for client, own in sent.items()}
-        counted = count_claims(self.rounds, "scores", sizes, job.max_score_ratio)
-        factor = {client: counted[client] / size if size else 1.0 for client, size in sizes.items()}
-        scores: list[dict[str, Tensor]] = [{} for _ in cut_blocks(plan, job)]
+        factor = self._counted("scores", {c: float(sum(scores.abs().sum() for scores in own)) for c, own in sent.items()})
+        scores: list[dict[str, Tensor]] = [{} for _ in blocks]
         for place, (index, kind) in enumerate(names):
             of_all = (sent[client][place] * factor[client] for client in clients)
             scores[index - job.spare_first][kind] = sum(of_all, start=torch.zeros(()))
-        self.keep(taylor_cuts(self.run.model, scores, job))
+
+        def fisher_of(place: int, kind: str) -> Tensor:
+            """The factors of all clients below each other."""
+            index = blocks[place]
+            units, windows = getattr(units_of(plan, plan.blocks[index]), kind), self.run.settings.data.windows
+            flat = (inbox.tensor(client, block_key(index), fisher_name(kind)) for client in clients)
+            own = (read_factor(one, units, windows) * factor[c] ** 0.5 for c, one in zip(clients, flat, strict=True))
+            return torch.cat(list(own))
+
+        return taylor_cuts(self.run.model, scores, job, fisher_of)
+
+    def _counted(self, what: str, sizes: Mapping[int, float]) -> dict[int, float]:
+        """By what a client's sums are multiplied, so that they count no more than they may."""
+        counted = count_claims(self.rounds, what, sizes, self.job.max_score_ratio)
+        return {client: counted[client] / size if size else 1.0 for client, size in sizes.items()}
+
+    # ----- scales -----------------------------------------------------------------------------------------------------
+
+    def _equations(self, inbox: Inbox, client: int, place: tuple[int, str]) -> tuple[Tensor, Tensor]:
+        """Those of a client, float64."""
+        key = equation_key(*place)
+        aims = inbox.tensor(client, key, AIMS).double()
+        return unpacked(inbox.tensor(client, key, JOINT).double(), len(aims)), aims
+
+    def _rescale(self, inbox: Inbox, clients: list[int]) -> None:
+        cut = self._cut()
+        places = equation_places(cut, self.job)
+        factor = self._counted("equations", {client: self._size(inbox, client, places) for client in clients})
+        refused: list[tuple[int, str]] = []
+        blobs = []
+        self.run.progress.begin("rescaling", len(cut))
+        for index, (blob, scales) in enumerate(scaled_cuts(cut, self._scales(inbox, factor, refused), self.job)):
+            blobs.append(self.result.store.put(blob))
+            kept = {kind: own[~cut[index][kind]] for kind, own in scales.items()}
+            told = ", ".join(f"{kind} by {own.min():.2f} to {own.max():.2f}" for kind, own in kept.items())
+            self.run.progress.step("rescaled", f"block {index}: {told}", block=index)
+        self.result.blobs = blobs
+        if refused:
+            named = ", ".join(f"{kind} of block {index}" for index, kind in refused)
+            text = f"not rescaled {named}: a scale would be beyond {MOST_SCALE:g}"
+            self.run.progress.note("unscaled", text, places=[list(place) for place in refused])
+
+    def _scales(
+        self, inbox: Inbox, factor: Mapping[int, float], refused: list[tuple[int, str]]
+    ) -> Callable[[int, str], Tensor | None]:
+        """Solves the sum of the clients' equations of a place, in order of client, and notes where that is of no use."""
+
+        def of(index: int, kind: str) -> Tensor | None:
+            joint, aims = torch.zeros(()), torch.zeros(())
+            for client, counts in factor.items():
+                own_joint, own_aims = self._equations(inbox, client, (index, kind))
+                joint, aims = joint + own_joint * counts, aims + own_aims * counts
+            found = scales_or_none((joint, aims), self.job.rescale_damping)
+            if found is None:
+                refused.append((index, kind))
+            return found
+
+        return of
+
+    def _size(self, inbox: Inbox, client: int, places: Sequence[tuple[int, str]]) -> float:
+        """How large the numbers are that a client tells: what units give by themselves, and with all."""
+        total = 0.0
+        for place in places:
+            key = equation_key(*place)
+            aims = inbox.tensor(client, key, AIMS).double()
+            own = diagonal_of(inbox.tensor(client, key, JOINT).numpy(), len(aims))
+            total += float(own.sum()) + float(aims.abs().sum())
+        return total

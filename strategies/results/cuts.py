@@ -1,4 +1,4 @@
-"""What was cut out of the model: for each block one bit per unit, and biases, in the checkpoint's blobs."""
+"""What was cut out of the model: for each block one bit per unit, and biases or scales, in the checkpoint's blobs."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,6 +6,8 @@ from typing import Any
 from espalier.modeling.opened import OpenedModel
 from espalier.modeling.structured.opened_cut import open_cut
 from espalier.storage.blobs import BlobStore
+from espalier.wire.cuts import scales_of
+from espalier.wire.structure import BlockStructure
 
 
 class CutResult:
@@ -52,4 +54,11 @@ class CutResult:
         assert small.structure is not None
         blocks = [{"groups": block.units.groups, "channels": block.units.channels} for block in small.structure.blocks]
         share = small.plan.num_parameters / self.base.plan.num_parameters
-        return {"parameters": small.plan.num_parameters, "share_of_the_base": share, "units_of_blocks": blocks}
+        found = {"parameters": small.plan.num_parameters, "share_of_the_base": share, "units_of_blocks": blocks}
+        scales = [self._scales(block) for block in small.structure.blocks]
+        return found | ({"scales_of_blocks": scales} if any(scales) else {})
+
+    def _scales(self, block: BlockStructure) -> dict[str, list[float]]:
+        """The least and the greatest scale of a block's units that stay, by kind."""
+        scales = {kind: own[list(block.kept(kind))] for kind, own in scales_of(self.blob(block.source)).items()}
+        return {kind: [float(own.min()), float(own.max())] for kind, own in scales.items()}

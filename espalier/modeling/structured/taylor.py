@@ -27,7 +27,7 @@ from pruning_kernels.mask_tuning import fisher_factor, packed_factor, rearranged
 from pruning_kernels.units import coupled_sums
 
 BlockScores = Mapping[str, Tensor]
-"""(units,), float64, by kind; beside them, by ``fisher_name``, (rows, units): a factor of the Fisher information of all masks."""
+"""(units,), float64, by kind; beside them by ``fisher_name`` (rows, units), a factor of the Fisher information of all masks."""
 FisherOf = Callable[[int, str], Tensor]
 """Place among the blocks that may be cut, and kind -> the factor."""
 
