@@ -122,9 +122,11 @@ def best_scales(joint: Tensor, aims: Tensor, damping: float) -> Tensor:
     -------
     (units,), float64, on the CPU: the s of least ``|A s - b|^2 + d |s - 1|^2``; NaN where ``joint`` is no such matrix
     """
-    exact, strength = joint.to("cpu", torch.float64), damping * float(joint.diagonal().double().mean())
+    exact = joint.to("cpu", torch.float64)
     missing = aims.to("cpu", torch.float64) - exact.sum(dim=1)
-    factor = _cholesky(exact, strength)
+    if not exact.any():
+        return torch.ones_like(missing)
+    factor = _damped_cholesky(exact, damping)
     if factor is None:
         return torch.full_like(missing, torch.nan)
     return 1 + torch.cholesky_solve(missing[:, None], factor).squeeze(1)
@@ -132,9 +134,12 @@ def best_scales(joint: Tensor, aims: Tensor, damping: float) -> Tensor:
 
 def is_positive(joint: Tensor, damping: float) -> bool:
     """Whether a symmetric matrix (units, units) has a least squares solution with this damping, as every real one has."""
-    return _cholesky(joint.to("cpu", torch.float64), damping * float(joint.diagonal().double().mean())) is not None
+    exact = joint.to("cpu", torch.float64)
+    return not exact.any() or _damped_cholesky(exact, damping) is not None
 
 
-def _cholesky(matrix: Tensor, added: float) -> Tensor | None:
-    factor, failed = torch.linalg.cholesky_ex(matrix + torch.diag(matrix.new_full((len(matrix),), added)))
+def _damped_cholesky(matrix: Tensor, damping: float) -> Tensor | None:
+    """The Cholesky factor of a matrix to whose diagonal some parts of its mean are added; None where there is none."""
+    added = damping * matrix.diagonal().mean()
+    factor, failed = torch.linalg.cholesky_ex(matrix + torch.diag(added.expand(len(matrix))))
     return None if failed else factor

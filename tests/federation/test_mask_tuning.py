@@ -1,0 +1,307 @@
+"""Mask Tuning in a small federation: the promises of every method in two rounds, and its stages against models in memory."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from bench import Bench, summary
+from flwr.app import Array, Message
+from promises import Promises, Uninterrupted
+from test_flap import all_windows
+from test_llm_pruner import SIDES, searched_by_hand
+from transformers import AutoModelForCausalLM
+
+from espalier.modeling.opened import OpenedModel
+from espalier.modeling.structured.mask_tuning import scaled_cuts, scales_or_none
+from espalier.settings.llm_pruner import LlmPrunerSettings
+from espalier.settings.mistakes import Mistake
+from espalier.storage.blobs import sha256
+from espalier.wire.cuts import scales_of
+from espalier.wire.mask_tuning import require_sendable
+from espalier.wire.messages import Letter, read
+from espalier.wire.payload import STYPE, pack_tensors, unpack_tensors
+from espalier.wire.plan import BlockPlan, LinearPlan, ModelPlan
+
+DAMPING = 0.05
+FISHER = {"llm-pruner.element": "squared", "llm-pruner.selection": "search"}
+SMALL = {"llm-pruner.share": 0.3, "llm-pruner.spare-first": 0, "llm-pruner.spare-last": 0, **FISHER}
+TUNED = {**SMALL, "llm-pruner.rearrange": "all", "llm-pruner.rescale": "all", "llm-pruner.rescale-damping": DAMPING}
+PLACES = [(index, kind) for index in range(2) for kind in SIDES]
+
+
+def mask_gradients(bench: Bench, windows: torch.Tensor) -> dict[tuple[int, str], np.ndarray]:
+    """Of the loss of each window, by masks of ones on what units give: (windows, units)."""
+    model = AutoModelForCausalLM.from_pretrained(bench.model, dtype=torch.float32)
+    masks = {}
+    for index, kind in PLACES:
+        path, number, size = SIDES[kind]
+        mask = masks[index, kind] = torch.ones(number, requires_grad=True)
+
+        def masked(_: Any, inputs: Any, mask: torch.Tensor = mask, size: int = size) -> Any:
+            return (inputs[0] * mask.repeat_interleave(size),)
+
+        model.model.layers[index].get_submodule(path).register_forward_pre_hook(masked)
+    found: dict[tuple[int, str], list[np.ndarray]] = {place: [] for place in PLACES}
+    for window in windows:
+        gradients = torch.autograd.grad(model(input_ids=window[None], labels=window[None]).loss, list(masks.values()))
+        for place, gradient in zip(PLACES, gradients, strict=True):
+            found[place].append(gradient.double().numpy())
+    return {place: np.array(rows) for place, rows in found.items()}
+
+
+def rearranged_by_hand(information: np.ndarray, cut: set[int]) -> set[int]:
+    """Each unit that stays is cut in turn, and of all that are cut the one comes back without which least is lost."""
+
+    def lost(units: set[int]) -> float:
+        return sum(information[one, other] for one in units for other in units)
+
+    cut = set(cut)
+    for unit in sorted(set(range(len(information))) - cut, key=lambda unit: information[unit, unit]):
+        cut.add(unit)
+        cut.remove(min(cut, key=lambda back: lost(cut - {back})))
+    return cut
+
+
+@torch.no_grad()
+def outputs_by_hand(
+    bench: Bench, windows: torch.Tensor, kept: dict[tuple[int, str], list[int]]
+) -> dict[tuple[int, str], tuple[np.ndarray, np.ndarray]]:
+    """In the model that is cut: what each unit that stays gives, (tokens x width, units), and what all units would."""
+    model, found = AutoModelForCausalLM.from_pretrained(bench.model, dtype=torch.float32), {}
+    for place in PLACES:
+        path, _, size = SIDES[place[1]]
+
+        def silence(module: Any, inputs: Any, place: tuple[int, str] = place, size: int = size) -> Any:
+            tokens, weight = inputs[0].flatten(0, -2).double(), module.weight.double()
+            columns = {unit: range(unit * size, (unit + 1) * size) for unit in kept[place]}
+            given = [(tokens[:, list(own)] @ weight[:, list(own)].T).flatten() for own in columns.values()]
+            found[place] = (torch.stack(given, dim=1).numpy(), (tokens @ weight.T).flatten().numpy())
+            silent = torch.zeros(tokens.shape[1])
+            silent[[column for own in columns.values() for column in own]] = 1
+            return (inputs[0] * silent,)
+
+        model.model.layers[place[0]].get_submodule(path).register_forward_pre_hook(silence)
+    model(input_ids=windows, use_cache=False)
+    return found
+
+
+def symmetric(triangle: np.ndarray, width: int) -> np.ndarray:
+    full = np.zeros((width, width))
+    full[np.triu_indices(width)] = triangle
+    return full + np.triu(full, 1).T
+
+
+def changing(change: Callable[[dict[str, np.ndarray]], None], of_round: int) -> Any:
+    """Tamper: change the tensors of the first blob of a round's reply, and give the blob its hash."""
+
+    def tamper(request: Message, reply: Message) -> Message:
+        header = read(request.content).header
+        if (header.kind, header.server_round) == ("train", of_round):
+            key = min(reply.content["blobs"])
+            tensors = {name: value.copy() for name, value in unpack_tensors(reply.content["blobs"][key].data).items()}
+            change(tensors)
+            blob = pack_tensors(tensors)
+            reply.content["blobs"][key] = Array("", (), STYPE, blob)
+            hashes = list(reply.content["scalars"]["blob_sha256"])
+            reply.content["scalars"]["blob_sha256"] = [sha256(blob), *hashes[1:]]
+        return reply
+
+    return tamper
+
+
+class TestMaskTuning(Promises):
+    """Searched, rearranged and rescaled: two rounds; both blocks of the tiny model may be cut."""
+
+    method = "llm-pruner"
+    settings: ClassVar[dict[str, Any]] = TUNED
+    last_round = 2
+    result_round = 2
+    cuts_windows = "calibration_windows"
+
+    def other_orders(self, order: Letter) -> list[Letter]:
+        """Another cut: in the first block another channel stays."""
+        if not order.blobs:
+            return []
+        blobs = dict(order.blobs)
+        tensors = {name: value.copy() for name, value in unpack_tensors(blobs["block-0000"]).items()}
+        tensors["channels.cut"] ^= np.uint64(1)
+        return [Letter(order.header, order.scalars, blobs | {"block-0000": pack_tensors(tensors)})]
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def by_hand(cls, plain: Uninterrupted) -> list[dict[tuple[int, str], np.ndarray]]:
+        """Each client's gradients of masks."""
+        return [mask_gradients(plain.bench, own) for own in cls.windows(plain.bench)]
+
+    @staticmethod
+    def windows(bench: Bench) -> tuple[torch.Tensor, ...]:
+        changes = {"data__source": "text", "data__path": f"{bench.folder}/text-{{client}}.txt"}
+        return all_windows(bench, **changes).chunk(bench.num_clients)
+
+    @staticmethod
+    def kept(folder: Path) -> dict[tuple[int, str], list[int]]:
+        structure = OpenedModel(folder / "model").structure
+        assert structure is not None
+        return {(index, kind): list(structure.blocks[index].kept(kind)) for index, kind in PLACES}
+
+    def test_factors_have_the_fisher_information_of_masks(
+        self, plain: Uninterrupted, by_hand: list[dict[tuple[int, str], np.ndarray]]
+    ) -> None:
+        """Of two windows: two rows, whose products are those of the windows' gradients, over two windows."""
+        for client, reply in plain.received:
+            letter = read(reply.content)
+            for key, blob in letter.blobs.items() if letter.header.server_round == 1 else ():
+                for kind, (_, number, _) in SIDES.items():
+                    gradients, rows = by_hand[client][int(key[-4:]), kind], np.zeros((2, number))
+                    rows[np.triu_indices(2, 0, number)] = unpack_tensors(blob)[f"{kind}.fisher"]
+                    np.testing.assert_allclose(rows.T @ rows, gradients.T @ gradients / 2, rtol=5e-3, atol=1e-8)
+
+    def test_units_go_that_the_search_and_the_greedy_pass_choose(
+        self, plain: Uninterrupted, by_hand: list[dict[tuple[int, str], np.ndarray]]
+    ) -> None:
+        rows = {place: np.vstack([own[place] for own in by_hand]) for place in PLACES}
+        information = {place: found.T @ found for place, found in rows.items()}
+        scores = {(*place, unit): found[unit, unit] for place, found in information.items() for unit in range(len(found))}
+        searched = searched_by_hand(scores)
+        moved = 0
+        for place, stay in self.kept(plain.folder).items():
+            start = {unit for *of, unit in searched if tuple(of) == place}
+            expected = rearranged_by_hand(information[place], start)
+            assert set(range(len(information[place]))) - set(stay) == expected
+            moved += len(expected - start)
+        assert moved > 0
+
+    def test_equations_and_scales_are_those_of_the_cut_model_in_memory(self, plain: Uninterrupted) -> None:
+        kept = self.kept(plain.folder)
+        outputs = [outputs_by_hand(plain.bench, own, kept) for own in self.windows(plain.bench)]
+        sent = 0
+        for client, reply in plain.received:
+            letter = read(reply.content)
+            for key, blob in letter.blobs.items() if letter.header.server_round == 2 else ():
+                tensors, place = unpack_tensors(blob), (int(key[6:10]), key[11:])
+                given, wanted = outputs[client][place]
+                joint = symmetric(tensors["joint"], len(kept[place]))
+                np.testing.assert_allclose(joint, given.T @ given / 32, rtol=1e-3, atol=1e-6)
+                np.testing.assert_allclose(tensors["aims"], given.T @ wanted / 32, rtol=1e-3, atol=1e-6)
+                sent += 1
+        lost = [place for place in PLACES if len(kept[place]) < SIDES[place[1]][1]]
+        assert sent == 4 * len(lost) > 0
+        written = AutoModelForCausalLM.from_pretrained(plain.folder / "model", dtype=torch.float32, trust_remote_code=True)
+        dense = AutoModelForCausalLM.from_pretrained(plain.bench.model, dtype=torch.float32)
+        for index, kind in PLACES:
+            path, _, size = SIDES[kind]
+            stay = kept[index, kind]
+            given, wanted = (np.concatenate([own[index, kind][side] for own in outputs]) for side in range(2))
+            weight = np.sqrt(DAMPING * np.square(given).sum(axis=0).mean())
+            rows = np.vstack([given, weight * np.eye(len(stay))])
+            scales = np.linalg.lstsq(rows, np.concatenate([wanted, weight * np.ones(len(stay))]), rcond=None)[0]
+            scales = scales if (index, kind) in lost else np.ones(len(stay))
+            columns = [unit * size + at for unit in stay for at in range(size)]
+            before = dense.model.layers[index].get_submodule(path).weight[:, columns].detach()
+            expected = before * torch.from_numpy(scales).float().repeat_interleave(size)
+            found = written.model.layers[index].get_submodule(path).weight.detach()
+            torch.testing.assert_close(found, expected.bfloat16().float(), rtol=1e-2, atol=1e-4)
+        assert summary(plain.folder)["report"]["scales_of_blocks"]
+
+    def test_what_is_delivered_is_what_is_written(self, whole: Uninterrupted) -> None:
+        """Scales and all: clients evaluate the federated model (``test_figures_on_own_text`` has the figures)."""
+        delivered = [read(request.content) for request in whole.requests]
+        letters = [letter for letter in delivered if letter.header.kind == "deliver" and letter.header.client == 0]
+        blobs = {key: blob for letter in letters for key, blob in letter.blobs.items()}
+        for place, stay in self.kept(whole.folder).items():
+            scales = scales_of(blobs[f"block-{place[0]:04d}"])[place[1]]
+            assert set(np.flatnonzero(scales)) == set(stay)
+
+    def test_one_client_alone_is_the_federation_and_pooled_data(self, bench: Bench) -> None:
+        changes = {
+            "data__source": "text",
+            "data__path": f"{bench.folder}/text-{{client}}.txt",
+            "evaluation__centralized": "auto",
+        }
+        bench.num_clients = 1
+        (metric,) = summary(bench.run(**changes, evaluation__local_only=True, data__windows=6))["metrics"]
+        assert metric["values"]["centralized"] == pytest.approx(metric["values"]["federated"], rel=1e-3)
+        assert metric["values"]["local_only"] == pytest.approx(metric["values"]["federated"], rel=1e-3)
+        assert metric["values"]["federated"] != pytest.approx(metric["values"]["dense"], rel=1e-3)
+
+    def test_without_rescaling_there_is_one_round_and_what_a_client_would_cut_needs_no_message(self, bench: Bench) -> None:
+        bench.settings = {**SMALL, "llm-pruner.rearrange": "groups"}
+        grid = bench.grid(evaluation__local_only=True)
+        document = summary(bench.run(grid, evaluation__local_only=True))
+        kinds = [read(reply.content).header.kind for _, reply in grid.received]
+        assert (kinds.count("train"), kinds.count("alone")) == (4, 0)
+        names = {n for _, reply in grid.received for b in read(reply.content).blobs.values() for n in unpack_tensors(b)}
+        assert names == {"groups.score", "channels.score", "groups.fisher"}
+        assert {client["status"] for client in document["clients"]} == {"completed"}
+        assert "scales_of_blocks" not in document["report"]
+
+    @pytest.mark.parametrize(
+        ("of_round", "change", "words"),
+        [
+            (1, lambda own: own["channels.fisher"].__setitem__(0, 1e6), "its squares are more than the scores"),
+            (1, lambda own: own["channels.fisher"].__setitem__(0, np.nan), "a factor's number is not finite"),
+            (2, lambda own: own["aims"].__setitem__(0, np.inf), "no inner products of what units give"),
+            (2, lambda own: own["joint"].__setitem__(1, 1e6), "no inner products of what units give"),
+            (2, lambda own: own["joint"].__setitem__(0, -1), "no inner products of what units give"),
+            (2, lambda own: opposed(own["joint"]), "no inner products of what units give"),
+        ],
+    )
+    def test_numbers_that_no_outputs_have_cost_their_sender_alone(
+        self, bench: Bench, of_round: int, change: Callable[[dict[str, np.ndarray]], None], words: str
+    ) -> None:
+        """Also where each two would do, and all together would not."""
+        grid = bench.grid()
+        grid.tamper[1] = changing(change, of_round)
+        clients = summary(bench.run(grid))["clients"]
+        assert [client["status"] for client in clients] == ["completed", "dropped", "completed", "completed"]
+        assert words in clients[1]["reason"]
+
+    def test_equations_of_one_client_do_not_drown_the_others(self, bench: Bench) -> None:
+        def shout(tensors: dict[str, np.ndarray]) -> None:
+            for value in tensors.values():
+                value *= 1e6
+
+        grid = bench.grid()
+        grid.tamper[1] = changing(shout, 2)
+        client = summary(bench.run(grid))["clients"][1]
+        assert client["status"] == "completed"
+        assert client["capped"]["equations"]["claimed"] > 1000 * client["capped"]["equations"]["counted"]
+
+
+def opposed(triangle: np.ndarray) -> None:
+    """Inner products of three units of which each two are as opposed as can be; the others are 0."""
+    width = round((np.sqrt(8 * len(triangle) + 1) - 1) / 2)
+    full = np.zeros((width, width), np.float32)
+    full[:3, :3] = 1.5 * np.eye(3) - 0.5 - 0.4 * (1 - np.eye(3))
+    triangle[:] = full[np.triu_indices(width)]
+
+
+def test_scales_beyond_ten_leave_units_as_they_are() -> None:
+    """One unit gives a twentieth of what is missing; the other kind's lose nothing."""
+    job = LlmPrunerSettings.model_validate({"rescale": "all", "element": "squared"})
+    assert scales_or_none((torch.tensor([[1.0]]), torch.tensor([20.0])), 1e-6) is None
+    found = scales_or_none((torch.tensor([[1.0]]), torch.tensor([9.0])), 1e-6)
+    assert found is not None
+    assert found.item() == pytest.approx(9, rel=1e-4)
+    cut = [{"groups": np.array([True, False]), "channels": np.array([False, False, False])}]
+    ((blob, scales),) = scaled_cuts(cut, lambda *_: None, job)
+    assert {kind: own.tolist() for kind, own in scales.items()} == {"groups": [0, 1], "channels": [1, 1, 1]}
+    assert {kind: own.tolist() for kind, own in scales_of(blob).items()} == {"groups": [0, 1], "channels": [1, 1, 1]}
+
+
+def test_equations_that_fit_into_no_message_are_refused() -> None:
+    shapes = {
+        "attn.q": (8, 8),
+        "attn.k": (8, 8),
+        "attn.v": (8, 8),
+        "attn.o": (8, 8),
+        "mlp.up": (30_000, 8),
+        "mlp.down": (8, 30_000),
+    }
+    plan = ModelPlan((BlockPlan(0, tuple(LinearPlan(name, name, shape) for name, shape in shapes.items())),), 0)
+    require_sendable(plan, LlmPrunerSettings.model_validate({"rescale": "groups"}))
+    with pytest.raises(Mistake, match=r"rescale = 'all': the normal equations of 30000 channels .* 1800060000 bytes"):
+        require_sendable(plan, LlmPrunerSettings.model_validate({"rescale": "all"}))

@@ -1,0 +1,135 @@
+"""Mask Tuning's refinements against a plain greedy search, all choices of few units, nested loops, and NumPy's lstsq."""
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pruning_kernels import mask_tuning
+from pruning_kernels.mask_tuning import (
+    best_scales,
+    fisher_factor,
+    is_positive,
+    joint_outputs,
+    packed_factor,
+    rearranged,
+    unpacked_factor,
+)
+
+
+def rise(gradients: np.ndarray, cut: set[int]) -> float:
+    """The quadratic sum, window by window and unit by unit."""
+    total = 0.0
+    for window in gradients:
+        along = 0.0
+        for unit in sorted(cut):
+            along += float(window[unit])
+        total += along * along
+    return total
+
+
+def greedy(gradients: np.ndarray, cut: set[int]) -> set[int]:
+    """The paper's search: every staying unit is cut in turn, and of all that are cut the best one comes back."""
+    cut, own = set(cut), [rise(gradients, {unit}) for unit in range(gradients.shape[1])]
+    for unit in sorted(set(range(gradients.shape[1])) - cut, key=lambda unit: own[unit]):
+        cut.add(unit)
+        cut.remove(min(sorted(cut), key=lambda back: (rise(gradients, cut - {back}), back != unit)))
+    return cut
+
+
+@st.composite
+def searches(draw: st.DrawFn) -> tuple[np.ndarray, set[int]]:
+    """Gradients of a few windows by a few units' masks, and how the units of least own information are cut."""
+    units, windows = draw(st.integers(2, 7)), draw(st.integers(1, 5))
+    gradients = np.random.default_rng(draw(st.integers(0, 10_000))).standard_normal((windows, units))
+    lowest = np.argsort(np.square(gradients).sum(axis=0))[: draw(st.integers(1, units - 1))]
+    return gradients, set(map(int, lowest))
+
+
+def as_mask(cut: set[int], units: int) -> torch.Tensor:
+    return torch.tensor([unit in cut for unit in range(units)])
+
+
+def as_set(cut: torch.Tensor) -> set[int]:
+    return set(cut.nonzero().squeeze(1).tolist())
+
+
+@given(searches())
+def test_a_rearrangement_is_the_plain_greedy_one_and_never_worse_than_its_start(drawn: tuple[np.ndarray, set[int]]) -> None:
+    gradients, start = drawn
+    found = as_set(rearranged(torch.from_numpy(gradients), as_mask(start, gradients.shape[1])))
+    assert found == greedy(gradients, start)
+    every = [rise(gradients, set(some)) for some in combinations(range(gradients.shape[1]), len(start))]
+    assert min(every) - 1e-9 <= rise(gradients, found) <= rise(gradients, start) + 1e-9
+    if len(start) == gradients.shape[1] - 1:  # of all units the best one comes back
+        assert rise(gradients, found) == pytest.approx(min(every))
+
+
+def test_a_rearrangement_by_hand() -> None:
+    """2 and -0.1 go at first: 1.9 squared. With -3 cut 2 may stay cut and -0.1 come back: 1 squared; 3 and -3 are not found."""
+    gradients = torch.tensor([[3.0, -3.0, 2.0, -0.1]])
+    assert as_set(rearranged(gradients, as_mask({2, 3}, 4))) == {1, 2}
+
+
+@pytest.mark.parametrize("cut", [set[int](), {0, 1, 2}])
+def test_where_nothing_or_everything_is_cut_nothing_is_rearranged(cut: set[int]) -> None:
+    assert as_set(rearranged(torch.ones(2, 3), as_mask(cut, 3))) == cut
+
+
+def test_of_equal_units_none_changes_its_place() -> None:
+    assert as_set(rearranged(torch.ones(2, 5), as_mask({1, 3}, 5))) == {1, 3}
+
+
+@pytest.mark.parametrize(("windows", "units", "rows"), [(3, 7, 3), (7, 3, 3), (2, 7, 4), (9, 6, 4)])
+def test_a_factor_has_the_information_of_the_gradients(windows: int, units: int, rows: int) -> None:
+    """Or, where rows are fewer than windows and units, its strongest directions: eigenvectors, by NumPy."""
+    gradients = torch.randn(windows, units, generator=torch.Generator().manual_seed(1))
+    factor = fisher_factor(gradients, rows)
+    information = gradients.double().numpy().T @ gradients.double().numpy()
+    values, vectors = np.linalg.eigh(information)
+    nearest = (vectors[:, -rows:] * values[-rows:]) @ vectors[:, -rows:].T
+    np.testing.assert_allclose(factor.T @ factor, nearest, atol=1e-9)
+    assert factor.shape == (rows, units)
+    assert not factor.tril(-1).any()
+    flat = packed_factor(factor)
+    assert len(flat) == sum(units - place for place in range(rows))
+    assert torch.equal(unpacked_factor(flat, rows, units), factor)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_what_units_give_together_equals_nested_loops(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mask_tuning, "UNITS_AT_ONCE", 2)
+    generator = torch.Generator().manual_seed(2)
+    inputs, weight = (torch.randn(rows, 5 * size, generator=generator, dtype=torch.float64) for rows in (6, 4))
+    expected = np.zeros((5, 5))
+    for token in inputs:
+        given_by = [weight[:, unit * size : (unit + 1) * size] @ token[unit * size : (unit + 1) * size] for unit in range(5)]
+        for one in range(5):
+            for other in range(5):
+                expected[one, other] += float(given_by[one] @ given_by[other])
+    np.testing.assert_allclose(joint_outputs(inputs.T @ inputs, weight, size), expected, atol=1e-9)
+
+
+@pytest.mark.parametrize("damping", [1e-6, 0.01, 2.0])
+def test_scales_are_those_of_least_squares(damping: float) -> None:
+    """NumPy solves A s = b with rows below that draw s to 1; two of the columns are nearly the same."""
+    outputs = np.random.default_rng(3).standard_normal((40, 6))
+    outputs[:, 5] = outputs[:, 4] + 1e-4 * outputs[:, 5]
+    aims = outputs @ np.array([2.0, 0.5, 1.0, -1.0, 1.0, 1.5]) + np.random.default_rng(4).standard_normal(40)
+    joint = outputs.T @ outputs
+    weight = np.sqrt(damping * np.diagonal(joint).mean())
+    rows, wanted = np.vstack([outputs, weight * np.eye(6)]), np.concatenate([aims, weight * np.ones(6)])
+    expected = np.linalg.lstsq(rows, wanted, rcond=None)[0]
+    found = best_scales(torch.from_numpy(joint), torch.from_numpy(outputs.T @ aims), damping)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_units_that_give_nothing_stay_as_they_are_and_no_inner_products_have_no_scales() -> None:
+    zeros, impossible = torch.zeros(2, 2), torch.tensor([[1.0, 2.0], [2.0, 1.0]])
+    assert best_scales(zeros, torch.zeros(2), 0.01).tolist() == [1, 1]
+    assert is_positive(zeros, 0.01)
+    assert best_scales(impossible, torch.ones(2), 0.01).isnan().all()
+    assert not is_positive(impossible, 0.01)
