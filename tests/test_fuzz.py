@@ -73,6 +73,14 @@ def test_letters_have_every_method_and_form() -> None:
         ("deliver", 5, ("start",)),
         ("alone", 4, ()),
     ]
+    assert forms("llm-pruner") == [
+        ("train", 1, ()),
+        ("train", 2, ()),
+        ("fetch", 1, ("blob_sha256",)),
+        ("fetch", 2, ("blob_sha256",)),
+        ("deliver", 3, ()),
+        ("alone", 2, ()),
+    ]
     assert forms("fedsoda") == [
         ("train", 1, ("rank_limit", "model_sha256", "aligned")),
         ("fetch", 1, ("rank_limit", "rank", "blob_sha256")),

@@ -53,7 +53,14 @@ PRUNED_FIRST = "LLM-Pruner, then FedPETuning"
 """One smaller model for all, cut before the rounds begin; what the cut itself takes is not counted."""
 CUT_LAST = {**CUT_FIRST, "llm-pruner.element": "squared", "llm-pruner.selection": "search"}
 PRUNED_LAST = "FedPETuning, then Mask Tuning"
-"""One smaller model for all, cut when the rounds are over (FedLoRA + Prune)."""
+"""One smaller model for all, cut when the rounds are over (FedLoRA + Prune), by the search of Mask Tuning alone."""
+REFINED_LAST = "FedPETuning, then all of Mask Tuning"
+"""The same, rearranged and rescaled too."""
+CUTS_LAST: dict[str, tuple[str, dict[str, Any]]] = {
+    PRUNED_LAST: ("Mask Tuning", CUT_LAST),
+    REFINED_LAST: ("all of Mask Tuning", {**CUT_LAST, "llm-pruner.rearrange": "all", "llm-pruner.rescale": "all"}),
+}
+"""Name of the run and settings of each."""
 KEYS = ("seed", "sparsity", "model", "text")
 FIGURES = ("perplexity", "worst", "pruned", "virtual_seconds", "waiting_seconds", "megabytes_up", "megabytes_down")
 MEGA = 1e6
@@ -92,9 +99,10 @@ def allocation(bench: Bench, rows: Rows) -> None:
             made = bench.run(f"{seed}-{share:g}-LLM-Pruner", {**first, **_text(bench, seed)})
             _measure(bench, rows, seed, share, PRUNED_FIRST, {"method": "fedpetuning", "model": str(made / "model")})
             whole = bench.run(f"{seed}-FedPETuning, merged", {**TRAINED, "lora.merge": True, **MERGED, **_text(bench, seed)})
-            last = {**CUT_LAST, "llm-pruner.share": share, "data.window-tokens": TRAINED["data.window-tokens"]}
-            cut = bench.run(f"{seed}-{share:g}-Mask Tuning", {**last, "model": str(whole / "model"), **_text(bench, seed)})
-            _add(bench, rows, seed, share, PRUNED_LAST, cut)
+            for name, (run, how) in CUTS_LAST.items():
+                last = {**how, "llm-pruner.share": share, "data.window-tokens": TRAINED["data.window-tokens"]}
+                cut = bench.run(f"{seed}-{share:g}-{run}", {**last, "model": str(whole / "model"), **_text(bench, seed)})
+                _add(bench, rows, seed, share, name, cut)
         for share, (name, changes) in product(SHARES, CHOICES.items()):
             own = {"method": "fedspine", "fedspine.share": share, "fedspine.fleet": FLEET, "fedspine.keep-models": False}
             _measure(bench, rows, seed, share, name, own | changes | {"evaluation.local-only": True})

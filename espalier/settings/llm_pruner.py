@@ -1,5 +1,6 @@
 """Settings of LLM-Pruner: structured pruning by what the loss would change without a unit; and Mask Tuning."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
@@ -18,6 +19,7 @@ KINDS_OF: dict[Refined, tuple[str, ...]] = {"off": (), "groups": ("groups",), "a
 class LlmPrunerSettings(StructuredSettings):
     """Table ``[llm-pruner]`` (Ma et al. 2023, section 3.2)."""
 
+    MAKES_ALONE_WITH: ClassVar[Mapping[str, str | int | tuple[str, ...]]] = {"rescale": ("all", "groups")}
     ROUNDS_THAT_DIFFER: ClassVar[tuple[int, ...]] = (1, 2)
     READ_WITH: ClassVar[ReadWith] = {
         "rearrange": {"element": ("squared",)},

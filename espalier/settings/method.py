@@ -26,8 +26,8 @@ class MethodSettings(Table):
     """The first round of each form that orders and replies have."""
     CHECKS_SITE: ClassVar[bool] = False
     """Whether the job's module has ``require_ready``, which asks at enrolment whether what a site's owner chose can be done."""
-    MAKES_ALONE_WITH: ClassVar[Mapping[str, str | int]] = {}
-    """Values of keys of this table with which ``makes_alone`` holds, where it does not by default."""
+    MAKES_ALONE_WITH: ClassVar[Mapping[str, str | int | tuple[str, ...]]] = {}
+    """Values of keys of this table with which ``makes_alone`` holds, where it does not by default; of several each does."""
     NEEDS_BASE_MODEL: ClassVar[bool] = True
     """Whether a site takes part only with the server's base model."""
 

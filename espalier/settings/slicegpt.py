@@ -16,7 +16,7 @@ class SliceGptSettings(MethodSettings):
 
     FEDERATION: ClassVar[tuple[str, ...]] = ("client-weights", "max-weight-ratio")
     WEIGHTS: ClassVar[tuple[str, ...]] = ("samples", "equal")
-    MAKES_ALONE_WITH: ClassVar[Mapping[str, str | int]] = {"covariances": "public"}
+    MAKES_ALONE_WITH: ClassVar[Mapping[str, str | int | tuple[str, ...]]] = {"covariances": "public"}
     READ_WITH: ClassVar[ReadWith] = {
         key: {"covariances": ("public",)} for key in ("public-text", "public-windows", "public-window-tokens")
     }

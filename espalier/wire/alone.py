@@ -57,5 +57,11 @@ def contract(request: Letter, settings: RunSettings) -> Contract:
 def _sent_with(settings: RunSettings) -> str:
     """With which settings there is such a message, where it is not usual."""
     given = settings.job.MAKES_ALONE_WITH.items()
-    chosen = ", ".join(f"`{key}` = `{value}`{' or more' if isinstance(value, int) else ''}" for key, value in given)
+    chosen = ", ".join(f"`{key}` = {_words(value)}" for key, value in given)
     return f"; it is sent with {chosen} alone" if chosen else ""
+
+
+def _words(value: str | int | tuple[str, ...]) -> str:
+    if isinstance(value, int):
+        return f"`{value}` or more"
+    return " or ".join(f"`{one}`" for one in (value if isinstance(value, tuple) else (value,)))

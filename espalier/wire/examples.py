@@ -50,16 +50,21 @@ def settings_for(method: str, kind: Kind) -> dict[str, Any]:
 
 def _with_alone(method: str) -> dict[str, str | int]:
     """Settings with which clients of a method are sent an ``alone``."""
-    return {f"{method}.{key}": value for key, value in settings_of(method).MAKES_ALONE_WITH.items()}
+    given = settings_of(method).MAKES_ALONE_WITH.items()
+    return {f"{method}.{key}": value[0] if isinstance(value, tuple) else value for key, value in given}
 
 
 def is_sent(method: str, kind: Kind) -> bool:
     """Whether a run of the method has messages of this kind; ``fetch`` has one whose replies are more than one blob."""
-    run = parse({**settings_for(method, kind), "part-bytes": PART_BYTES})
-    if kind != "fetch":
-        return kind != "alone" or run.job.makes_alone
-    (last,) = rounds(method, kind)
-    train = request(run, "train", last, asked(run, "train", last)[0])
+    if kind == "fetch":
+        return bool(rounds(method, kind))
+    return kind != "alone" or parse(settings_for(method, kind)).job.makes_alone
+
+
+def _comes_in_parts(method: str, server_round: int) -> bool:
+    """Whether replies to the ``train`` of a round are more than one blob."""
+    run = parse({**settings_for(method, "train"), "part-bytes": PART_BYTES})
+    train = request(run, "train", server_round, asked(run, "train", server_round)[0])
     return contract_for(train, lambda: plan_of(method), run).num_parts > 1
 
 
@@ -67,9 +72,11 @@ def rounds(method: str, kind: Kind) -> list[int]:
     """Rounds whose messages of a kind are of different forms; those that an example alone has stand last."""
     run, job = parse(settings_for(method, kind)), settings_of(method)
     differ = list(job.ROUNDS_THAT_DIFFER)
+    if kind == "fetch":
+        return [place for place in differ if _comes_in_parts(method, place)]
     last = run.job.last_rounds(run.federation, lambda: len(PLAN.blocks), run.num_clients)[0]
     result = max(last + 1, job.FIRST_DELIVERY) if len(differ) > 1 else job.FIRST_DELIVERY
-    single: dict[Kind, int] = {"enrol": 0, "alone": last, "evaluate": last, "deliver": result, "fetch": differ[-1]}
+    single: dict[Kind, int] = {"enrol": 0, "alone": last, "evaluate": last, "deliver": result}
     usual = [single[kind]] if kind in single else differ
     examples = (key for key in of_method(method).EXAMPLES if not isinstance(key, str))
     return usual + sorted(place for of_kind, place in examples if of_kind == kind and place not in usual)

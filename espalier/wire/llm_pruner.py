@@ -83,7 +83,7 @@ def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
         specs=specs,
         parts=parts_of(specs, run.part_bytes),
         observer=OBSERVER,
-        more="the scores of further blocks, as in train",
+        more="the same of further blocks, as in train of round 1",
         check_values=partial(possible, lowest=lowest, rearranged=job.rearranged),
     )
     return reply.contract(request, run.method)
@@ -99,7 +99,7 @@ def _equations(request: Letter, plan: ModelPlan, run: RunSettings) -> Reply:
         specs=specs,
         parts=parts_of(specs, run.part_bytes),
         observer=OBSERVER_OF_EQUATIONS,
-        more="the same of further blocks, as in train",
+        more="the same of further blocks, as in train of round 2",
         brought=along,
         fetched_with=along,
         check_brought=SomeOfEachKindStays(plan),

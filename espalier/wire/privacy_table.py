@@ -65,9 +65,9 @@ def _variants(method: str) -> list[tuple[ModelPlan, dict[str, Any]]]:
 def _rounds(method: str, kind: Kind) -> list[tuple[int, str]]:
     """Rounds whose messages of a kind are shown, and how they are called."""
     places = rounds(method, kind)
-    if kind != "train" or len(places) == 1:
+    if kind not in ("train", "fetch") or len(places) == 1:
         return [(places[0], kind)]
-    names = [f"train of round {first}" for first in places]
+    names = [f"{kind} of round {first}" for first in places]
     return list(zip(places, [*names[:-1], f"{names[-1]} and later"], strict=True))
 
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from structured_models import DECODERS, ENCODERS, WITH_LANES, masked, save, uneven
@@ -14,6 +15,7 @@ from espalier.modeling.block_stream import BlockStream, run_through
 from espalier.modeling.opened import OpenedModel
 from espalier.modeling.quantised import quantise
 from espalier.modeling.quantised_cache import cache_key, quantised_linears
+from espalier.modeling.structured.opened_cut import open_cut
 from espalier.modeling.structured.sliced_checkpoint import stretches
 from espalier.modeling.structured.units import ModelUnits
 from espalier.modeling.whole import load_whole
@@ -23,7 +25,7 @@ from espalier.settings.run import parse
 from espalier.settings.structured import StructuredSettings
 from espalier.training.adapted import AdaptedModel
 from espalier.wire.adapters import adapter_plan
-from espalier.wire.cuts import KINDS
+from espalier.wire.cuts import KINDS, pack_cut
 from espalier.wire.structure import Structure, structured_plan
 
 CASES = [(name, False) for name in DECODERS] + [(name, True) for name in WITH_LANES]
@@ -138,6 +140,43 @@ def test_given_tensors_take_the_place_of_slices_and_add_biases(saved: dict[str, 
     assert torch.equal(block.self_attn.k_proj.weight, given[f"{prefix}1.self_attn.k_proj.weight"])
     assert small.plan.num_parameters == sum(parameter.numel() for parameter in whole.parameters())
     assert small.sha256 != OpenedModel(base.directory, structure, given | {f"{prefix}0.mlp.down_proj.bias": fresh + 9}).sha256
+
+
+@pytest.mark.parametrize("name", DECODERS)
+@torch.no_grad()
+def test_scales_of_units_go_into_the_columns_that_read_them(
+    saved: dict[str, Path], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model whose matrices read each kept unit so many times as much; in its bytes too, and its hash says so."""
+    monkeypatch.setattr("espalier.modeling.structured.sliced_checkpoint.CHUNK", 700)
+    base = OpenedModel(saved[name])
+    structure = uneven(base, drop=False)
+    expected, scales, generator = masked(whole_model(base.directory), base, structure), [], torch.Generator().manual_seed(5)
+    for block in structure.blocks:
+        scales.append({kind: torch.randn(getattr(structure.base[block.source], kind), generator=generator) for kind in KINDS})
+        for kind, linear, size in (
+            ("groups", "attn.o", base.plan.heads_per_group * base.plan.head_dim),
+            ("channels", "mlp.down", 1),
+        ):
+            module = expected.get_submodule(f"{base.family.blocks}.{block.source}.{base.family.linears[linear]}")
+            for unit, scale in enumerate(scales[-1][kind].tolist()):
+                module.weight[:, unit * size : (unit + 1) * size] *= scale
+    cut = [
+        {kind: ~np.isin(np.arange(getattr(structure.base[block.source], kind)), block.kept(kind)) for kind in KINDS}
+        for block in structure.blocks
+    ]
+    blobs = [
+        pack_cut(own, {}, {kind: np.where(own[kind], 0, values[kind].numpy()).astype(np.float32) for kind in KINDS})
+        for own, values in zip(cut, scales, strict=True)
+    ]
+    small = open_cut(base, blobs.__getitem__, ())
+    windows = token_windows(3, 9)
+    wanted = expected(input_ids=windows, use_cache=False).logits
+    found = load_whole(small, CPU, "float32")(input_ids=windows, use_cache=False).logits
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+    for linear in small.plan.blocks[0].linears:
+        assert b"".join(small.checkpoint.chunks(linear.parameter)) == small.checkpoint.read(linear.parameter).numpy().tobytes()
+    assert small.sha256 != open_cut(base, [pack_cut(own, {}) for own in cut].__getitem__, ()).sha256
 
 
 def test_nf4_is_quantised_after_slicing_and_kept_apart_from_the_base(tmp_path: Path) -> None:

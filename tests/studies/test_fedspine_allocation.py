@@ -40,7 +40,8 @@ def test_a_row_is_the_mean_over_devices_and_the_worst(tmp_path: Path, monkeypatc
     monkeypatch.setattr(allocation, "TRAINED", allocation.TRAINED | short)
     spared = {"llm-pruner.spare-first": 0, "llm-pruner.spare-last": 0}
     monkeypatch.setattr(allocation, "CUT_FIRST", allocation.CUT_FIRST | spared)
-    monkeypatch.setattr(allocation, "CUT_LAST", allocation.CUT_LAST | spared)
+    cuts_last = {name: (run, how | spared) for name, (run, how) in allocation.CUTS_LAST.items()}
+    monkeypatch.setattr(allocation, "CUTS_LAST", cuts_last)
     shared, private = home(tmp_path), []
     for client in range(3):
         private.append(tmp_path / f"text-{client}.txt")
@@ -60,6 +61,7 @@ def test_a_row_is_the_mean_over_devices_and_the_worst(tmp_path: Path, monkeypatc
         "FedPETuning",
         "LLM-Pruner, then FedPETuning",
         allocation.PRUNED_LAST,
+        allocation.REFINED_LAST,
     }
     (run,) = (tmp_path / "runs" / "0-0.3-bandits" / "runs").iterdir()
     document = json.loads((run / "summary.json").read_text())
