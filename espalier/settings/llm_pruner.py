@@ -41,7 +41,10 @@ class LlmPrunerSettings(StructuredSettings):
     spare_first: int = Field(1, ge=0, description="Blocks at the beginning that stay whole; the paper spares 4 of 32.")
     spare_last: int = Field(1, ge=0, description="Blocks at the end that stay whole; the paper spares 2 of 32.")
     max_score_ratio: float = Field(
-        10.0, ge=1, description="A client's scores count at most so many times as much as the median client's."
+        10.0,
+        ge=1,
+        description="A client's scores, and its normal equations where units are rescaled, count at most so many times as "
+        "much as the median client's.",
     )
     rearrange: Refined = Field(
         "off",

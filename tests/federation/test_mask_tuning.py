@@ -117,8 +117,7 @@ class TestMaskTuning(Promises):
 
     method = "llm-pruner"
     settings: ClassVar[dict[str, Any]] = TUNED
-    last_round = 2
-    result_round = 2
+    last_round = 1
     cuts_windows = "calibration_windows"
 
     def other_orders(self, order: Letter) -> list[Letter]:

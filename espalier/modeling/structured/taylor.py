@@ -17,6 +17,7 @@ from espalier.modeling.structured.units import ModelUnits
 from espalier.modeling.whole import load_whole
 from espalier.pace.beats import beats
 from espalier.settings.llm_pruner import LlmPrunerSettings
+from espalier.settings.mistakes import Mistake
 from espalier.wire.cuts import KINDS, pack_cut
 from espalier.wire.llm_pruner import cut_blocks, score_name
 from espalier.wire.mask_tuning import fisher_name
@@ -122,6 +123,8 @@ class _Gradients:
         found = {}
         for kind in self._kinds:
             rows = torch.stack(self._rows.pop((place, kind))).double() / of_windows**0.5
+            if not rows.isfinite().all():
+                raise Mistake("the gradient of a mask is no number; look for weights of the model that are none")
             found[fisher_name(kind)] = fisher_factor(rows, min(of_windows, rows.shape[1]))
         return found
 
