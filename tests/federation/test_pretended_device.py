@@ -16,6 +16,17 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "votes at once, scaled": ("fedprllm", {"fedprllm.weight-scaling": True, "activations": "disk"}),
     "votes block by block": ("fedprllm", {"fedprllm.strategy": "iterative", "fedprllm.local-metric": "ria"}),
     "layers": ("fedspallm", {"federation.rounds": 2, "fedspallm.sampled-layers": 0.5}),
+    "units, rearranged and rescaled": (
+        "llm-pruner",
+        {
+            "llm-pruner.spare-first": 0,
+            "llm-pruner.spare-last": 0,
+            "llm-pruner.share": 0.3,
+            "llm-pruner.element": "squared",
+            "llm-pruner.rearrange": "all",
+            "llm-pruner.rescale": "all",
+        },
+    ),
     "adapters": ("hetlora", {"federation.rounds": 2, "training.steps": 2, "lora.dropout": 0.1, "training.proximal": 0.1}),
 }
 
