@@ -42,7 +42,8 @@ def _score(site: Site, request: Letter) -> Letter:
     job, specs = site.settings.of(LlmPrunerSettings), score_specs(site.model.plan, site.settings)
 
     def blobs(windows: Tensor) -> list[bytes]:
-        scores = taylor_scores(site.model, site.computing, windows, job, site.settings.data.windows)
+        asked = site.settings.data.windows
+        scores = taylor_scores(site.model, site.computing, windows, job, asked, most_rows=asked)
         return [pack_scores(own) for own in scores]
 
     return _answered(site, request, specs, blobs)

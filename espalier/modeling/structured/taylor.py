@@ -34,7 +34,12 @@ FisherOf = Callable[[int, str], Tensor]
 
 
 def taylor_scores(
-    model: OpenedModel, computing: Computing, windows: Tensor, job: LlmPrunerSettings, of_windows: int
+    model: OpenedModel,
+    computing: Computing,
+    windows: Tensor,
+    job: LlmPrunerSettings,
+    of_windows: int,
+    most_rows: int | None = None,
 ) -> list[dict[str, Tensor]]:
     """What the units of the blocks that may be cut are worth to one party.
 
@@ -42,8 +47,8 @@ def taylor_scores(
     ----------
     windows : (windows, tokens), int64
     job : how, and of which blocks; ``squared`` is the diagonal of the Fisher information of masks (Kwon et al. 2022)
-    of_windows : what the sum of their losses is divided by, the same for all parties, so that who has more counts more; and as
-        many rows as a factor has at most, for which the gradients of all windows are held
+    of_windows : what the sum of their losses is divided by, the same for all parties, so that who has more counts more
+    most_rows : of a factor, for which the gradients of all windows are held; None: as many as there are windows
     """
     whole = load_whole(model, computing, "float32")
     blocks = cut_blocks(model.plan, job)
@@ -78,7 +83,7 @@ def taylor_scores(
     if job.element == "absolute":
         collect()
     for place, own in enumerate(scores):
-        own |= gradients.factors(place, of_windows)
+        own |= gradients.factors(place, of_windows, most_rows or len(windows))
     return scores
 
 
@@ -118,14 +123,14 @@ class _Gradients:
         if kind in self._kinds:
             self._rows.setdefault((place, kind), []).append(gradient.to(torch.float32))
 
-    def factors(self, place: int, of_windows: int) -> dict[str, Tensor]:
+    def factors(self, place: int, of_windows: int, most_rows: int) -> dict[str, Tensor]:
         """The factors of a block; the gradients are used up."""
         found = {}
         for kind in self._kinds:
             rows = torch.stack(self._rows.pop((place, kind))).double() / of_windows**0.5
             if not rows.isfinite().all():
                 raise Mistake("the gradient of a mask is no number; look for weights of the model that are none")
-            found[fisher_name(kind)] = fisher_factor(rows, min(of_windows, rows.shape[1]))
+            found[fisher_name(kind)] = fisher_factor(rows, min(most_rows, rows.shape[1]))
         return found
 
 
@@ -136,18 +141,18 @@ def pack_scores(scores: BlockScores) -> bytes:
     return pack_tensors({name: value.to(torch.float32).numpy() for name, value in tensors.items()})
 
 
-def unpack_scores(blob: bytes, job: LlmPrunerSettings, of_windows: int) -> dict[str, Tensor]:
+def unpack_scores(blob: bytes, job: LlmPrunerSettings, most_rows: int) -> dict[str, Tensor]:
     """Read them."""
     tensors = {name: torch.from_numpy(value.copy()).double() for name, value in unpack_tensors(blob).items()}
     found = {kind: tensors[score_name(kind)] for kind in KINDS}
     for kind in job.rearranged:
-        found[fisher_name(kind)] = read_factor(tensors[fisher_name(kind)], len(found[kind]), of_windows)
+        found[fisher_name(kind)] = read_factor(tensors[fisher_name(kind)], len(found[kind]), most_rows)
     return found
 
 
-def read_factor(flat: Tensor, units: int, of_windows: int) -> Tensor:
+def read_factor(flat: Tensor, units: int, most_rows: int) -> Tensor:
     """A factor, (rows, units), float64, of its numbers as they travel."""
-    return unpacked_factor(flat.double(), min(of_windows, units), units)
+    return unpacked_factor(flat.double(), min(most_rows, units), units)
 
 
 def taylor_cuts(
