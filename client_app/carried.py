@@ -33,7 +33,7 @@ def before(state: PrivateState, document: str, server_round: int) -> dict[str, d
 def keep(state: PrivateState, document: str, server_round: int, tensors: Tensors) -> None:
     """Leave tensors for the rounds after ``server_round``."""
     store = state.lasting()
-    blobs = {key: store.put(save(dict(block))) for key, block in tensors.items()}
+    blobs = {key: store.put(save({name: value.cpu() for name, value in block.items()})) for key, block in tensors.items()}
     earlier = [entry for entry in _entries(state, document) if entry["round"] < server_round]
     state.save_lasting(document, {"kept": [*earlier[-1:], {"round": server_round, "blobs": blobs}]})
     store.keep_only({blob for name in DOCUMENTS for entry in _entries(state, name) for blob in entry["blobs"].values()})

@@ -9,9 +9,18 @@ from typing import Any
 
 import pytest
 import torch
-from bench import EVALUATED, Bench, model_files
+from bench import EVALUATED, Bench, private_text
 from devices import pretended
+from tiny_model import save_tiny_llama
 
+from espalier.settings.methods import METHODS
+
+DEEPER = ("fedsoda", "llm-streamline")
+"""They take more blocks than the bench's model has."""
+TRAINED = {
+    "federation.rounds": 2, "training.steps": 2, "training.batch-size": 2, "training.learning-rate": 0.01, "lora.rank": 2,
+    "lora.alpha": 4.0,
+}  # fmt: skip
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "votes at once, scaled": ("fedprllm", {"fedprllm.weight-scaling": True, "activations": "disk"}),
     "votes block by block": ("fedprllm", {"fedprllm.strategy": "iterative", "fedprllm.local-metric": "ria"}),
@@ -19,16 +28,40 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "units, rearranged and rescaled": (
         "llm-pruner",
         {
-            "llm-pruner.spare-first": 0,
-            "llm-pruner.spare-last": 0,
-            "llm-pruner.share": 0.3,
-            "llm-pruner.element": "squared",
-            "llm-pruner.rearrange": "all",
-            "llm-pruner.rescale": "all",
+            "llm-pruner.spare-first": 0, "llm-pruner.spare-last": 0, "llm-pruner.share": 0.3, "llm-pruner.element": "squared",
+            "llm-pruner.rearrange": "all", "llm-pruner.rescale": "all",
         },
     ),
-    "adapters": ("hetlora", {"federation.rounds": 2, "training.steps": 2, "lora.dropout": 0.1, "training.proximal": 0.1}),
-}
+    "moments of channels": ("flap", {"flap.share": 0.3}),
+    "moments of the stream": ("slicegpt", {"slicegpt.slicing": 0.25, "slicegpt.multiple": 4}),
+    "a layer in place of blocks": (
+        "llm-streamline",
+        {"llm-streamline.share": 0.25, "llm-streamline.steps": 2, "llm-streamline.batch-windows": 2, "federation.rounds": 1},
+    ),
+    "adapters": ("fedpetuning", TRAINED | {"lora.merge": True, "federation.keep-optimizer": True}),
+    "adapters of several ranks": ("hetlora", {**TRAINED, "lora.dropout": 0.1, "training.proximal": 0.1}),
+    "a sub-model": (
+        "fedsoda",
+        TRAINED | {
+            "fedsoda.adapter-layers": 1, "fedsoda.group-layers": 1, "fedsoda.groups": 1, "fedsoda.pre-align-steps": 2,
+            "fedsoda.realign-steps": 2, "fedsoda.realign-every": 2, "fedsoda.public-windows": 4, "fedsoda.align-batch": 2,
+            "fedsoda.public-window-tokens": 16, "fedsoda.emulator": "stored",
+        },
+    ),
+    "masks": ("sft-p", TRAINED | {"sft-p.embedding": 8, "sft-p.code": 4, "sft-p.width": 6}),
+    "ratios and ranks": ("fedspine", TRAINED | {"fedspine.share": 0.25, "fedspine.rank-min": 1, "lora.targets": "all"}),
+}  # fmt: skip
+
+
+def test_every_method_has_a_run() -> None:
+    assert {method for method, _ in RUNS.values()} == METHODS.keys()
+
+
+def made_in(folder: Path) -> dict[str, bytes]:
+    """Weights and masks, those of the clients' own models among them."""
+    found = {str(file.relative_to(folder)): file.read_bytes() for file in sorted(folder.glob("**/*.safetensors"))}
+    assert found
+    return found
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -36,10 +69,15 @@ def test_a_run_has_the_bytes_of_one_on_the_cpu(name: str, tmp_path: Path, monkey
     method, settings = RUNS[name]
     monkeypatch.setattr("espalier.corpora.client_text.LEAST_PREDICTIONS", 15)  # the texts of the bench are short
     bench = Bench(tmp_path, method, settings | EVALUATED, num_clients=2)
-    on_cpu = model_files(bench.run(device="cpu"))
+    if method in DEEPER:
+        save_tiny_llama(bench.model, blocks=4)
+    if method == "fedsoda":
+        (tmp_path / "align.txt").write_text(private_text(98))
+        bench.settings["fedsoda.public-text"] = str(tmp_path / "align.txt")
+    on_cpu = made_in(bench.run(device="cpu"))
     there = SimpleNamespace(is_available=lambda: True)  # for the choice of the device alone; bitsandbytes would believe it, too
     monkeypatch.setattr("espalier.modeling.computing.torch", SimpleNamespace(**vars(torch) | {"cuda": there}))
     with pretended():
         folder = bench.run(device="cuda")
     assert '"device": "cuda"' in (folder / "summary.json").read_text()
-    assert model_files(folder) == on_cpu
+    assert made_in(folder) == on_cpu
