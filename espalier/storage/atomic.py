@@ -32,7 +32,7 @@ def replacing(path: Path, mode: int = 0o644) -> Iterator[BinaryIO]:
             os.fsync(file.fileno())
         os.chmod(name, mode)
         os.replace(name, path)
-        _sync_directory(path.parent)
+        sync_directory(path.parent)
     except OSError as error:
         with suppress(FileNotFoundError):
             os.unlink(name)
@@ -54,7 +54,8 @@ def write_json(path: Path, value: Any, mode: int = 0o644) -> None:
     write_bytes(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode(), mode)
 
 
-def _sync_directory(path: Path) -> None:
+def sync_directory(path: Path) -> None:
+    """Let the names in a directory be on the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,0 +1,214 @@
+"""The chain of a log: what is changed in it by hand is found, and what a crash leaves costs nothing."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from espalier.storage.chain_check import chain_check
+from espalier.storage.hash_chain import HashChain
+
+ORIGIN = {"lineage": "20260101-run", "site": "ward"}
+
+
+def chain(folder: Path) -> HashChain:
+    return HashChain(folder / "log.jsonl", ORIGIN)
+
+
+def filled(folder: Path, entries: int = 4) -> Path:
+    log = chain(folder)
+    for number in range(entries):
+        log.append({"entry": "reply", "time": f"2026-01-0{number + 1}T00:00:00+00:00", "bytes": 10 * (number + 1)})
+    return log.path
+
+
+def by_hand(document: dict[str, object]) -> str:
+    """The hash of a document, written out here once more."""
+    text = "{" + ",".join(f"{json.dumps(key)}:{json.dumps(document[key])}" for key in sorted(document)) + "}"
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def test_every_entry_holds_the_hash_of_the_one_before_it(tmp_path: Path) -> None:
+    before = by_hand(dict(ORIGIN))
+    for number, line in enumerate(filled(tmp_path).read_text().splitlines(), start=1):
+        entry = json.loads(line)
+        assert (entry["number"], entry["before"]) == (number, before)
+        before = by_hand({key: value for key, value in entry.items() if key != "sha256"})
+        assert entry["sha256"] == before
+    checked = chain_check(tmp_path / "log.jsonl", [before])
+    assert (checked.fault, checked.entries, checked.head, checked.num_bytes) == ("", 4, before, 100)
+    assert (checked.first[:10], checked.last[:10], checked.seen) == ("2026-01-01", "2026-01-04", {before: 4})
+    assert checked.origin == ORIGIN
+
+
+Lines = list[bytes]
+
+
+@pytest.mark.parametrize(
+    ("tamper", "line", "why"),
+    [
+        (lambda lines: [lines[0], lines[1].replace(b'"bytes":20', b'"bytes":21'), *lines[2:]], 2, "was changed"),
+        (lambda lines: [*lines[:3], lines[3].replace(b'"bytes":40', b'"bytes":41')], 4, "something in it was changed"),
+        (lambda lines: [lines[0], lines[1].replace(b",", b", ", 1), *lines[2:]], 2, "is not written as it was"),
+        (lambda lines: [lines[0], *lines[2:]], 2, "is entry 3, and entry 2 is missing before it"),
+        (lambda lines: lines[1:], 1, "is entry 2, and entry 1 is missing"),
+        (lambda lines: lines[3:], 1, "is entry 4, and entries 1 to 3 are missing"),
+        (lambda lines: [lines[0], lines[2], lines[1], lines[3]], 2, "is entry 3, and entry 2 is missing"),
+        (lambda lines: [*lines, lines[1]], 5, "is entry 2, and stands behind entry 4"),
+        (lambda lines: [*lines[:2], lines[1], *lines[2:]], 3, "is entry 2, and stands behind entry 2"),
+        (lambda lines: [*lines[:2], b'{"bytes": 3}\n', *lines[2:]], 3, "is no entry of the chain"),
+        (lambda lines: [*lines[:2], b"\n", *lines[2:]], 3, "is no entry of the chain"),
+        (lambda lines: [*lines, b'{"bytes": 3}\n'], 5, "is no entry of the chain"),
+        (lambda lines: [*lines[:2], lines[2][:-5] + b"\n", lines[3]], 3, "is no entry of the chain"),
+    ],
+)  # fmt: skip
+def test_what_is_done_to_a_log_by_hand_is_found(tmp_path: Path, tamper: Callable[[Lines], Lines], line: int, why: str) -> None:
+    path = filled(tmp_path)
+    path.write_bytes(b"".join(tamper(path.read_bytes().splitlines(keepends=True))))
+    fault = chain_check(path).fault
+    assert fault.startswith(f"line {line}: ")
+    assert why in fault
+    chain(tmp_path).append({"bytes": 50})  # whatever was done, the site goes on, and it is still found
+    assert chain_check(path).fault.startswith(f"line {line}: ")
+
+
+def test_an_entry_made_anew_with_its_own_hash_breaks_the_chain_behind_it(tmp_path: Path) -> None:
+    path = filled(tmp_path)
+    lines = path.read_bytes().splitlines(keepends=True)
+    entry = json.loads(lines[1]) | {"bytes": 21}
+    entry["sha256"] = by_hand({key: value for key, value in entry.items() if key != "sha256"})
+    forged = json.dumps(entry, sort_keys=True, separators=(",", ":")).encode() + b"\n"
+    path.write_bytes(b"".join([lines[0], forged, *lines[2:]]))
+    assert chain_check(path).fault == "line 3: does not hold the hash of what stands before it: one of the two was exchanged"
+
+
+def test_a_log_of_another_run_or_site_does_not_go_on_here(tmp_path: Path) -> None:
+    path = filled(tmp_path)
+    (tmp_path / "other").mkdir()
+    other = HashChain(tmp_path / "other" / "log.jsonl", {**ORIGIN, "site": "another"})
+    other.append({"bytes": 1})
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([other.path.read_bytes(), *lines[1:]]))
+    assert chain_check(path).fault == "line 2: is of another run or site: 20260101-run at ward"
+
+
+def test_a_tail_that_was_cut_off_is_found_by_a_hash_that_was_noted(tmp_path: Path) -> None:
+    path = filled(tmp_path)
+    head = chain_check(path).head
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:3]))
+    checked = chain_check(path, [head])
+    assert (checked.fault, checked.entries, checked.seen) == ("", 3, {})
+    path.write_bytes(b"".join(lines))
+    chain(tmp_path).append({"bytes": 1})
+    assert chain_check(path, [head]).seen == {head: 4}
+
+
+@pytest.mark.parametrize("kept", [1, 40, -3], ids=["a byte", "some", "nearly all"])
+def test_what_a_crash_leaves_stops_nothing_and_is_told(tmp_path: Path, kept: int) -> None:
+    path = filled(tmp_path)
+    *whole, last = path.read_bytes().splitlines(keepends=True)
+    torn = last[:kept]
+    path.write_bytes(b"".join(whole) + torn)
+    checked = chain_check(path)
+    assert (checked.fault, checked.entries) == ("", 3)
+    assert checked.notes[0].startswith("line 4: is torn")
+    chain(tmp_path).append({"bytes": 50})
+    after = path.read_bytes()
+    assert after.startswith(b"".join(whole) + torn + b"\n")
+    entry = json.loads(after.splitlines()[-1])
+    assert entry["number"] == 4
+    assert entry["unchained"] == {"bytes": len(torn) + 1, "sha256": hashlib.sha256(torn + b"\n").hexdigest()}
+    checked = chain_check(path)
+    assert (checked.fault, checked.entries, checked.num_bytes) == ("", 4, 110)
+    told = "line 4: is torn: a process ended while it wrote, and its reply did not leave; entry 4 tells of it"
+    assert checked.notes == [told]
+    path.write_bytes(after.replace(torn + b"\n", b"", 1))
+    assert "is not what that found there" in chain_check(path).fault
+
+
+def test_two_crashes_in_a_row_are_told_too(tmp_path: Path) -> None:
+    path = filled(tmp_path)
+    path.write_bytes(path.read_bytes() + b'{"before":"ab' + b"\n" + b'{"bef')
+    assert chain_check(path).notes[0].startswith("lines 5 to 6: are torn")
+    chain(tmp_path).append({"bytes": 50})
+    checked = chain_check(path)
+    assert (checked.fault, checked.entries) == ("", 5)
+    assert checked.notes[0].startswith("lines 5 to 6: are torn")
+
+
+def test_an_entry_that_lacks_its_line_s_end_alone_counts(tmp_path: Path) -> None:
+    path = filled(tmp_path)
+    path.write_bytes(path.read_bytes()[:-1])
+    assert (chain_check(path).fault, chain_check(path).entries) == ("", 4)
+    chain(tmp_path).append({"bytes": 50})
+    checked = chain_check(path)
+    assert (checked.fault, checked.entries, checked.notes) == ("", 5, [])
+
+
+def test_a_log_without_a_chain_is_told_apart_and_goes_on_with_one(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    older = "".join(json.dumps({"kind": "train", "bytes": number}) + "\n" for number in range(3000))
+    path.write_text(older)
+    checked = chain_check(path)
+    assert (checked.fault, checked.entries, checked.unchained) == ("", 0, 3000)
+    filled(tmp_path)
+    checked = chain_check(path)
+    assert (checked.fault, checked.entries, checked.unchained) == ("", 4, 3000)
+    assert checked.notes == ["before entry 1 stand 3000 entries of a release without a chain, unchanged since"]
+    path.write_text(path.read_text().replace('"bytes": 7}', '"bytes": 8}', 1))
+    assert chain_check(path).fault == "line 1: what stands before entry 1 is not what that found there"
+
+
+def test_an_entry_that_cannot_be_written_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = filled(tmp_path)
+    before, write = path.read_bytes(), os.write
+    monkeypatch.setattr(os, "write", lambda handle, data: write(handle, data[:20]))
+    with pytest.raises(OSError, match="No space left"):
+        chain(tmp_path).append({"bytes": 1})
+    assert path.read_bytes() == before
+
+
+def test_how_much_is_read_does_not_depend_on_the_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = filled(tmp_path, 4)
+    read, pread = list[int](), os.pread
+
+    def counting(handle: int, size: int, offset: int) -> bytes:
+        read.append(size)
+        return pread(handle, size, offset)
+
+    monkeypatch.setattr(os, "pread", counting)
+    log = chain(tmp_path)
+    for _ in range(600):
+        log.append({"what": "x" * 1000})
+    assert max(read) <= 65_536
+    assert len(read) == 600
+    log.append({"what": "x" * 10**6})  # longer than what is read at first
+    log.append({"what": "y"})
+    assert chain_check(path).entries == 606
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from espalier.storage.hash_chain import HashChain
+log = HashChain(Path(sys.argv[1]), {"lineage": "20260101-run", "site": "ward"})
+for number in range(150):
+    log.append({"who": sys.argv[2], "what": number})
+"""
+
+
+def test_processes_that_share_a_log_do_not_fork_it(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    writers = [subprocess.Popen([sys.executable, "-c", WRITER, str(path), str(who)]) for who in range(3)]
+    assert [writer.wait() for writer in writers] == [0, 0, 0]
+    checked = chain_check(path)
+    assert (checked.fault, checked.entries) == ("", 450)
+    entries = [json.loads(line) for line in path.read_text().splitlines()]
+    assert len({entry["who"] for entry in entries}) == 3
+    assert (path.stat().st_mode & 0o777) == 0o600
