@@ -11,8 +11,7 @@ from espalier.modeling.opened import OpenedModel, open_model
 from espalier.settings.mistakes import Mistake
 from espalier.settings.node import NodeSettings, parse_node, site_id
 from espalier.settings.run import RunSettings, parse
-from espalier.storage.json_lines import JsonLines
-from espalier.storage.private import OWNER_ONLY_FILE, PrivateState, private_folder
+from espalier.storage.private import PrivateState, private_folder
 from espalier.wire.code_hash import code_sha256
 from espalier.wire.messages import Header, Letter, Scalars
 
@@ -110,12 +109,6 @@ class Site:
         if header.kind != "enrol":  # a number comes with a seat
             client = {"number": header.client, **client}
         return PrivateState(self.node.state_root(), header.lineage, self.name, client)
-
-
-def egress_log(node: NodeSettings, lineage: str) -> JsonLines:
-    """The log of what left a site in a run: ``<state-dir>/egress/<lineage>-<site>.jsonl``."""
-    folder = private_folder(node.state_root(), "egress")
-    return JsonLines(folder / f"{lineage}-{site_id(node)}.jsonl", OWNER_ONLY_FILE)
 
 
 def reply_to(request: Letter, scalars: Scalars, blobs: dict[str, bytes] | None = None) -> Letter:

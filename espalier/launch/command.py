@@ -11,6 +11,8 @@
                                                   a SuperNode that stays warm, and runs the installed program alone
     espalier keys DIRECTORY --server HOST --site a --site b
                                                   certificates for TLS, and a key pair for each site
+    espalier release STATE-DIR                    the replies that a site holds; release or refuse them
+    espalier check-log STATE-DIR                  whether the log of what left a site is whole
 
 ``espalier run`` runs what ``flwr run .`` runs, and adds what that cannot: as many nodes as there are clients, an exit code that
 says whether the run completed, another try when Ray fails to start, paths that mean what they mean where the command was
@@ -36,6 +38,7 @@ from espalier.launch.configuration import configuration
 from espalier.launch.in_app import run_in_app
 from espalier.launch.kept import INTERRUPTS, interrupted_later, uninterrupted
 from espalier.launch.node import run_node
+from espalier.launch.officer import COMMANDS, add_commands, run_officer
 from espalier.launch.superlink import RAY_DID_NOT_START, SuperLink, SuperLinkLost, own_superlink, running_superlink
 from espalier.launch.watched_run import COMPLETED, WatchedRun
 from espalier.settings.mistakes import FLOWER_REPORTS_IT_TOO, Mistake
@@ -61,6 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _show_app()
     if given.command == "keys":
         return _keys(given)
+    if given.command in COMMANDS:
+        return _at_the_site(given)
     given.words += further
     for number in INTERRUPTS:
         if number == signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN:  # nohup has SIGHUP ignored
@@ -129,6 +134,15 @@ def _keys(given: argparse.Namespace) -> int:
     return 0
 
 
+def _at_the_site(given: argparse.Namespace) -> int:
+    """Decide on held replies, or check a log."""
+    try:
+        return run_officer(given)
+    except Mistake as mistake:
+        print(f"espalier: {mistake}", file=sys.stderr)
+        return 2
+
+
 def _show_app() -> int:
     """Print the app's folder: ``flwr run "$(espalier app)"``, and presets to begin with."""
     try:
@@ -169,6 +183,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     check.add_argument("node_config", metavar="NODE-CONFIG", help="as for flower-supernode --node-config, in quotes")
     check.add_argument("words", nargs="*", metavar="preset | key=value", help="the run, as for espalier run; default: the demo")
+    add_commands(commands)
     for command in (run, check):
         command.add_argument("--app", help="a checkout of Espalier; default: this directory if it is one, or what is installed")
     run.add_argument("--nodes", type=int, help="simulated nodes; default: num-clients")

@@ -157,6 +157,11 @@ class NodeSettings(Table):
         description="How much this site can compute, beside others, for FedSpaLLM's layer sampling and HetLoRA's ranks. 0 "
         "measures it at enrolment; then a run does not repeat bit by bit.",
     )
+    hold_replies: Literal["", "tensors", "all"] = Field(
+        "",
+        description="Which replies wait in the state directory until an officer releases them (`espalier release`): `tensors`, "
+        "those that carry tensors; `all`, those with numbers too (evaluations, times). Empty: none. Not in simulation.",
+    )
     keep_days: int = Field(30, ge=1, description="Days after which private state that was not touched is removed.")
     device: Literal["", "auto", "cpu", "cuda"] = Field("", description="Where this site computes; empty: as the run says.")
     threads: int = Field(0, ge=0, le=1024, description="CPU threads of this site; 0: as the run says.")
@@ -263,6 +268,8 @@ def parse_node(config: Mapping[str, Any], *, simulated: bool = False) -> NodeSet
         path = config.get(key)
         if isinstance(path, str) and path and (why := _unusable(path, missing=key in ("state-dir", "models-dir"))):
             mistakes.append(f"{key} = {shortened(path)!r}: {why} on this node; name a file or directory that it can read")
+    if simulated and config.get("hold-replies"):
+        mistakes.append("hold-replies: a simulated node has no officer, and its run no time; leave it out")
     if not mistakes:
         try:
             settings.state_root()

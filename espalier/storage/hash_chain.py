@@ -1,12 +1,12 @@
 """An append-only log in which every entry holds the hash of the one before it, a JSON object a line: the egress log.
 
-An entry is written in one form (sorted keys, no blanks, ASCII) and has a ``number`` from 1 on, ``before``: the ``sha256`` of the
-entry before it, and ``sha256``: the hash of all the rest of it. ``before`` of the first is the hash of what the log is of.
+An entry is written in one form (sorted keys, no blanks, ASCII) and has a ``number`` from 1 on, ``before``: the ``sha256`` of
+the entry before it, and ``sha256``: the hash of all the rest of it. ``before`` of the first is the hash of what the log is of.
 
 Covers: an entry that was changed, removed, inserted or moved is found, by whoever reads the whole log (``chain_check``).
 Processes that share a log append in turn, under a lock of the file. Entries are on the disk (fsync) when ``append`` returns.
-What a process left that ended while it wrote stays where it is, and the next entry says so (``unchained``: how many bytes before
-it are no part of the chain, and their hash); so it does of the entries of a release whose log had no chain.
+What a process left that ended while it wrote stays where it is, and the next entry says so (``unchained``: how many bytes
+before it are no part of the chain, and their hash); so it does of the entries of a release whose log had no chain.
 Does not cover: entries cut off at the end, which nobody misses who did not note the last hash before; nor somebody with the
 right to write the file who makes a whole new chain. Against both helps the last hash, noted elsewhere.
 """

@@ -28,6 +28,8 @@ VERSION = 5
 VERSION_FILE = "espalier-version.json"
 """It makes a directory ours."""
 LOCK = "lock"
+HELD = "held"
+"""Where replies wait for an officer."""
 OWNER_ONLY_DIRECTORY = 0o700
 OWNER_ONLY_FILE = 0o600
 ROUNDS_KEPT = 2
@@ -203,6 +205,10 @@ class PrivateState:
         """SHA-256 of what a server brought for the whole run, by name: a model, and what it is used with."""
         names = [folder / name for folder in (self.folder / "lasting",) for name in ("model.json", "emulator.json")]
         return {file.stem: sha256(file.read_bytes()) for file in names if file.exists()}
+
+    def held(self) -> Path:
+        """Where replies wait for an officer (``held.py``)."""
+        return self._open(self.folder / HELD)
 
     def save_lasting(self, name: str, value: dict[str, Any]) -> None:
         """Save a JSON document that the client keeps whatever the round, atomically."""

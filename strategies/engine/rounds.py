@@ -18,6 +18,7 @@ from espalier.settings.run import RunSettings
 from espalier.storage.at_work import AtWork
 from espalier.wire.contract import check_reply
 from espalier.wire.contracts import contract_for
+from espalier.wire.lifetime import REQUESTS_AHEAD, lifetime
 from espalier.wire.messages import SCHEMA_VERSION, Header, Kind, Letter, Scalars, address, read
 from espalier.wire.plan import ModelPlan
 from espalier.wire.printable import printable
@@ -33,17 +34,10 @@ SELDOM_SECONDS = 0.5
 A_WHILE = 5.0
 LOOK_SECONDS = 5.0
 """How often new nodes are looked for while replies are awaited."""
-TTL_MARGIN = 60.0
-"""Seconds beyond the deadline after which Flower may forget a message."""
 SIMULATED_TTL = 30 * DAY
 """The same where messages queue for one machine's workers, however long that takes; Flower's own default is half a day."""
 NAMED = 4
 """Of the clients that are waited for."""
-
-REQUESTS_AHEAD = 2
-"""Requests that one client has at a time where its reply comes in parts. A SuperNode that finds no message when it looks sleeps
-for three seconds (Flower 1.31), so the next one lies there before the last is answered; of the replies, too, the SuperLink
-never holds more than these."""
 
 TOLD_REASONS = 20
 """Clients whose reasons are told when the quorum is missed; ``summary.json`` has all."""
@@ -130,7 +124,7 @@ class Rounds:
         return next(iter(self.grid.pull_messages([message_id])), None)
 
     def _envelope(self, letter: Letter, seat: Seat, seconds: float = 0.0) -> Message:
-        needed = REQUESTS_AHEAD * max(seconds, self.settings.deadline_seconds) + TTL_MARGIN
+        needed = lifetime(max(seconds, self.settings.deadline_seconds))
         return address(letter, seat.node_id, SIMULATED_TTL if self.shared_workers else needed)
 
     def exchange(

@@ -1,0 +1,57 @@
+"""The log of what left a site in a run, ``<state-dir>/egress/<lineage>-<site>.jsonl``: a chain of hashes (``hash_chain``).
+
+Beside replies it has what became of those that were held: ``held``, ``released``, ``refused``, each with its time.
+"""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from flwr.app import RecordDict
+
+from espalier.storage.blobs import sha256
+from espalier.storage.hash_chain import HashChain
+from espalier.storage.private import OWNER_ONLY_FILE, private_folder
+from espalier.wire.messages import Letter, num_bytes
+from espalier.wire.payload import tensor_specs
+
+FOLDER = "egress"
+
+
+def egress_log(root: Path, lineage: str, site: str) -> HashChain:
+    """The log of a site in a run, below the site's ``state-dir``."""
+    folder = private_folder(root, FOLDER)
+    return HashChain(folder / f"{lineage}-{site}.jsonl", {"lineage": lineage, "site": site}, OWNER_ONLY_FILE)
+
+
+def now() -> str:
+    """The time of an entry."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def reply_entry(letter: Letter, content: RecordDict) -> dict[str, Any]:
+    """What the log says of a reply: whose, of what, and names, dtypes, shapes, bytes and SHA-256 of what is in it."""
+    header = letter.header
+    return {
+        "entry": "reply",
+        "method": header.method,
+        "round": header.server_round,
+        "client": header.client,
+        "kind": header.kind,
+        "part": header.part,
+        "status": header.status,
+        "scalars": sorted(letter.scalars),
+        "bytes": num_bytes(content),
+        "blobs": [described(key, blob) for key, blob in sorted(letter.blobs.items())],
+    }
+
+
+def described(key: str, blob: bytes) -> dict[str, Any]:
+    """What the log says of a blob."""
+    return {"name": key, "bytes": len(blob), "sha256": sha256(blob), "tensors": tensors_of(blob)}
+
+
+def tensors_of(blob: bytes) -> dict[str, Mapping[str, Any]]:
+    """Dtype and shape of a blob's tensors, by name."""
+    return {name: {"dtype": spec.dtype, "shape": list(spec.shape)} for name, spec in tensor_specs(blob).items()}

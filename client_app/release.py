@@ -1,0 +1,136 @@
+"""An officer looks at the replies that a site holds, and decides which leave; ``espalier release`` does it.
+
+Covers: what is decided on is what is shown, and what leaves later is the same, by the hash of all of it; a file that was
+changed meanwhile is refused. Every decision stands in the egress log before it counts, with its time and whose it is.
+Does not cover: who may decide: whoever can write the site's state directory.
+"""
+
+import os
+import pwd
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from client_app.egress_log import egress_log, now
+from client_app.hold import note_hold
+from espalier.settings.mistakes import Mistake
+from espalier.storage.held import Decision, Held, HeldReplies, held_at
+
+COLUMNS = ("id", "site", "run", "method", "round", "kind", "tensors", "bytes", "held since")
+SHOWN_TENSORS = 12
+"""Of a blob; the log has all."""
+
+Waiting = list[tuple[HeldReplies, Held]]
+
+
+def waiting(root: Path) -> Waiting:
+    """All replies below a state directory on which nobody decided."""
+    return [(replies, held) for replies in held_at(root) for held in replies if replies.decision(held) is None]
+
+
+def chosen(found: Waiting, ids: Sequence[str]) -> Waiting:
+    """Those that are called so, by the beginning of their id.
+
+    Raises
+    ------
+    Mistake
+        None or several are.
+    """
+    several = {word: [pair for pair in found if pair[1].id.startswith(word)] for word in ids}
+    for word, pairs in several.items():
+        if len(pairs) != 1:
+            raise Mistake(f"release: {word!r}: {len(pairs)} held replies are called so; give the id of one that is listed")
+    return [pairs[0] for pairs in several.values()]
+
+
+def decide(root: Path, pairs: Waiting, released: bool, reason: str = "") -> Iterator[str]:
+    """Decide on replies, one after the other, and yield what was decided.
+
+    Raises
+    ------
+    Mistake
+        A held file is not what was held, or the log or the decision cannot be written; of this reply nothing is decided.
+    """
+    decision = Decision(released, now(), account(), reason)
+    word = "released" if released else "refused"
+    for replies, held in pairs:
+        if released:
+            replies.require_as_shown(held)
+        log = egress_log(root, held.entry["lineage"], held.entry["site"])
+        try:
+            note_hold(log.append, held, word, by=decision.by, **({"reason": reason} if reason else {}))
+        except OSError as error:
+            raise Mistake(f"{log.path}: cannot be written ({error.strerror}); nothing was decided") from None
+        replies.decide(held, decision)
+        yield f"{word:<10} {held.id}  {_what(held.entry)}"
+
+
+def account() -> str:
+    """Whose process this is."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())
+
+
+def listed(found: Iterable[Held]) -> Iterator[str]:
+    """A table of held replies."""
+    rows = [COLUMNS, *(_row(held) for held in found)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
+    for row in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def shown(replies: HeldReplies, held: Held) -> Iterator[str]:
+    """All that is in a held reply."""
+    yield f"{held.id}  {_what(held.entry)}"
+    yield f"sha256 {held.digest}, held since {held.entry['time']}"
+    for name, value in sorted(held.scalars.items()):
+        yield f"  {name} = {value}"
+    for blob in held.blobs:
+        file = replies.folder / held.id / f"{blob['sha256']}.blob"
+        yield f"  {blob['name'] or 'of a further part'}: {blob['bytes']:,} bytes, sha256 {blob['sha256']}, {file} (safetensors)"
+        tensors = list(blob["tensors"].items())
+        yield from (f"    {name}: {tensor['dtype']} {tensor['shape']}" for name, tensor in tensors[:SHOWN_TENSORS])
+        if (more := len(tensors) - SHOWN_TENSORS) > 0:
+            yield f"    and {more} more"
+
+
+def _row(held: Held) -> tuple[str, ...]:
+    entry = held.entry
+    tensors = sum(len(blob["tensors"]) for blob in held.blobs)
+    return (
+        held.id, entry["site"], entry["lineage"], entry["method"], str(entry["round"]), entry["kind"], str(tensors),
+        f"{held.num_bytes:,}", entry["time"],
+    )  # fmt: skip
+
+
+def _what(entry: Mapping[str, Any]) -> str:
+    return f"{entry['kind']} of round {entry['round']}, {entry['method']}, run {entry['lineage']}, site {entry['site']}"
+
+
+def main(given: Mapping[str, Any]) -> int:
+    """List, show, release or refuse, as the words of the command say; 2 where that cannot be done."""
+    root = Path(given["state_dir"]).expanduser()
+    try:
+        if not root.is_dir():
+            raise Mistake(f"release: {root}: is no directory; name the state-dir of the site's node")
+        found = waiting(root)
+        for replies, held in chosen(found, given["show"]):
+            print("\n".join(shown(replies, held)))
+        refused, released = chosen(found, given["refuse"]), found if given["all"] else chosen(found, given["ids"])
+        ids = {held.id for _, held in refused}
+        released = [pair for pair in released if pair[1].id not in ids] if given["all"] else released
+        if both := sorted(ids & {held.id for _, held in released}):
+            raise Mistake(f"release: {', '.join(both)}: cannot be released and refused at once")
+        for line in decide(root, refused, False, given["reason"]):
+            print(line, flush=True)
+        for line in decide(root, released, True, given["reason"]):
+            print(line, flush=True)
+    except Mistake as mistake:
+        print(f"espalier: {mistake}", file=sys.stderr)
+        return 2
+    if not (given["show"] or refused or released):
+        print("\n".join(listed(held for _, held in found)) if found else f"Nothing is held in {root}.")
+    return 0

@@ -1,0 +1,168 @@
+"""Replies that wait at a site until an officer decides: ``<state-dir>/<run>/<site>/held``.
+
+A held reply is a sealed document of what would leave (what the egress log would say of it, its scalars with their values,
+and the hashes of all its blobs), and beside it the blobs themselves, as safetensors files. A decision is a sealed document
+of its own; then the blobs are removed, and the documents stay as long as the run's private state.
+
+Covers: a document, a decision or a blob whose bytes changed is found before anything is decided; a decision is for one
+reply, by the hash of all that is in it.
+Does not cover: somebody with the right to write there, who can also decide.
+"""
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from espalier.settings.mistakes import Mistake
+from espalier.storage.atomic import write_bytes
+from espalier.storage.blobs import BlobStore
+from espalier.storage.hash_chain import digest
+from espalier.storage.private import HELD, OWNER_ONLY_FILE, is_ours, private_folder
+from espalier.storage.sealed import read_sealed, sealed
+
+VERSION = 1
+ID_LENGTH = 12
+IDENTITY = ("lineage", "site", "method", "round", "client", "kind", "part")
+"""What of a reply's entry says which reply it is; attempts of one message are one reply."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """A held reply."""
+
+    entry: Mapping[str, Any]
+    """What the egress log would say of it, with run, site and time."""
+    scalars: Mapping[str, Any]
+    later: Sequence[Mapping[str, Any]]
+    """Blobs of further parts, which are released with it; as the log describes blobs, the first ones stand in ``entry``."""
+
+    @property
+    def digest(self) -> str:
+        """Hash of all that would leave."""
+        which = {key: self.entry[key] for key in IDENTITY}
+        blobs = {blob["name"]: blob["sha256"] for blob in self.entry["blobs"]}
+        return digest([which, dict(self.scalars), blobs, [blob["sha256"] for blob in self.later]])
+
+    @property
+    def id(self) -> str:
+        """What an officer calls it."""
+        return self.digest[:ID_LENGTH]
+
+    @property
+    def blobs(self) -> list[Mapping[str, Any]]:
+        """All blobs, those of further parts too."""
+        return [*self.entry["blobs"], *self.later]
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the reply and its further parts."""
+        return int(self.entry["bytes"]) + sum(blob["bytes"] for blob in self.later)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What an officer decided."""
+
+    released: bool
+    time: str
+    by: str
+    reason: str = ""
+
+
+class HeldReplies:
+    """The held replies of a site in a run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __iter__(self) -> Iterator[Held]:
+        """All of them, decided or not, the oldest first; raises Mistake where one is damaged."""
+        found = [self._read(path) for path in self.folder.glob("*.json") if len(path.stem) == ID_LENGTH]
+        yield from sorted(found, key=lambda held: (held.entry["time"], held.entry["round"], held.id))
+
+    def has(self, held: Held) -> bool:
+        """Whether it is here, or was decided."""
+        return self._document(held).exists()
+
+    def add(self, held: Held, blobs: Mapping[str, bytes], kept: BlobStore) -> None:
+        """Keep a reply, with its blobs by hash; those that ``kept`` has are not written a second time."""
+        store = BlobStore(private_folder(self.folder, held.id), OWNER_ONLY_FILE)
+        for blob in held.blobs:
+            key = blob["sha256"]
+            with suppress(OSError):  # else it is written
+                os.link(kept.path(key), store.path(key))
+            if not store.is_whole(key):
+                store.put(blobs[key] if key in blobs else kept.get(key))
+        document = {
+            "version": VERSION,
+            "entry": held.entry,
+            "scalars": held.scalars,
+            "later": held.later,
+            "digest": held.digest,
+        }
+        write_bytes(self._document(held), sealed(document), OWNER_ONLY_FILE)
+
+    def decision(self, held: Held) -> Decision | None:
+        """What was decided of exactly this reply; None as yet.
+
+        Raises
+        ------
+        Mistake
+            The decision is damaged, or of another reply.
+        """
+        path = self._decided(held)
+        if not path.exists():
+            return None
+        found = read_sealed(path, VERSION)
+        if found["digest"] != held.digest:
+            raise Mistake(f"{path}: is a decision on another reply; remove it, and decide again")
+        return Decision(**{key: found[key] for key in ("released", "time", "by", "reason")})
+
+    def require_as_shown(self, held: Held) -> None:
+        """Raise Mistake where a blob is not, or no longer, the one that the document names."""
+        store = BlobStore(self.folder / held.id)
+        for blob in held.blobs:
+            if not store.is_whole(blob["sha256"]):
+                raise Mistake(
+                    f"{store.path(blob['sha256'])}: is not what is held: its bytes changed, or it is gone; remove "
+                    f"{self._document(held)}, and the reply is held anew when the server asks again"
+                )
+
+    def decide(self, held: Held, decision: Decision) -> None:
+        """Write a decision down; the blobs are needed no more."""
+        write_bytes(
+            self._decided(held), sealed({"version": VERSION, "digest": held.digest, **decision.__dict__}), OWNER_ONLY_FILE
+        )
+        shutil.rmtree(self.folder / held.id, ignore_errors=True)
+
+    def blobs_decided(self, server_round: int) -> dict[str, bool]:
+        """Hashes of all blobs of a round that were decided on, and whether they were released; one refusal counts for more."""
+        found: dict[str, bool] = {}
+        for held in self:
+            decision = self.decision(held)
+            if decision is not None and held.entry["round"] == server_round:
+                for blob in held.blobs:
+                    found[blob["sha256"]] = found.get(blob["sha256"], True) and decision.released
+        return found
+
+    def _document(self, held: Held) -> Path:
+        return self.folder / f"{held.id}.json"
+
+    def _decided(self, held: Held) -> Path:
+        return self.folder / f"{held.id}-decided.json"
+
+    def _read(self, path: Path) -> Held:
+        found = read_sealed(path, VERSION)
+        held = Held(found["entry"], found["scalars"], found["later"])
+        if found["digest"] != held.digest or path != self._document(held):
+            raise Mistake(f"{path}: does not describe the reply that it is named for; remove it, and the reply is held anew")
+        return held
+
+
+def held_at(root: Path) -> list[HeldReplies]:
+    """The held replies of all sites and runs below a state directory."""
+    return [HeldReplies(folder) for folder in sorted(root.glob(f"*/*/{HELD}")) if is_ours(folder.parent)]

@@ -1,0 +1,342 @@
+"""Replies that wait for an officer: nothing leaves before its release, and then what was shown, whatever happens meanwhile."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bench import LOCAL_ONLY, Bench, Killed, private_text, summary
+from flwr.app import Message
+from in_process import InProcessGrid
+from safetensors.numpy import load_file
+
+import client_app.app
+from client_app import hold
+from client_app.check_log import main as check_log
+from client_app.hold import StillHeldError
+from client_app.release import main as release
+from espalier.settings.mistakes import Mistake
+from espalier.settings.node import parse_node
+from espalier.storage.chain_check import chain_check
+from espalier.storage.held import Held, held_at
+from espalier.wire.lifetime import lifetime
+from espalier.wire.messages import SCHEMA_VERSION, Header, Letter, address, read
+
+SECONDS = 100.0
+METHODS: dict[str, dict[str, Any]] = {
+    "fedspallm": {"federation.rounds": 2},
+    "fedpetuning": {
+        "lora.rank": 8, "lora.targets": "all", "training.steps": 2, "training.batch-size": 2, "federation.rounds": 2,
+    },
+}  # fmt: skip
+"""Their replies have several parts."""
+
+
+class Time:
+    """Moves when a process waits for its officer, and calls the officer then."""
+
+    def __init__(self, officer: Callable[[], None]) -> None:
+        self.seconds, self.officer = 0.0, officer
+
+    def pause(self, seconds: float) -> None:
+        assert seconds > 0
+        self.seconds += seconds
+        self.officer()
+
+
+@pytest.fixture
+def time(monkeypatch: pytest.MonkeyPatch) -> Time:
+    """Nobody decides, unless a test says otherwise."""
+    found = Time(lambda: None)
+    monkeypatch.setattr(hold, "clock", lambda: found.seconds)
+    monkeypatch.setattr(hold, "pause", found.pause)
+    return found
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    """Its server takes the grid for one of real sites."""
+    monkeypatch.setattr("server_app.app.GrpcGrid", InProcessGrid)
+    return Bench(tmp_path, "fedprllm", {"deadline-seconds": SECONDS}, num_clients=2)
+
+
+def of_method(bench: Bench, method: str) -> Bench:
+    bench.method, bench.settings = method, bench.settings | METHODS[method]
+    return bench
+
+
+def state(bench: Bench) -> Path:
+    return bench.folder / "state"
+
+
+def sites(bench: Bench, holds: str = "tensors", **changes: Any) -> InProcessGrid:
+    """Real sites that share a state directory."""
+    nodes = [
+        {
+            "site": f"site-{client}", "data-path": str(bench.folder / f"text-{client}.txt"), "model-path": str(bench.model),
+            "least-tokens": 1, "state-dir": str(state(bench)), "hold-replies": holds,
+        }
+        for client in range(bench.num_clients)
+    ]  # fmt: skip
+    grid = InProcessGrid(client_app.app.app, nodes, bench.config(**changes))
+    grid.simulated = False
+    return grid
+
+
+def decide(bench: Bench, **words: Any) -> int:
+    """``espalier release``."""
+    return release({"state_dir": str(state(bench)), "ids": [], "all": False, "refuse": [], "reason": "", "show": [], **words})
+
+
+def undecided(bench: Bench) -> list[Held]:
+    return [held for replies in held_at(state(bench)) for held in replies if replies.decision(held) is None]
+
+
+def log_of(bench: Bench, site: str = "site-0") -> list[dict[str, Any]]:
+    (path,) = (state(bench) / "egress").glob(f"*-{site}.jsonl")
+    assert chain_check(path).fault == ""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def told(reply: Message) -> tuple[Any, ...]:
+    """What a reply holds, but for how long its client worked."""
+    letter = read(reply.content)
+    header = letter.header.model_copy(update={"lineage": "any"})
+    return header, {key: value for key, value in letter.scalars.items() if key != "seconds"}, letter.blobs
+
+
+class OneSite:
+    """A site that holds replies, and a server that asks it by hand."""
+
+    def __init__(self, bench: Bench, holds: str = "tensors", **changes: Any) -> None:
+        self.bench, self.grid = bench, sites(bench, holds, **changes)
+
+    def ask(self, kind: str = "train", server_round: int = 1, **header: Any) -> Letter:
+        scalars = header.pop("scalars", {})
+        common = {"schema_version": SCHEMA_VERSION, "lineage": "by-hand", "client": 0, "attempt": 1, "part": 0, "num_parts": 1}
+        values = common | {"kind": kind, "method": self.bench.method, "server_round": server_round} | header
+        node_id, context = next(iter(self.grid.contexts.items()))
+        message = address(Letter(Header.model_validate(values), scalars), node_id, lifetime(SECONDS))
+        return read(self.grid.answer(message, context).content)
+
+
+# ----- a run ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_nothing_leaves_before_its_release_and_then_the_same_bytes(bench: Bench, time: Time, method: str) -> None:
+    """The parts of a reply that ``fetch`` asks for are shown and released with the first."""
+    of_method(bench, method)
+    plain = sites(bench, "")
+    bench.run(plain)
+    expected = [told(reply) for _, reply in plain.received]
+    assert any(header.kind == "fetch" for header, _, _ in expected)
+
+    shown = list[tuple[str, set[str]]]()
+    grid = sites(bench)
+
+    def officer() -> None:
+        (held,) = undecided(bench)
+        own = {blob["sha256"] for blob in held.blobs}
+        place = (held.entry["client"], held.entry["round"])
+        left = [read(reply.content).header for _, reply in grid.received]
+        assert not [header for header in left if (header.client, header.server_round) == place and header.kind != "deliver"]
+        shown.append((held.entry["site"], own))
+        assert decide(bench, all=True) == 0
+
+    time.officer = officer
+    bench.run(grid)
+    assert [told(reply) for _, reply in grid.received] == expected
+    rounds = METHODS[method]["federation.rounds"]
+    assert len(shown) == bench.num_clients * rounds
+    for site in ("site-0", "site-1"):
+        *_, log = [
+            [json.loads(line) for line in path.read_text().splitlines()]
+            for path in sorted((state(bench) / "egress").glob(f"*-{site}.jsonl"), key=os.path.getmtime)
+        ]
+        kinds = [(entry["entry"], entry["kind"]) for entry in log]
+        for place in [place for place, kind in enumerate(kinds) if kind == ("reply", "train")]:
+            assert kinds[place - 2 : place] == [("held", "train"), ("released", "train")]
+            assert log[place]["released"] == log[place - 1]["hold"] == log[place - 2]["hold"]
+        left = {blob["sha256"] for entry in log if entry["entry"] == "reply" for blob in entry["blobs"]}
+        assert left == set().union(*(own for whose, own in shown if whose == site))
+
+
+def test_a_refused_reply_costs_its_own_contribution(bench: Bench, time: Time) -> None:
+    grid = sites(bench)
+
+    def officer() -> None:
+        (held,) = undecided(bench)
+        words: dict[str, Any] = {"ids": [held.id]} if held.entry["site"] == "site-0" else {"refuse": [held.id], "reason": "no"}
+        assert decide(bench, **words) == 0
+
+    time.officer = officer
+    document = summary(bench.run(grid, quorum=0.5))
+    assert document["status"] == "completed"
+    first, second = document["clients"]
+    assert "held back by the site: an officer of the site did not release it" in json.dumps(second)
+    assert "held back" not in json.dumps(first)
+    log = log_of(bench, "site-1")
+    assert [entry["entry"] for entry in log] == ["reply", "held", "refused", "reply"]
+    assert (log[2]["reason"], log[3]["status"], log[3]["blobs"]) == ("no", "failed", [])
+    assert "no" not in [read(reply.content).scalars.get("reason") for _, reply in grid.received]
+
+
+def test_a_reply_that_is_released_after_the_deadline_goes_with_the_next_attempt(bench: Bench, time: Time) -> None:
+    """In the first attempt nobody decides; the work is done once, and the release is found by the second."""
+    grid = sites(bench, num_clients=1)
+
+    def officer() -> None:
+        if time.seconds > SECONDS + 10:
+            assert decide(bench, all=True) == 0
+
+    time.officer = officer
+    document = summary(bench.run(grid, num_clients=1, attempts=2))
+    assert document["status"] == "completed"
+    assert time.seconds == pytest.approx(SECONDS + 11, abs=2)
+    answered = [read(reply.content).header for _, reply in grid.received if reply.has_content()]
+    assert [header.attempt for header in answered if header.kind == "train"] == [2]
+    entries = [entry["entry"] for entry in log_of(bench)]
+    assert (entries.count("held"), entries.count("released")) == (1, 1)
+
+
+def test_a_reply_that_nobody_releases_costs_its_contribution_and_is_there_for_a_resumption(bench: Bench, time: Time) -> None:
+    from strategies.engine.rounds import RunFailed
+
+    with pytest.raises(RunFailed, match="Flower reports error"):
+        bench.run(sites(bench, num_clients=1), num_clients=1, attempts=2)
+    assert time.seconds == pytest.approx(2 * SECONDS)
+    (folder,) = bench.runs()
+    assert decide(bench, all=True) == 0
+    document = summary(bench.run(sites(bench, num_clients=1), num_clients=1, attempts=2, resume_from=str(folder)))
+    assert (document["status"], time.seconds) == ("completed", pytest.approx(2 * SECONDS))
+
+
+# ----- one site -------------------------------------------------------------------------------------------------------
+
+
+def test_a_node_that_was_started_again_finds_what_is_held_and_decided(bench: Bench, time: Time) -> None:
+    def killed() -> None:
+        raise Killed
+
+    time.officer = killed
+    with pytest.raises(Killed):
+        OneSite(bench).ask()
+    assert decide(bench, all=True) == 0
+    reply = OneSite(bench).ask(attempt=2)
+    assert (reply.header.status, len(reply.blobs) > 0) == ("ok", True)
+    assert [entry["entry"] for entry in log_of(bench)] == ["held", "released", "reply"]
+
+
+def test_a_release_is_for_one_reply(bench: Bench, time: Time) -> None:
+    """What was computed anew, or changed in the private state, is another one."""
+    with pytest.raises(StillHeldError):
+        OneSite(bench).ask()
+    assert decide(bench, all=True) == 0
+    (report,) = state(bench).glob("by-hand/site-0/r001/report.json")
+    document = json.loads(report.read_text())
+    document["report"]["seconds"] += 1.0
+    report.write_text(json.dumps(document))
+    with pytest.raises(StillHeldError):
+        OneSite(bench).ask(attempt=2)
+    assert [entry["entry"] for entry in log_of(bench)] == ["held", "released", "held"]
+
+
+def test_a_file_that_was_changed_is_not_released(bench: Bench, time: Time, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(StillHeldError):
+        OneSite(bench).ask()
+    ((replies,),) = [held_at(state(bench))]
+    (held,) = replies
+    file = sorted((replies.folder / held.id).glob("*.blob"))[0]
+    assert load_file(file)
+    content = file.read_bytes()
+    file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert decide(bench, all=True) == 2
+    assert "is not what is held: its bytes changed" in capsys.readouterr().err
+    file.write_bytes(content)
+    document = replies.folder / f"{held.id}.json"
+    text = document.read_text()
+    document.write_text(text.replace('"round": 1', '"round": 2'))
+    assert decide(bench, all=True) == 2
+    assert "does not have its checksum" in capsys.readouterr().err
+    document.write_text(text)
+    assert decide(bench, ids=[held.id[:4]]) == 0
+    (decided,) = replies.folder.glob("*-decided.json")
+    decided.write_text(decided.read_text().replace('"released": true', '"released": false'))
+    reply = OneSite(bench).ask(attempt=2)
+    assert (reply.header.status, reply.blobs) == ("failed", {})
+    assert [entry["entry"] for entry in log_of(bench)] == ["held", "released", "reply"]
+
+
+def test_what_is_not_released_cannot_be_fetched(bench: Bench, time: Time) -> None:
+    site = OneSite(of_method(bench, "fedpetuning"))
+    with pytest.raises(StillHeldError):
+        site.ask(scalars={"rank_limit": 8})
+    (held,) = undecided(bench)
+    (second, *_) = held.later
+    asked = {"blob_sha256": [second["sha256"]], "rank_limit": 8, "rank": 8}
+    with pytest.raises(StillHeldError):
+        site.ask("fetch", part=1, scalars=asked)
+    assert time.seconds == pytest.approx(3 * SECONDS)  # a fetch may have been sent ahead of the one before it
+    assert decide(bench, refuse=[held.id]) == 0
+    assert "did not release it" in str(site.ask("fetch", part=1, scalars=asked).scalars["reason"])
+
+
+@pytest.mark.parametrize(("holds", "waits"), [("tensors", False), ("all", True)])
+def test_numbers_wait_too_where_the_owner_says_so(bench: Bench, time: Time, holds: str, waits: bool) -> None:
+    """What a client makes by itself stays there; how long it took is a number."""
+    bench = of_method(bench, "fedpetuning")
+    bench.settings |= LOCAL_ONLY
+    site, asked = OneSite(bench, holds), {"rank_limit": 8, "fits": False}
+    assert site.ask("enrol", 0).header.status == "ok"
+    if waits:
+        with pytest.raises(StillHeldError):
+            site.ask("alone", 2, scalars=asked)
+    else:
+        assert site.ask("alone", 2, scalars=asked).scalars["seconds"] > 0
+    assert site.ask("alone", 7, scalars=asked).header.status == "failed"  # a sentence; it is not held
+
+
+# ----- words ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_officer_sees_what_would_leave(bench: Bench, time: Time, capsys: pytest.CaptureFixture[str]) -> None:
+    assert decide(bench) == 2
+    assert "is no directory" in capsys.readouterr().err
+    with pytest.raises(StillHeldError):
+        OneSite(bench).ask()
+    ((replies,),) = [held_at(state(bench))]
+    (held,) = replies
+    assert f"site-0: train of round 1 is held as {held.id} until an officer decides" in capsys.readouterr().err
+    assert decide(bench) == 0
+    header, row = capsys.readouterr().out.splitlines()
+    assert header.split()[:4] == ["id", "site", "run", "method"]
+    tensors = sum(len(blob["tensors"]) for blob in held.blobs)
+    assert row.split()[:8] == [
+        held.id, "site-0", "by-hand", "fedprllm", "1", "train", str(tensors), f"{held.num_bytes:,}",
+    ]  # fmt: skip
+    assert decide(bench, show=[held.id]) == 0
+    shown = capsys.readouterr().out
+    assert "attn.q.prune_mask: U64" in shown
+    assert "seconds = " in shown
+    for blob in held.blobs:
+        assert blob["sha256"] in shown
+    assert private_text(0)[:30] not in shown
+    assert decide(bench, ids=["zz"]) == 2
+    assert decide(bench, ids=[held.id], refuse=[held.id]) == 2
+    assert "released and refused at once" in capsys.readouterr().err
+    assert decide(bench, all=True) == 0
+    assert capsys.readouterr().out.startswith(f"released   {held.id}")
+    assert decide(bench) == 0
+    assert "Nothing is held" in capsys.readouterr().out
+    assert check_log({"where": str(state(bench)), "heads": []}) == 0
+    assert "2 entries (1 held, 1 released)" in capsys.readouterr().out
+
+
+def test_a_simulated_node_holds_nothing() -> None:
+    with pytest.raises(Mistake, match="hold-replies: a simulated node has no officer"):
+        parse_node({"partition-id": 0, "hold-replies": "all"}, simulated=True)
+    with pytest.raises(Mistake, match="hold-replies = 'some'"):
+        parse_node({"site": "a", "hold-replies": "some"})
