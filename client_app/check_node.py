@@ -7,12 +7,13 @@ shown, to compare.
 """
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from flwr.app import Context, RecordDict
 
 from client_app.limits import require_allowed
+from client_app.node_report import accepts, device, disk, sends
 from client_app.own_name import own_key
 from client_app.readiness import require_ready
 from client_app.site import Site
@@ -23,6 +24,7 @@ from espalier.storage.private import private_folder
 from espalier.training.client_data import read_client_data
 from espalier.wire.code_hash import code_sha256
 from espalier.wire.messages import UNREAD
+from espalier.wire.planned import outlook
 from espalier.wire.tuning import trained
 
 ANY_CLIENT = 0
@@ -40,28 +42,40 @@ def look(node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> Itera
     site = Site.of(Context(0, 0, dict(node_config), RecordDict(), dict(run_config)))
     require_allowed(site, UNREAD)  # a run that has not begun
     yield f"site       {site.name}"
-    yield f"state      {private_folder(site.node.state_root())}"
+    yield f"state      {(folder := private_folder(site.node.state_root()))}"
     yield f"program    {code_sha256()[:12]}"
     if site.node.site_key or site.settings.site_keys:
         yield f"site-key   {site.node.site_key}: {fingerprint(own_key(site).public_key())}"
-    settings = site.settings
+    yield from _under("accepts", accepts(site))
+    settings, plan = site.settings, None
     if not settings.job.NEEDS_BASE_MODEL:
         yield "model      the run's server brings it"
-        yield f"computing  on {site.computing.device.type}, {site.computing.threads} threads"
-        require_ready(site)
-        yield f"data       {site.node.data_path or 'none of its own'}; whether it is enough, the model's tokenizer will say"
-        return
-    model = site.model
-    yield f"model      {model.directory}: {model.family.name}, {len(model.plan.blocks)} blocks, hash {model.sha256[:12]}"
-    computing = site.computing
-    yield f"computing  on {computing.device.type}, {computing.threads} threads"
+    else:
+        model, plan = site.model, site.model.plan
+        yield f"model      {model.directory}: {model.family.name}, {len(plan.blocks)} blocks, hash {model.sha256[:12]}"
+    yield from _under("computing", device(site))
     require_ready(site)
-    if settings.tunes:
-        trained(model.plan, settings)
-    source = site.node.data_path or f"none of its own; the run's: {settings.data.source} {settings.data.path}".strip()
-    yield f"data       {source}"
-    for found in read_client_data(settings, site.node, model, ANY_CLIENT):
-        yield f"           {found}"
+    if settings.tunes and plan is not None:
+        trained(plan, settings)
+    yield from _under("data", _data(site))
+    expected = outlook(plan, settings)
+    yield from _under("disk", disk(folder, site, expected))
+    yield from _under("sends", sends(expected, plan))
+
+
+def _data(site: Site) -> Iterator[str]:
+    settings = site.settings
+    if not settings.job.NEEDS_BASE_MODEL:
+        yield f"{site.node.data_path or 'none of its own'}; whether it is enough, the model's tokenizer will say"
+        return
+    yield str(site.node.data_path or f"none of its own; the run's: {settings.data.source} {settings.data.path}".strip())
+    yield from read_client_data(settings, site.node, site.model, ANY_CLIENT)
+
+
+def _under(title: str, lines: Iterable[str]) -> Iterator[str]:
+    """Lines below each other, the first behind a title."""
+    for number, line in enumerate(lines):
+        yield f"{'' if number else title:<11}{line}"
 
 
 def main(given: Mapping[str, Any]) -> int:

@@ -22,7 +22,7 @@ def require_allowed(site: Site, header: Header) -> None:
     lines = []
     if not site.node.allows_method(site.settings.method):
         lines.append(f"allow-methods = '{site.node.allow_methods}': the run's method is '{site.settings.method}'")
-    for limit, (asked, amount) in _amounts(site, header).items():
+    for limit, (asked, amount) in amounts(site, header).items():
         most = site.node.most(limit)
         if most is not None and amount > most:
             lines.append(f"{limit.replace('_', '-')} = {most}: {asked} = {amount}")
@@ -33,7 +33,7 @@ def require_allowed(site: Site, header: Header) -> None:
         raise Mistake(f"this site does not allow the run; lower it, or have the site's owner change --node-config:\n{text}")
 
 
-def _amounts(site: Site, header: Header) -> dict[str, tuple[str, int]]:
+def amounts(site: Site, header: Header) -> dict[str, tuple[str, int]]:
     """By limit, what the run asks for, and how much."""
     settings = site.settings
     found = {"most_threads": ("threads", 0 if site.node.threads else settings.threads)}
@@ -51,6 +51,11 @@ def _amounts(site: Site, header: Header) -> dict[str, tuple[str, int]]:
 def _beyond(header: Header) -> int:
     """A result is delivered as if it were for one round more."""
     return 1 if header.kind == "deliver" else 0
+
+
+def runs_answered(site: Site) -> int:
+    """Runs that count for ``most-runs``."""
+    return len(lineages_of(site.node.state_root(), site.name))
 
 
 def _is_one_run_too_many(site: Site, lineage: str) -> bool:

@@ -81,6 +81,15 @@ class AdapterAveraging(MethodSettings):
         """What clients train, in the words of ``[lora]``, of a model of so many blocks."""
         return lora
 
+    @property
+    def limits_differ(self) -> bool:
+        """Whether the server may ask clients to train adapters of lower ranks."""
+        return False
+
+    def largest_limit(self, lora: LoraSettings) -> int:
+        """Largest rank that a client may be asked to train."""
+        return lora.largest_rank
+
     def rank_limit_of(self, client: int, lora: LoraSettings) -> int:
         """Largest rank of an adapter that a client trains: every client trains whole adapters."""
         return lora.largest_rank

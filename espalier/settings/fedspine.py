@@ -125,6 +125,11 @@ class FedSpineSettings(AdapterAveraging, CutSettings, PersonalModelSettings):
         """T of the schedule, of a run of so many rounds."""
         return self.prune_rounds or max(1, rounds // 2)
 
+    @property
+    def limits_differ(self) -> bool:
+        """Ranks are chosen round by round, and what is cut has no adapter."""
+        return True
+
     def usual_rank(self, lora: LoraSettings) -> int:
         """Rank where none is chosen."""
         return self.rank or lora.largest_rank

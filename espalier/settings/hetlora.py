@@ -58,6 +58,11 @@ class HetLoRASettings(AdapterAveraging):
         return given[min(client, len(given) - 1)] if given else lora.largest_rank
 
     @property
+    def limits_differ(self) -> bool:
+        """Ranks are what the method is about."""
+        return True
+
+    @property
     def lowers_ranks(self) -> bool:
         """Whether a client may go on with a lower rank than it was asked for."""
         return self.self_pruning

@@ -156,6 +156,13 @@ def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
     return reply.contract(request, run.method)
 
 
+def largest_orders(plan: ModelPlan | None, run: RunSettings, server_round: int) -> dict[Kind, dict[str, Any]]:
+    """Scalars of the requests of a round; votes come along from the second on, where weights are scaled by them."""
+    job = run.of(FedPrLLMSettings)
+    scaled = job.strategy == "iterative" and job.continue_behind == "scaled" and server_round > 1
+    return {"train": {"num_voters": [1], "decided": server_round - 1} if scaled else {}}
+
+
 OBSERVER = (
     "for every weight one bit: whether this client would prune it, given its text (who guesses the text of all its windows can "
     "confirm the guess; the site's `least-tokens` says how much that is at least); and how long it took"

@@ -103,26 +103,30 @@ def _emulator(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
     return delivery.contract(request, run.method)
 
 
+def largest_orders(plan: ModelPlan | None, run: RunSettings, server_round: int) -> dict[Kind, dict[str, Any]]:
+    """Scalars of the requests of a round whose answers are largest."""
+    order = {**tuning.largest_orders(plan, run, server_round)["train"], "model_sha256": _HASH, "aligned": NEVER}
+    offered: dict[Kind, dict[str, Any]] = {"deliver": OFFER} if server_round == 1 else {}
+    return offered | {"train": order}
+
+
+_HASH = "0" * 64
+OFFER = {
+    "what": "model", "names": ["config.json"], "sizes": [8], "file_sha256": [_HASH], "piece_bytes": 8, "piece_sha256": [_HASH],
+}  # fmt: skip
+"""Of the smallest model."""
 TRAINED = tuning.OBSERVER.replace(
     "the server chooses the adapters to begin with, so it chooses at what it looks",
     "the server chooses the model, its tokenizer and the adapters to begin with, so it chooses at what it looks",
 )
 OFFERED = "which pieces of the sub-model this node lacks, so whether it took part in a run with the same one before"
 
-_HASH = "0" * 64
 EXAMPLES: dict[Kind | tuple[Kind, int], dict[str, Any] | list[dict[str, Any]]] = {
     "alone": tuning.EXAMPLES["alone"],
     "fetch": tuning.EXAMPLES["fetch"],
     "train": {**tuning.EXAMPLES["train"], "model_sha256": _HASH, "aligned": 1},
     "deliver": [
-        {
-            "what": "model",
-            "names": ["config.json"],
-            "sizes": [8],
-            "file_sha256": [_HASH],
-            "piece_bytes": 8,
-            "piece_sha256": [_HASH],
-        },
+        OFFER,
         {"what": "piece", "model_sha256": _HASH, "index": 0, "size": 8},
         {"what": "emulator", "blocks": [0], "aligned": 1},
     ],

@@ -112,6 +112,20 @@ def contract(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
     return reply.contract(request, run.method)
 
 
+def largest_orders(plan: ModelPlan | None, run: RunSettings, server_round: int) -> dict[Kind, dict[str, Any]]:
+    """Scalars of the requests of a round whose answers are largest: the most capable client's share, of the largest layers."""
+    assert plan is not None
+    number = max(1, round(len(plan.blocks) * run.of(FedSpaLLMSettings).sampled_layers))
+    by_size = sorted(plan.blocks, key=lambda block: block.num_weights, reverse=True)
+    blocks = sorted(block.index for block in by_size[:number])
+    return {"train": {"blocks": blocks, "versions": [0] * len(plan.blocks)}}
+
+
+def sizes_vary(run: RunSettings) -> bool:
+    """A client prunes as many layers as it is capable of, beside the others."""
+    return True
+
+
 def update_specs(plan: ModelPlan, update: Update) -> dict[str, Mapping[str, TensorSpec]]:
     """The blobs that bring an update."""
     kept, blobs = iter(update.num_kept), dict[str, Mapping[str, TensorSpec]]()

@@ -144,6 +144,13 @@ def _question(request: Letter, plan: ModelPlan, run: RunSettings) -> Contract:
     )
 
 
+def largest_orders(plan: ModelPlan | None, run: RunSettings, server_round: int) -> dict[Kind, dict[str, Any]]:
+    """Scalars of the requests of a round whose answers are largest: of a device that has cut nothing."""
+    question: dict[Kind, dict[str, Any]] = {"deliver": {"pruned": 0.0}} if server_round > 1 else {}
+    return question | tuning.largest_orders(plan, run, server_round)
+
+
+sizes_vary = tuning.sizes_vary
 ASKED = (
     "which attention groups and feed-forward channels this client cuts, those whose weights matter least to its data: one bit "
     "each; no importance of any leaves it, and what it says is told once in a round; a client that lost what it measured cuts "

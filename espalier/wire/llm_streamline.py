@@ -155,6 +155,17 @@ def _require_report(report: Scalars, run: RunSettings) -> None:
         raise Mistake(f"LayerReport: skipped_steps must be below the {steps} steps of a round")
 
 
+def largest_orders(plan: ModelPlan | None, run: RunSettings, server_round: int) -> dict[Kind, dict[str, Any]]:
+    """Scalars of the requests of a round whose answers are largest: the layer is made of the largest block."""
+    assert plan is not None
+    starts = range(num_starts(plan, run))
+    largest = max(
+        starts,
+        key=lambda start: sum(spec.num_bytes for blob in layer_specs(plan, run, start).values() for spec in blob.values()),
+    )
+    return {"train": {} if server_round == 1 else {"start": largest}}
+
+
 def delivery(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
     """The contract of a ``deliver``: a part of the layer, or where nothing is trained which blocks go."""
     order, plan = validate(Replace, request.scalars), plan_of()

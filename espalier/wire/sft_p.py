@@ -47,6 +47,7 @@ def replace_observer(contract: Contract) -> Contract:
     return replace(contract, observer=OBSERVER) if contract.observer == tuning.OBSERVER else contract
 
 
+largest_orders, sizes_vary = tuning.largest_orders, tuning.sizes_vary
 OBSERVER = (
     "a generator of masks, and LoRA where it is trained, whose differences from those that were sent are sums of the "
     "optimiser's steps over this client's data, at masks of its own: as of LoRA, text can be recovered in part, and more "

@@ -131,6 +131,16 @@ def training_contract(
     return reply.contract(request, run.method)
 
 
+def largest_orders(plan: ModelPlan | None, run: RunSettings, server_round: int) -> dict[Kind, dict[str, Any]]:
+    """Scalars of the requests of a round whose answers are largest: a client trains all ranks."""
+    return {"train": {"rank_limit": run.of(AdapterAveraging).largest_limit(run.lora)}}
+
+
+def sizes_vary(run: RunSettings) -> bool:
+    """Whether clients have ranks of their own."""
+    return run.of(AdapterAveraging).limits_differ
+
+
 def delivery(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
     """The contract of a ``deliver`` message: a part of the global adapters."""
     if request.header.server_round > run.federation.rounds:

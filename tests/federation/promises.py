@@ -23,10 +23,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from espalier.modeling.opened import OpenedModel
 from espalier.settings.mistakes import Mistake
 from espalier.settings.run import parse
+from espalier.storage.chain_check import chain_check
 from espalier.wire.contract import check, check_reply
 from espalier.wire.contracts import contract_for
-from espalier.wire.messages import Header, Letter, address, read, write
-from espalier.wire.payload import pack_tensors, unpack_tensors
+from espalier.wire.messages import Header, Letter, address, num_bytes, read, write
+from espalier.wire.payload import TensorSpec, pack_tensors, unpack_tensors
+from espalier.wire.planned import outlook
 from strategies.engine.checkpoint import CheckpointFolder
 from strategies.engine.rounds import RunFailed
 
@@ -217,6 +219,45 @@ class Promises(Federations):
                 assert [blob["bytes"] for blob in json.loads(line)["blobs"]] == [
                     len(reply.blobs[k]) for k in sorted(reply.blobs)
                 ]
+
+    def test_every_egress_log_is_a_whole_chain(self, whole: Uninterrupted) -> None:
+        for client in range(whole.bench.num_clients):
+            checked = chain_check(whole.folder / "egress" / f"egress-node-{client:05d}.jsonl")
+            received = [reply for partition, reply in whole.received if partition == client]
+            assert (checked.fault, checked.entries) == ("", len(received))
+            assert checked.num_bytes == sum(num_bytes(reply.content) for reply in received)
+
+    def test_what_a_site_is_told_beforehand_is_what_it_then_sends(self, whole: Uninterrupted) -> None:
+        """Tensor by tensor, as the egress logs have them; where the server chooses sizes, no more, and the largest occurs."""
+        settings, plan = parse(whole.bench.config()), OpenedModel(self.model_of_clients(whole)).plan
+        expected, reached, sent = outlook(plan, settings), set[bool](), {"fetch": "train"}
+        answers = {(answer.kind, answer.server_round): answer for answer in expected.answers}
+        for client in range(whole.bench.num_clients):
+            log = (whole.folder / "egress" / f"egress-node-{client:05d}.jsonl").read_text().splitlines()
+            found: dict[Any, dict[str, Any]] = {}
+            for entry in map(json.loads, log):
+                answer = answers.get((sent.get(entry["kind"], entry["kind"]), entry["round"]))
+                if answer is None:
+                    assert (entry["kind"], entry["blobs"], entry["scalars"]) == ("deliver", [], [])
+                    continue
+                if entry["kind"] != "fetch" and entry["scalars"]:
+                    assert entry["scalars"] == sorted(answer.scalars)
+                tensors = {(blob["name"], name): spec for blob in entry["blobs"] for name, spec in blob["tensors"].items()}
+                found.setdefault((answer.kind, answer.server_round), {}).update(tensors)
+            for place, answer in answers.items():
+                specs = {(key, name): spec for key, blob in (answer.specs or {}).items() for name, spec in blob.items()}
+                logged = {key: TensorSpec(spec["dtype"], tuple(spec["shape"])) for key, spec in found.get(place, {}).items()}
+                if not expected.varies:
+                    assert logged == specs
+                assert logged.keys() <= specs.keys()
+                assert {key: spec.dtype for key, spec in logged.items()}.items() <= {
+                    k: s.dtype for k, s in specs.items()
+                }.items()
+                num_bytes_logged = sum(spec.num_bytes for spec in logged.values())
+                assert num_bytes_logged <= answer.num_bytes
+                reached.add(num_bytes_logged == answer.num_bytes > 0)
+        assert expected.is_known
+        assert True in reached
 
     # ----- privacy ----------------------------------------------------------------------------------------------------
 

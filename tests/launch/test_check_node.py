@@ -1,8 +1,10 @@
 """``espalier check-node``: what a node would say, its words, its exit code."""
 
 import hashlib
+import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -52,13 +54,67 @@ def test_what_takes_long_is_told_as_it_goes(
 
 
 def test_training_sequences_are_those_of_the_passages_that_are_not_held_out(run: dict[str, Any], node: dict[str, Any]) -> None:
-    *_, last = look(node, run | {"method": "fedpetuning", "lora.rank": 2})
+    lines = [line.strip() for line in look(node, run | {"method": "fedpetuning", "lora.rank": 2})]
     digests = {
         passage: hashlib.sha256(" ".join(passage.split()).encode()).digest() for passage in private_text(0).split("\n\n")
     }
     own = [passage for passage, digest in digests.items() if int.from_bytes(digest[:8], "big") % 100 >= 10]
     tokens = AutoTokenizer.from_pretrained(run["model"])("\n\n".join(own))["input_ids"]
-    assert last.strip() == f"{len(tokens) // 16} training sequences of 16 tokens"
+    assert f"{len(tokens) // 16} training sequences of 16 tokens" in lines
+
+
+def test_it_says_what_the_node_would_accept_and_what_it_has(
+    run: dict[str, Any], node: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    limits = {"most-rounds": 7, "allow-methods": "fedpetuning,fedprllm", "hold-replies": "tensors", "own-text": True}
+    assert check({"node": node | limits, "run": run | {"method": "fedpetuning", "lora.rank": 2}}) == 0
+    shown = capsys.readouterr().out
+    for found in (
+        "methods fedpetuning,fedprllm; the run's is fedpetuning",
+        "most-rounds 7; federation.rounds = ",
+        "most-steps 10,000; training.steps",
+        "most-runs 100 within 30 days; 0 so far",
+        "an answer rests on 1 tokens at least; losses on own text may leave",
+        "hold-replies: replies with tensors wait for an officer",
+        f"on cpu, 1 threads of {os.cpu_count()} processors",
+        "memory of this machine",
+        f"free in {node['state-dir']}; the run keeps",
+    ):
+        assert found in shown
+
+
+def test_it_says_what_a_run_would_send(run: dict[str, Any], node: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    """The model's two blocks have query matrices of 16 x 16, so that A and B of rank 2 are 64 numbers of 4 bytes together."""
+    tuned = {"method": "fedpetuning", "lora.rank": 2, "lora.targets": "attn.q", "federation.rounds": 3, "part-bytes": 1024}
+    assert check({"node": node, "run": run | tuned}) == 0
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    (row,) = [line for line in lines if line.startswith("train of rounds 1-3")]
+    assert row.split()[3:10] == ["512", "each", "2", "lora_a", "(F32),", "2", "lora_b"]
+    assert row.endswith("seconds, blob_sha256, samples, skipped_steps, rank")
+    assert "in 3 rounds 1,536 bytes of tensors, and some kilobytes a message of headers and hashes" in lines
+    assert any(line.startswith("train of rounds 1-3: adapters trained on this client's data") for line in lines)
+    assert [line.split()[0] for line in lines if line.startswith(("enrol ", "alone ", "evaluate "))] == [
+        "enrol", "alone", "evaluate",
+    ]  # fmt: skip
+
+
+def test_rounds_and_sizes_that_the_server_decides_are_told_as_bounds(
+    run: dict[str, Any], node: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert check({"node": node, "run": run | {"method": "fedspallm"}}) == 0
+    shown = capsys.readouterr().out
+    assert "in 1 round at most " in shown
+    assert f"{2 + run['num-clients']} more rounds at most; most-rounds bounds them" in shown
+
+
+def test_a_disk_that_is_too_small_is_told(
+    run: dict[str, Any], node: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("client_app.node_report.shutil.disk_usage", lambda _: SimpleNamespace(free=100))
+    assert check({"node": node, "run": run}) == 2
+    told = capsys.readouterr().err
+    assert f"state-dir = {node['state-dir']!r}: 100 bytes are free, and the run keeps " in told
+    assert "free it, or name another directory" in told
 
 
 @pytest.mark.parametrize(
@@ -104,6 +160,7 @@ def test_a_site_without_a_base_model_is_looked_at_as_far_as_that_goes(
     shown = capsys.readouterr().out
     assert "model      the run's server brings it" in shown
     assert own["data-path"] in shown
+    assert "how many bytes is not known before the server has brought the model" in shown
     missing = own | {"data-path": str(Path(own["data-path"]).parent / "none.txt")}
     assert check({"node": missing, "run": run | {"method": "fedsoda"}}) == 2
     Path(own["data-path"]).write_text("\n\n  \n")

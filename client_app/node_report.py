@@ -1,0 +1,180 @@
+"""What ``espalier check-node`` tells of a node beside its files: what it would accept, its disk and device, what it would send.
+
+Covers: figures of this machine and of the run's contracts; they are shown on this terminal alone.
+Does not cover: the memory that the work takes; what others will write on the same disk meanwhile.
+"""
+
+import os
+import shutil
+import textwrap
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from client_app.limits import amounts, runs_answered
+from client_app.site import Site
+from espalier.settings.mistakes import Mistake
+from espalier.settings.node import MOST
+from espalier.storage.private import ROUNDS_KEPT
+from espalier.wire.messages import UNREAD
+from espalier.wire.plan import ModelPlan
+from espalier.wire.planned import Answer, Outlook
+
+WIDTH = 110
+"""Characters of a line of an observer's sentence."""
+COLUMNS = ("message", "bytes of tensors", "tensors", "beside them")
+LIMITS = [*MOST, "most_threads"]
+HOLDS = {
+    "": "no reply waits for an officer",
+    "tensors": "replies with tensors wait",
+    "all": "replies with tensors or numbers wait",
+}
+
+
+def accepts(site: Site) -> Iterator[str]:
+    """What the owner allows, beside what the run asks for."""
+    node, asked = site.node, amounts(site, UNREAD)
+    yield f"methods {node.allow_methods or 'all'}; the run's is {site.settings.method}"
+    for limit in LIMITS:
+        beside = f"; {asked[limit][0]} = {asked[limit][1]:,}" if limit in asked else ""
+        if limit == "most_runs":
+            beside = f" within {node.keep_days} days; {runs_answered(site):,} so far"
+        yield f"{limit.replace('_', '-')} {node.most(limit):,}{beside}"
+    brought = node.most_bytes_of_models()
+    yield f"models that a run brings: {f'{brought:,} bytes at most' if brought else 'none'}"
+    own = "may leave" if node.own_text else "do not leave"
+    yield f"an answer rests on {node.fewest_tokens():,} tokens at least; losses on own text {own}"
+    yield f"hold-replies: {HOLDS[node.hold_replies]}"
+
+
+def device(site: Site) -> Iterator[str]:
+    """Where this site computes, and how much memory there is.
+
+    Raises
+    ------
+    Mistake
+        There is no such device.
+    """
+    computing = site.computing
+    yield f"on {computing.device.type}, {computing.threads} threads of {os.cpu_count()} processors"
+    total, free = memory()
+    yield f"memory of this machine {_large(total)}, {_large(free)} available"
+    if computing.device.type == "cuda":
+        import torch
+
+        found, (free, total) = torch.cuda.get_device_properties(computing.device), torch.cuda.mem_get_info(computing.device)
+        yield f"{found.name}, memory {_large(total)}, {_large(free)} free"
+
+
+def memory() -> tuple[int, int]:
+    """Bytes of memory of this machine, and how many of them are available to a new process."""
+    page = os.sysconf("SC_PAGE_SIZE")
+    total, free = page * os.sysconf("SC_PHYS_PAGES"), page * os.sysconf("SC_AVPHYS_PAGES")
+    for line in Path("/proc/meminfo").read_text().splitlines() if Path("/proc/meminfo").exists() else ():
+        if line.startswith("MemAvailable:"):
+            free = 1024 * int(line.split()[1])
+    return total, free
+
+
+def disk(folder: Path, site: Site, outlook: Outlook) -> Iterator[str]:
+    """Free space beside what the run keeps there at least.
+
+    Raises
+    ------
+    Mistake
+        It is too little.
+    """
+    kept, free = kept_at_least(site, outlook), shutil.disk_usage(folder).free
+    if kept > free:
+        raise Mistake(
+            f"state-dir = {str(folder)!r}: {_large(free)} are free, and the run keeps {_large(kept)} there at least; "
+            "free it, or name another directory"
+        )
+    yield f"{_large(free)} free in {folder}; the run keeps {_large(kept)} there at least"
+    more = {
+        "what the server brings for a round": True,
+        "hidden states": site.settings.activations == "disk" or site.node.activations == "disk" or not site.settings.tunes,
+        "the base in NF4": site.settings.tunes and site.settings.training.base == "nf4",
+    }
+    yield f"not counted: {', '.join(name for name, is_kept in more.items() if is_kept)}"
+
+
+def kept_at_least(site: Site, outlook: Outlook) -> int:
+    """Bytes of the answers of as many rounds as are kept, and of models that runs may bring, twice meanwhile."""
+    per_round: Counter[int] = Counter()
+    for answer in outlook.answers:
+        per_round[answer.server_round] += answer.num_bytes
+    brought = 0 if site.settings.job.NEEDS_BASE_MODEL else 2 * (site.node.most_bytes_of_models() or 0)
+    return sum(sorted(per_round.values())[-ROUNDS_KEPT:]) + brought
+
+
+def sends(outlook: Outlook, plan: ModelPlan | None) -> Iterator[str]:
+    """What a run of these settings would send: a line per kind of message, all of it together, and what is learned of it."""
+    groups = outlook.alike()
+    rows = [COLUMNS, *(_row(group, plan) for group in groups)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
+    for row in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+    rounds = f"{outlook.rounds} round{'s' * (outlook.rounds > 1)}"
+    if outlook.is_known:
+        most = "at most " if outlook.varies else ""
+        yield f"in {rounds} {most}{outlook.num_bytes:,} bytes of tensors, and some kilobytes a message of headers and hashes"
+    else:
+        yield f"in {rounds}; how many bytes is not known before the server has brought the model"
+    if outlook.varies:
+        yield "  (the server chooses sizes, or whom it asks in a round: these are the largest)"
+    if outlook.more_rounds:
+        yield f"  (and as long as something is left to do {outlook.more_rounds} more rounds at most; most-rounds bounds them)"
+    yield "what somebody learns who reads them:"
+    for group in groups:
+        yield from textwrap.wrap(f"{_called(group)}: {group[0].observer}", WIDTH, initial_indent="  ", subsequent_indent="    ")
+    yield "  any, failed: why in words; a deliver that is not listed: that something arrived"
+
+
+def _row(group: Sequence[Answer], plan: ModelPlan | None) -> tuple[str, ...]:
+    first, sizes = group[0], sorted(answer.num_bytes for answer in group)
+    size = f"{sizes[0]:,}" if sizes[0] == sizes[-1] else f"{sizes[0]:,} to {sizes[-1]:,}"
+    each = " each" if len(group) > 1 else ""
+    if first.specs is None:
+        return _called(group), "not known", "of the model that the server brings", "see docs/privacy.md"
+    in_parts = f", {first.messages} messages" if first.messages > 1 else ""
+    return (
+        _called(group),
+        f"{size}{each}{in_parts}" if first.num_bytes else "0",
+        _tensors(first, plan) or "none",
+        ", ".join(first.scalars),
+    )
+
+
+def _called(group: Sequence[Answer]) -> str:
+    first, last = group[0], group[-1]
+    kind = "train, fetch" if first.kind == "train" and any(answer.messages > 1 for answer in group) else first.kind
+    if first.kind in ("enrol", "alone", "evaluate"):
+        return kind
+    rounds = str(first.server_round) if first is last else f"{first.server_round}-{last.server_round}"
+    return f"{kind} of round{'s' * (first is not last)} {rounds}"
+
+
+def _tensors(answer: Answer, plan: ModelPlan | None) -> str:
+    """How many tensors there are of each name and dtype, whatever the matrix they are of."""
+    matrices = {linear.name for block in plan.blocks for linear in block.linears} if plan else set()
+    counts: Counter[tuple[str, str]] = Counter()
+    for tensors in (answer.specs or {}).values():
+        for name, spec in tensors.items():
+            matrix, _, rest = name.rpartition(".")
+            counts[rest if matrix in matrices else name, spec.dtype] += 1
+    named = [f"{number} {name} ({dtype})" for (name, dtype), number in counts.items()]
+    shown = ", ".join(named[:SHOWN])
+    return f"{shown} and {len(named) - SHOWN} more names" if len(named) > SHOWN else shown
+
+
+SHOWN = 4
+"""Names of tensors in a line."""
+
+
+def _large(num_bytes: int) -> str:
+    """Bytes as people read them."""
+    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if num_bytes >= size:
+            return f"{num_bytes / size:,.1f} {unit}"
+    return f"{num_bytes} bytes"
