@@ -26,8 +26,8 @@ COLUMNS = ("message", "bytes of tensors", "tensors", "beside them")
 LIMITS = [*MOST, "most_threads"]
 HOLDS = {
     "": "no reply waits for an officer",
-    "tensors": "replies with tensors wait",
-    "all": "replies with tensors or numbers wait",
+    "tensors": "replies with tensors wait for an officer",
+    "all": "replies with tensors or numbers wait for an officer",
 }
 
 

@@ -3,9 +3,10 @@
 import json
 import subprocess
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event, Thread
 
 import pytest
 from bench import home, private_text
@@ -16,8 +17,10 @@ from tiny_model import save_tiny_llama
 
 import client_app.app
 import server_app.app
+from client_app.release import decide, waiting
 from espalier.launch.configuration import configuration
 from espalier.settings import methods
+from espalier.storage.chain_check import chain_check
 
 pytestmark = pytest.mark.processes
 
@@ -158,6 +161,29 @@ def words_for(method: str, words: Sequence[str], folder: Path) -> tuple[str, ...
     return ("two-sites", f"method={method}", *words, *(word.replace("{folder}", str(folder)) for word in more))
 
 
+HOLDS = ("hospital-b", PLAIN)
+"""Sites at which replies with tensors wait for an officer: one of either kind of node."""
+
+
+@contextmanager
+def officer(folder: Path) -> Iterator[None]:
+    """Releases whatever those sites hold, as soon as it is held."""
+    ended = Event()
+
+    def decide_again_and_again() -> None:
+        while not ended.wait(0.1):
+            for site in HOLDS:
+                list(decide(folder / site, waiting(folder / site), released=True))
+
+    thread = Thread(target=decide_again_and_again)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
 @pytest.fixture(scope="module")
 def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sites]:
     """One SuperLink and three SuperNodes for all runs, as they are outside tests, with a model and texts of their own.
@@ -178,7 +204,8 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sites]:
     own = {site: f'model-path="{shared.model}" data-path="{text}"' for site, text in texts.items()}
     own = {site: f'{config} most-model-bytes=1000000000 models-dir="{folder}/own"' for site, config in own.items()}
     own[PLAIN] += ' allow-methods="fedprllm"'
-    with federation(folder, (*SITES, PLAIN), own, warm=SITES, tapped_site=SITES[0]) as started:
+    own |= {site: f'{own[site]} hold-replies="tensors"' for site in HOLDS}
+    with federation(folder, (*SITES, PLAIN), own, warm=SITES, tapped_site=SITES[0]) as started, officer(folder):
 
         def submit_run_of(method: str) -> None:
             config, _ = configuration(ROOT, words_for(method, words, folder), on_this_machine=False)
@@ -245,7 +272,11 @@ def test_real_processes_give_the_bytes_of_the_simulation(tmp_path: Path, sites: 
     assert summary["metrics"][0]["values"]["centralized"] is None
     for name in took_part:
         log = running.folder / name / "egress" / f"{lineage}-{name}.jsonl"
-        kinds = [json.loads(line)["kind"] for line in log.read_text().splitlines()]
+        assert chain_check(log).fault == ""
+        entries = [json.loads(line) for line in log.read_text().splitlines()]
+        assert all(("released" in entry) == (name in HOLDS and entry["blobs"] != []) for entry in entries if "blobs" in entry)
+        assert {entry["entry"] for entry in entries} == ({"reply", "held", "released"} if name in HOLDS else {"reply"})
+        kinds = [entry["kind"] for entry in entries]
         assert kinds == expected_kinds if name == SITES[0] else (kinds[0], "train" in kinds) == ("enrol", True)
 
 
