@@ -23,7 +23,8 @@ from espalier.storage.held import Decision, Held, HeldReplies
 from espalier.wire.lifetime import seconds_of
 from espalier.wire.messages import Letter
 
-POLL_SECONDS = 1.0
+POLL_SECONDS = 0.25
+"""How often a decision is looked for: whether a file is there."""
 REFUSED = "an officer of the site did not release it"
 
 

@@ -89,7 +89,7 @@ def test_it_says_what_a_run_would_send(run: dict[str, Any], node: dict[str, Any]
     assert check({"node": node, "run": run | tuned}) == 0
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
     (row,) = [line for line in lines if line.startswith("train of rounds 1-3 ")]
-    assert row.split()[3:10] == ["512", "each", "2", "lora_a", "(F32),", "2", "lora_b"]
+    assert row.split()[4:11] == ["512", "each", "2", "lora_a", "(F32),", "2", "lora_b"]
     assert row.endswith("seconds, blob_sha256, samples, skipped_steps, rank")
     assert "in 3 rounds 1,536 bytes of tensors, and some kilobytes a message of headers and hashes" in lines
     assert any(line.startswith("train of rounds 1-3: adapters trained on this client's data") for line in lines)

@@ -1,0 +1,107 @@
+"""``espalier release`` and ``espalier check-log``: their words, what they print, and with which code they end."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from client_app.check_log import main as check_log
+from client_app.egress_log import egress_log
+from espalier.launch.command import main
+from espalier.storage.chain_check import chain_check
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    """A state directory of two sites and three runs."""
+    for lineage, site in (("run-1", "a"), ("run-1", "b"), ("run-2", "a")):
+        log = egress_log(tmp_path / "state", lineage, site)
+        for day in (1, 2, 3):
+            log.append({"entry": "reply", "time": f"2026-01-0{day}T12:00:00+00:00", "bytes": 1000 * day})
+    return tmp_path / "state"
+
+
+def check(where: Path, *heads: str) -> int:
+    return check_log({"where": str(where), "heads": list(heads)})
+
+
+def test_whole_logs_are_told_with_their_runs_times_bytes_and_heads(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert check(state) == 0
+    lines = capsys.readouterr().out.splitlines()
+    path = state / "egress" / "run-1-a.jsonl"
+    assert lines[:4] == [
+        str(path),
+        "  run run-1, site a",
+        "  3 entries (3 replies), 2026-01-01T12:00:00+00:00 to 2026-01-03T12:00:00+00:00; 6,000 bytes left",
+        f"  whole    head {chain_check(path).head}",
+    ]
+    assert len(lines) == 3 * 4
+    assert check(path) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 4
+
+
+def test_a_broken_log_is_named_with_its_first_broken_line(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = state / "egress" / "run-1-b.jsonl"
+    path.write_bytes(path.read_bytes().replace(b'"bytes":2000', b'"bytes":2001'))
+    assert check(state) == 1
+    shown = capsys.readouterr().out
+    assert "  BROKEN   line 2: does not have its own hash: something in it was changed" in shown
+    assert "  whole as far as entry 1, " in shown
+    assert shown.count("  whole    head ") == 2
+
+
+def test_a_noted_hash_finds_an_end_that_was_cut_off(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = state / "egress" / "run-2-a.jsonl"
+    noted = chain_check(path).head
+    egress_log(state, "run-2", "a").append({"entry": "reply", "bytes": 1})
+    assert check(state, noted) == 0
+    assert "  the noted hash is that of entry 3 of 4: nothing up to it is missing" in capsys.readouterr().out
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:2]))
+    assert check(state) == 0  # nobody can tell from the log alone
+    assert check(state, noted) == 1
+    assert f"no entry has the noted hash {noted}" in capsys.readouterr().out
+    path.unlink()
+    assert check(state, noted) == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [('{"kind": "train", "bytes": 3}\n', "NO CHAIN 1 entries of a release"), ("", "EMPTY    there is no entry")],
+)
+def test_what_has_no_chain_is_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str, words: str) -> None:
+    (tmp_path / "log.jsonl").write_text(content)
+    assert check(tmp_path / "log.jsonl") == 2
+    assert words in capsys.readouterr().out
+
+
+def test_where_no_log_is_that_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for where in (tmp_path, tmp_path / "none"):
+        assert check(where) == 2
+        assert f"check-log: {where}: is no egress log" in capsys.readouterr().err
+
+
+def test_the_words_of_the_commands_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def run_in_app(app: Path, module: str, document: Any) -> int:
+        asked.append((module, document))
+        return 3
+
+    monkeypatch.setattr("espalier.launch.officer.run_in_app", run_in_app)
+    assert main(["release", "state", "ab", "--refuse", "cd", "--reason", "too much", "--show", "ef"]) == 3
+    assert main(["release", "state", "--all"]) == 3
+    assert main(["check-log", "state", "--head", "ab", "--head", "cd"]) == 3
+    nothing = {"state_dir": "state", "ids": [], "all": False, "refuse": [], "reason": "", "show": []}
+    assert asked == [
+        ("client_app.release", nothing | {"ids": ["ab"], "refuse": ["cd"], "reason": "too much", "show": ["ef"]}),
+        ("client_app.release", nothing | {"all": True}),
+        ("client_app.check_log", {"where": "state", "heads": ["ab", "cd"]}),
+    ]
+    with pytest.raises(SystemExit):
+        main(["check-log", "state", "--what"])
+
+
+def test_the_commands_work_as_processes(state: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["check-log", str(state)]) == 0
+    assert main(["release", str(state)]) == 0
+    assert capfd.readouterr().out.splitlines()[-1] == f"Nothing is held in {state}."
