@@ -50,9 +50,11 @@ def decide(root: Path, pairs: Waiting, released: bool, reason: str = "") -> Iter
     Raises
     ------
     Mistake
-        A held file is not what was held, or the log or the decision cannot be written; of this reply nothing is decided.
+        This is not the node's account, a held file is not what was held, or the log or the decision cannot be written; of this reply nothing is decided.
     """
-    decision = Decision(released, now(), account(), reason)
+    if pairs:
+        require_owner(root)
+    decision = Decision(released, now(), account(os.geteuid()), reason)
     word = "released" if released else "refused"
     for replies, held in pairs:
         if released:
@@ -66,12 +68,25 @@ def decide(root: Path, pairs: Waiting, released: bool, reason: str = "") -> Iter
         yield f"{word:<10} {held.id}  {_what(held.entry)}"
 
 
-def account() -> str:
-    """Whose process this is."""
+def account(uid: int) -> str:
+    """The name of an account; its number where it has none."""
     try:
-        return pwd.getpwuid(os.getuid()).pw_name
+        return pwd.getpwuid(uid).pw_name
     except KeyError:
-        return str(os.getuid())
+        return str(uid)
+
+
+def require_owner(root: Path) -> None:
+    """Refuse to decide as another account than the node's, which could not read what was decided.
+
+    Raises
+    ------
+    Mistake
+        It names both.
+    """
+    owner, own = root.stat().st_uid, os.geteuid()
+    if owner != own:
+        raise Mistake(f"release: {root} belongs to {account(owner)}, and this is {account(own)}; decide as {account(owner)}")
 
 
 def listed(found: Iterable[Held]) -> Iterator[str]:

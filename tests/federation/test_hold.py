@@ -335,6 +335,18 @@ def test_the_officer_sees_what_would_leave(bench: Bench, time: Time, capsys: pyt
     assert "2 entries (1 held, 1 released)" in capsys.readouterr().out
 
 
+def test_nobody_decides_whose_word_the_node_could_not_read(
+    bench: Bench, time: Time, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(StillHeldError):
+        OneSite(bench).ask()
+    monkeypatch.setattr("client_app.release.os.geteuid", lambda: os.getuid() + 4321)
+    assert decide(bench) == 0
+    assert decide(bench, all=True) == 2
+    assert f"and this is {os.getuid() + 4321}; decide as" in capsys.readouterr().err
+    assert [entry["entry"] for entry in log_of(bench)] == ["held"]
+
+
 def test_a_simulated_node_holds_nothing() -> None:
     with pytest.raises(Mistake, match="hold-replies: a simulated node has no officer"):
         parse_node({"partition-id": 0, "hold-replies": "all"}, simulated=True)
