@@ -50,7 +50,8 @@ def decide(root: Path, pairs: Waiting, released: bool, reason: str = "") -> Iter
     Raises
     ------
     Mistake
-        This is not the node's account, a held file is not what was held, or the log or the decision cannot be written; of this reply nothing is decided.
+        This is not the node's account, a held file is not what was held, or the log or the decision cannot be written; of this
+        reply nothing is decided.
     """
     if pairs:
         require_owner(root)
