@@ -30,6 +30,8 @@ from strategies.engine.run_folder import RunFolder
 FILE = "run.json"
 """What a run is: its lineage, the settings and model that a resumption must share, and whether it is completed."""
 VERSION = 2
+STAMP = "%Y%m%d-%H%M%S"
+"""When a run began, in the name of its directory."""
 
 
 @dataclass
@@ -69,19 +71,24 @@ def open_run_directory(settings: RunSettings, model: OpenedModel, run_id: str) -
         with _resumed(settings, model) as directory:
             yield directory
         return
-    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+    stamp = datetime.now().strftime(STAMP)
     path = at_home(settings.out_dir).absolute() / f"{stamp}-{settings.method}-{run_id}"
     try:
         folder = RunFolder(path)
     except OSError as error:
         raise _cannot_be_made(settings, path, error.strerror) from None
-    lineage = f"{stamp}-{sha256(run_id.encode())[:12]}"  # of one length for all runs, so that equal runs send equal bytes
+    lineage = lineage_of(stamp, run_id)
     of_the_run = {"lineage": lineage, "model_sha256": model.sha256, "settings": _of_the_result(settings)}
     with locked(path):
         directory = RunDirectory(folder, {"version": VERSION, "completed": False, **of_the_run})
         directory.write()
         write_bytes(path / "settings.toml", tomli_w.dumps(settings.nested()).encode())
         yield directory
+
+
+def lineage_of(stamp: str, run_id: str) -> str:
+    """The name of a run to its clients; of one length for all runs, so that equal runs send equal bytes."""
+    return f"{stamp}-{sha256(run_id.encode())[:12]}"
 
 
 def require_run_directory(settings: RunSettings, model: OpenedModel) -> None:

@@ -149,6 +149,18 @@ def _read_header(shard: Path) -> Iterator[tuple[str, StoredTensor]]:
         raise Mistake(f"{shard}: is not a safetensors file; copy the model again") from None
 
 
+def shard_header(specs: Mapping[str, tuple[str, tuple[int, ...], int]], metadata: Mapping[str, str]) -> bytes:
+    """What stands before the data of a safetensors file with these tensors; ``specs`` as ``ShardWriter`` takes them."""
+    header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
+    offset = 0
+    for name, (dtype, shape, size) in specs.items():
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, offset + size]}
+        offset += size
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text
+
+
 class ShardWriter:
     """Writes a safetensors file tensor by tensor, in the order of the announced specifications."""
 
@@ -156,14 +168,7 @@ class ShardWriter:
         self, file: BinaryIO, specs: Mapping[str, tuple[str, tuple[int, ...], int]], metadata: Mapping[str, str]
     ) -> None:
         """``specs``: name -> (dtype, shape, number of bytes)."""
-        header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
-        offset = 0
-        for name, (dtype, shape, size) in specs.items():
-            header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, offset + size]}
-            offset += size
-        text = json.dumps(header, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % 8)
-        file.write(struct.pack("<Q", len(text)) + text)
+        file.write(shard_header(specs, metadata))
         self._file = file
         self._sizes = {name: size for name, (_, _, size) in specs.items()}
         self._order = iter(specs)

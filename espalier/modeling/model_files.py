@@ -52,12 +52,16 @@ def copy_beside(source: Path, target: Path, left_out: tuple[str, ...] = ()) -> N
     Whatever else lies in the directory stays there: notes, texts and training data are no part of what is passed on, and a card
     is about the model as it was.
     """
-    for file in sorted(source.iterdir()):
-        if file.is_file() and file.name not in left_out and _belongs(file):
-            shutil.copyfile(file, target / file.name)
+    for file in beside(source, left_out):
+        shutil.copyfile(file, target / file.name)
     for file in sorted((source / CHAT_TEMPLATES).glob("*.jinja")):
         (target / CHAT_TEMPLATES).mkdir(exist_ok=True)
         shutil.copyfile(file, target / CHAT_TEMPLATES / file.name)
+
+
+def beside(source: Path, left_out: tuple[str, ...] = ()) -> list[Path]:
+    """The files of a directory that belong to a model but for its weights and further chat templates, by name."""
+    return [file for file in sorted(source.iterdir()) if file.is_file() and file.name not in left_out and _belongs(file)]
 
 
 def _belongs(file: Path) -> bool:

@@ -28,6 +28,8 @@ from espalier.wire.plan import LinearPlan
 
 WEIGHTS = "model.safetensors"
 CPU = torch.device("cpu")
+WRITTEN_ANEW = (INDEX, "config.json", STRUCTURE_FILE, CODE.name)
+"""Of what lies beside the base's weights; all else is copied."""
 COMPUTE_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """In which the linears of a model compute whose configuration names no dtype, by that of its files."""
 
@@ -54,16 +56,20 @@ def write_quantised(model: OpenedModel, target: Path, double_quantisation: bool,
         words for them, the model is an encoder, bitsandbytes is not installed, or the file system refused.
     """
     require_quantisable(model.plan)
-    config = _plain_config(model)
-    dtype = _compute_dtype(model)
-    config |= {CONFIG_KEY: quantisation_config(double_quantisation, dtype, _other_linears(model))}
+    config, dtype = quantised_config(model, double_quantisation), _compute_dtype(model)
     with made_whole(target) as unfinished:
         with replacing(unfinished / WEIGHTS) as file:
-            writer = ShardWriter(file, _specs(model, double_quantisation), {"format": "pt"})
+            writer = ShardWriter(file, quantised_specs(model, double_quantisation), {"format": "pt"})
             for name, tensor in _tensors(model, double_quantisation, getattr(torch, dtype), device):
                 writer.write(name, bits_of(tensor).numpy().data)
-        copy_beside(model.directory, unfinished, (INDEX, "config.json", STRUCTURE_FILE, CODE.name))
+        copy_beside(model.directory, unfinished, WRITTEN_ANEW)
         write_json(unfinished / "config.json", config)
+
+
+def quantised_config(model: OpenedModel, double_quantisation: bool) -> dict[str, Any]:
+    """``config.json`` of the model in NF4."""
+    said = quantisation_config(double_quantisation, _compute_dtype(model), _other_linears(model))
+    return _plain_config(model) | {CONFIG_KEY: said}
 
 
 def _plain_config(model: OpenedModel) -> dict[str, Any]:
@@ -96,8 +102,8 @@ def _other_linears(model: OpenedModel) -> list[str]:
     return [path for path, module in modules if isinstance(module, nn.Linear) and path not in quantised]
 
 
-def _specs(model: OpenedModel, double_quantisation: bool) -> Specs:
-    """What the file holds, in the order of names, however the model's own files are sharded."""
+def quantised_specs(model: OpenedModel, double_quantisation: bool) -> Specs:
+    """What the file will hold: name -> (dtype, shape, bytes), in the order of names, however the model's own files are sharded."""
     linears, found = _linears(model), Specs()
     for name, stored in sorted(model.checkpoint.tensors.items()):
         if name not in linears:

@@ -34,6 +34,8 @@ class Row:
     """A ``server_app.outcomes.outcome.Outcome``: what is written, measured and compared of the result."""
     baseline: str = ""
     """The pooled-data baseline, a function as the outcome calls it; empty: there is none."""
+    messages: str = ""
+    """A ``server_app.planning.messages.base.Messages``: which messages a run has, for ``espalier plan``; empty: it cannot say."""
     tunes: bool = False
     """Whether clients train, so that ``[lora]``, ``[training]`` and ``[task]`` concern it; else they read windows."""
     federates: bool = True
@@ -52,6 +54,7 @@ METHODS: dict[str, Row] = {
         job="client_app.tuning",
         delivery="client_app.delivery:take",
         contracts="espalier.wire.tuning",
+        messages="server_app.planning.messages.tuning:Tuning",
         outcome="server_app.outcomes.adapters:AdapterOutcome",
         baseline="strategies.baselines.centralized_tuning:tuned",
         tunes=True,
@@ -63,6 +66,7 @@ METHODS: dict[str, Row] = {
         job="client_app.fedprllm",
         delivery="client_app.delivery:take",
         contracts="espalier.wire.fedprllm",
+        messages="server_app.planning.messages.masks:Masks",
         outcome="server_app.outcomes.pruned:PrunedOutcome",
         baseline="strategies.baselines.centralized:masked_by_all",
         federates=False,
@@ -74,6 +78,7 @@ METHODS: dict[str, Row] = {
         job="client_app.fedspallm",
         delivery="client_app.held_layers:take_layers",
         contracts="espalier.wire.fedspallm",
+        messages="server_app.planning.messages.kept_layers:KeptLayers",
         outcome="server_app.outcomes.pruned:PrunedOutcome",
         baseline="strategies.baselines.centralized:reconstructed_by_all",
     ),
@@ -84,6 +89,7 @@ METHODS: dict[str, Row] = {
         job="client_app.fedsoda",
         delivery="client_app.emulator:take_any",
         contracts="espalier.wire.fedsoda",
+        messages="server_app.planning.messages.emulated:Emulated",
         outcome="server_app.outcomes.sub_model:SubModelOutcome",
         baseline="strategies.baselines.centralized_tuning:tuned",
         tunes=True,
@@ -95,6 +101,7 @@ METHODS: dict[str, Row] = {
         job="client_app.fedspine",
         delivery="client_app.agreed_cut:take_or_cut",
         contracts="espalier.wire.fedspine",
+        messages="server_app.planning.messages.refined:Refined",
         outcome="server_app.outcomes.refined:RefinedOutcome",
         tunes=True,
     ),
@@ -105,6 +112,7 @@ METHODS: dict[str, Row] = {
         job="client_app.flap",
         delivery="client_app.delivery:take",
         contracts="espalier.wire.flap",
+        messages="server_app.planning.messages.cuts:CutsWithBiases",
         outcome="server_app.outcomes.structured:StructuredOutcome",
         baseline="strategies.baselines.centralized_structured:flap_of_all",
         federates=False,
@@ -116,6 +124,7 @@ METHODS: dict[str, Row] = {
         job="client_app.tuning",
         delivery="client_app.delivery:take",
         contracts="espalier.wire.tuning",
+        messages="server_app.planning.messages.tuning:HetLoRA",
         outcome="server_app.outcomes.adapters:AdapterOutcome",
         baseline="strategies.baselines.centralized_tuning:tuned",
         tunes=True,
@@ -127,6 +136,7 @@ METHODS: dict[str, Row] = {
         job="client_app.llm_pruner",
         delivery="client_app.delivery:take",
         contracts="espalier.wire.llm_pruner",
+        messages="server_app.planning.messages.cuts:Cuts",
         outcome="server_app.outcomes.structured:StructuredOutcome",
         baseline="strategies.baselines.centralized_structured:llm_pruner_of_all",
         federates=False,
@@ -138,6 +148,7 @@ METHODS: dict[str, Row] = {
         job="client_app.llm_streamline",
         delivery="client_app.delivery:take",
         contracts="espalier.wire.llm_streamline",
+        messages="server_app.planning.messages.layer:Layer",
         outcome="server_app.outcomes.structured:StructuredOutcome",
         baseline="strategies.baselines.centralized_structured:llm_streamline_of_all",
     ),
@@ -148,6 +159,7 @@ METHODS: dict[str, Row] = {
         job="client_app.sft_p",
         delivery="client_app.delivery:take",
         contracts="espalier.wire.sft_p",
+        messages="server_app.planning.messages.tuning:SftP",
         outcome="server_app.outcomes.personal_masks:PersonalMasksOutcome",
         tunes=True,
     ),
@@ -158,6 +170,7 @@ METHODS: dict[str, Row] = {
         job="client_app.slicegpt",
         delivery="client_app.delivery:take",
         contracts="espalier.wire.slicegpt",
+        messages="server_app.planning.messages.cuts:Bases",
         outcome="server_app.outcomes.sliced:SlicedOutcome",
         baseline="strategies.baselines.centralized_sliced:slicegpt_of_all",
     ),

@@ -42,6 +42,8 @@ NUMPY_DTYPES = {
     "F32": "<f4", "I32": "<i4", "U32": "<u4", "F64": "<f8", "I64": "<i8", "U64": "<u8",
 }  # fmt: skip
 """NumPy's dtype by safetensors' name; NumPy has no bfloat16, whose bits are read as an integer."""
+SAFETENSORS_ORDER = ("BOOL", "U8", "I8", "I16", "U16", "F16", "BF16", "I32", "U32", "F32", "F64", "I64", "U64")
+"""Of dtypes: a blob holds the tensors of the last first, and those of one dtype by name."""
 DTYPE_BYTES = {name: np.dtype(dtype).itemsize for name, dtype in NUMPY_DTYPES.items()}
 
 
@@ -84,6 +86,12 @@ def views(blob: bytes) -> dict[str, NDArray]:
         found[name] = np.frombuffer(blob, NUMPY_DTYPES[spec.dtype], math.prod(spec.shape), start).reshape(spec.shape)
         start += spec.num_bytes
     return found
+
+
+def packed_bytes(specs: Mapping[str, TensorSpec]) -> int:
+    """Bytes of the blob that ``pack_tensors`` makes of such tensors, without making any."""
+    order = sorted(specs.items(), key=lambda item: (-SAFETENSORS_ORDER.index(item[1].dtype), item[0]))
+    return 8 + len(_canonical_header(order)) + sum(spec.num_bytes for spec in specs.values())
 
 
 def tensor_specs(blob: bytes) -> dict[str, TensorSpec]:

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from flwr.app import Message
 
@@ -18,7 +17,6 @@ from espalier.modeling.quantised import require_quantisable
 from espalier.settings.fedpetuning import AdapterAveraging
 from espalier.settings.libraries import require_libraries
 from espalier.settings.run import RunSettings
-from espalier.settings.seeds import derive_seed
 from espalier.wire.adapter_payload import read_adapter, sums
 from espalier.wire.adapters import Adapter, AdapterPlan, cut_to_rank
 from espalier.wire.messages import Scalars, validate
@@ -34,6 +32,7 @@ from strategies.engine.method import Method
 from strategies.engine.result import RunResult
 from strategies.engine.roster import Seat
 from strategies.engine.run import Run
+from strategies.methods.drawn_clients import drawn
 from strategies.methods.plausible_update import Reach
 from strategies.results.adapters import AdapterResult
 
@@ -109,11 +108,7 @@ class FedPETuning(Method):
 
     def draw(self, server_round: int) -> None:
         """Draw the round's clients from those that still take part; the draw follows from the seed, and nothing is kept."""
-        seats = self.seats_of_rounds()
-        number = self.federation.clients_of_round(len(seats))
-        generator = np.random.default_rng(derive_seed(self.run.settings.seed, "clients", server_round=server_round))
-        chosen = sorted(generator.choice(len(seats), number, replace=False).tolist()) if number < len(seats) else None
-        sampled = seats if chosen is None else [seats[place] for place in chosen]
+        sampled = drawn(self.run.settings, server_round, self.seats_of_rounds())
         self._limits = {seat.client: self.limit_of(seat) for seat in sampled}
 
     def seats_of_rounds(self) -> list[Seat]:

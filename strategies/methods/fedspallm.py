@@ -9,14 +9,12 @@ not reach, because the samples are too few or their clients died, are pruned in 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from flwr.app import Message
 
 from espalier.modeling.opened import OpenedModel
 from espalier.settings.fedspallm import FedSpaLLMSettings
 from espalier.settings.run import RunSettings
-from espalier.settings.seeds import derive_seed
 from espalier.wire.fedspallm import Sample, SamplePart, sample_specs
 from espalier.wire.kept import kept_name
 from espalier.wire.masks import mask_name
@@ -34,7 +32,7 @@ from strategies.engine.method import Method
 from strategies.engine.roster import Seat
 from strategies.engine.run import Run
 from strategies.methods.held_layers import HeldLayers
-from strategies.methods.layer_sampling import layers_per_client, require_places, sample_layers
+from strategies.methods.layer_sampling import drawn_layers, layers_per_client, require_places
 from strategies.methods.pattern_fit import require_pattern_fits
 from strategies.results.kept import KeptResult
 
@@ -109,16 +107,10 @@ class FedSpaLLM(Method):
 
         A resumption draws no others: clients answer a round once.
         """
-        generator = np.random.default_rng(derive_seed(self.run.settings.seed, "layers", server_round=server_round))
         everybody = layers_per_client(len(self.plan.blocks), self.settings.sampled_layers, self._capabilities())
         places = {seat.client: everybody[seat.client] for seat in self.rounds.roster.active()}
         layers = self._to_sample(server_round)
-        order = generator.permutation(len(layers))
-        by_age = sorted((layers[place] for place in order), key=lambda index: self.result.versions[index])
-        if server_round == 1:
-            seats = self.rounds.roster.seats
-            require_places(self.settings, len(layers), {seats[client].site: number for client, number in places.items()})
-        self._samples = sample_layers(by_age, places, generator)
+        self._samples = drawn_layers(self.run.settings.seed, server_round, layers, self.result.versions, places)
         return True
 
     def _to_sample(self, server_round: int) -> list[int]:

@@ -11,6 +11,7 @@ import numpy as np
 
 from espalier.settings.fedspallm import FedSpaLLMSettings
 from espalier.settings.mistakes import Mistake
+from espalier.settings.seeds import derive_seed
 
 
 def layers_per_client(num_layers: int, share: float, capabilities: Mapping[int, float]) -> dict[int, int]:
@@ -46,6 +47,23 @@ def require_places(job: FedSpaLLMSettings, num_layers: int, places: Mapping[str,
             f"fedspallm.sampled-layers = {job.sampled_layers}: the clients together prune {total} layers in a round, the model "
             f"has {num_layers} ({numbers}); raise it, or set fedspallm.coverage to 'over-rounds'"
         )
+
+
+def drawn_layers(
+    seed: int, server_round: int, layers: Sequence[int], versions: Sequence[int], places: Mapping[int, int]
+) -> dict[int, list[int]]:
+    """The layers of every client in a round: of ``layers`` those pruned longest ago first, if not all can be covered.
+
+    Parameters
+    ----------
+    seed : of the run
+    versions : the round in which each layer of the model was last pruned
+    places : client -> k_i
+    """
+    generator = np.random.default_rng(derive_seed(seed, "layers", server_round=server_round))
+    order = generator.permutation(len(layers))
+    by_age = sorted((layers[place] for place in order), key=lambda index: versions[index])
+    return sample_layers(by_age, places, generator)
 
 
 def sample_layers(layers: Sequence[int], places: Mapping[int, int], generator: np.random.Generator) -> dict[int, list[int]]:

@@ -29,6 +29,8 @@ from espalier.wire.contracts import contract_for
 from espalier.wire.messages import Header, Letter, address, num_bytes, read, write
 from espalier.wire.payload import TensorSpec, pack_tensors, unpack_tensors
 from espalier.wire.planned import outlook
+from server_app.planning.traffic import RunTraffic, asked_of
+from server_app.public_tests import public_tests
 from strategies.engine.checkpoint import CheckpointFolder
 from strategies.engine.rounds import RunFailed
 
@@ -70,6 +72,17 @@ def count_zeros(pruned: torch.nn.Module, dense: torch.nn.Module) -> dict[str, in
         for name, value in pruned.named_parameters()
         if ".layers." in name and value.dim() == 2
     }
+
+
+def ledger_sums(folder: Path) -> dict[int, dict[tuple[int, str], tuple[int, int]]]:
+    """Bytes (down, up) by client, and by round and kind of message, as the ledger has them."""
+    found: dict[int, dict[tuple[int, str], tuple[int, int]]] = {}
+    for entry in map(json.loads, (folder / "ledger.jsonl").read_text().splitlines()):
+        own = found.setdefault(entry["client"], {})
+        down, up = own.get(key := (entry["round"], entry["kind"]), (0, 0))
+        size = entry["wire_bytes"]
+        own[key] = (down + size, up) if entry["direction"] == "down" else (down, up + size)
+    return found
 
 
 def third_order_of(server_round: int) -> Callable[[Header], bool]:
@@ -258,6 +271,22 @@ class Promises(Federations):
                 reached.add(num_bytes_logged == answer.num_bytes > 0)
         assert expected.is_known
         assert True in reached
+
+    # ----- plan -------------------------------------------------------------------------------------------------------
+
+    def test_the_plan_has_the_bytes_of_the_run(self, whole: Uninterrupted) -> None:
+        """Of every client, round and kind of message; where something is left open, between the fewest and the most."""
+        settings = parse(whole.bench.config())
+        model = OpenedModel(whole.bench.model)
+        planned = RunTraffic(settings, model, asked_of(settings, public_tests(settings, model), encoder=False))
+        measured = ledger_sums(whole.folder)
+        for client in range(whole.bench.num_clients):
+            least, most = planned.by_kind(client, "least"), planned.by_kind(client, "most")
+            if not planned.open_questions:
+                assert measured[client] == {key: (one.down, one.up) for key, one in most.items()}
+            for direction in (0, 1):
+                sums = [sum((one.down, one.up)[direction] for one in case.values()) for case in (least, most)]
+                assert sums[0] <= sum(pair[direction] for pair in measured[client].values()) <= sums[1]
 
     # ----- privacy ----------------------------------------------------------------------------------------------------
 

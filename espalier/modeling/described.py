@@ -1,0 +1,79 @@
+"""A model of which there is no more than its configuration, as a directory that can be opened like any other.
+
+Its weights are holes: a safetensors file with the names, dtypes and shapes that transformers makes of ``config.json``, which has
+its full size and takes no room on a file system that knows holes. Whatever looks at headers finds what it would find in the
+model's own files. Nothing should compute with it: what is read are zeros.
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from espalier.modeling.checkpoint import Checkpoint, shard_header
+from espalier.modeling.families import family_of
+from espalier.modeling.model_files import INDEX, copy_beside
+from espalier.modeling.opened import skeleton_of
+from espalier.modeling.structured.configuration import STRUCTURE_FILE
+from espalier.settings.mistakes import Mistake
+from espalier.wire.payload import DTYPE_BYTES
+
+STORED = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+"""safetensors' name of the dtypes that a configuration may name."""
+ANY_LABELS = 2
+"""An encoder's head has some number of classes, and is made anew when it is tuned."""
+
+
+@contextmanager
+def described(directory: Path) -> Iterator[Path]:
+    """A directory with the model's configuration and weights, real ones if ``directory`` has them.
+
+    Raises
+    ------
+    Mistake
+        There is neither; or it is a smaller model with blocks of its own, of which the configuration does not say all.
+    """
+    try:
+        Checkpoint(directory)
+    except Mistake:
+        if not (directory / "config.json").is_file() or _has_weights(directory):
+            raise
+    else:
+        yield directory
+        return
+    if (directory / STRUCTURE_FILE).exists():
+        raise Mistake(f"{directory}: holds a smaller model without its weights; put them there, or name the model that it was made of")
+    with TemporaryDirectory(prefix="espalier-described-") as folder:
+        copy_beside(directory, Path(folder), (INDEX,))
+        _write_holes(directory, Path(folder))
+        yield Path(folder)
+
+
+def _has_weights(directory: Path) -> bool:
+    """Whether there are files of weights, which are damaged then."""
+    return any(directory.glob("*.safetensors")) or any(directory.glob("*.bin"))
+
+
+def _write_holes(directory: Path, folder: Path) -> None:
+    path = directory / "config.json"
+    try:
+        config: dict[str, Any] = json.loads(path.read_text())
+        family = family_of(config, str(path))
+    except (OSError, ValueError):
+        raise Mistake(f"{path}: is not a JSON file that can be read; copy the model again") from None
+    from transformers import AutoConfig
+
+    try:
+        known = AutoConfig.for_model(**{key: value for key, value in config.items() if key != "quantization_config"})
+    except Exception as error:
+        raise Mistake(f"{path}: transformers cannot read it ({type(error).__name__}); copy the model again") from error
+    skeleton = skeleton_of(known, family, ANY_LABELS if family.kind == "encoder" else None, str(path))
+    dtype = STORED.get(str(config.get("dtype") or config.get("torch_dtype")), "F32")
+    shapes = {name: tuple(parameter.shape) for name, parameter in skeleton.named_parameters()}
+    specs = {name: (dtype, shape, DTYPE_BYTES[dtype] * parameter.numel()) for (name, parameter), shape in zip(skeleton.named_parameters(), shapes.values(), strict=True)}
+    header = shard_header(specs, {"format": "pt"})
+    with open(folder / "model.safetensors", "wb") as file:
+        file.write(header)
+        file.truncate(len(header) + sum(size for _, _, size in specs.values()))

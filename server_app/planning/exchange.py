@@ -1,0 +1,146 @@
+"""A request and its reply as bytes, from the contract that they will be held against: nothing is sent, no blob is made.
+
+What counts is what the ledger counts: values and names of a message (``messages.num_bytes``), without Flower's envelope.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from espalier.settings.run import RunSettings
+from espalier.wire.contract import BlockSpecs, Contract
+from espalier.wire.contracts import contract_for
+from espalier.wire.messages import SCHEMA_VERSION, Header, Kind, Letter, Scalars, num_bytes, validate, write
+from espalier.wire.payload import packed_bytes
+from espalier.wire.plan import ModelPlan
+from server_app.run_directory import lineage_of
+
+HASH = "0" * 64
+LINEAGE = lineage_of("00000000-000000", "")
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Bytes of a request and of its reply."""
+
+    kind: Kind
+    server_round: int
+    """0: enrolment; of what comes after the last round, that round, or the one that would be next."""
+    down: int
+    up: int
+    largest: int
+    """Bytes of the larger of the two."""
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Sums over exchanges."""
+
+    down: int = 0
+    up: int = 0
+    messages: int = 0
+    """Requests, each of which has a reply."""
+    largest: int = 0
+    """Bytes of the largest single message."""
+
+    @staticmethod
+    def of(exchanges: Iterable[Exchange]) -> "Traffic":
+        """All of some exchanges."""
+        found = list(exchanges)
+        down, up = sum(one.down for one in found), sum(one.up for one in found)
+        return Traffic(down, up, len(found), max((one.largest for one in found), default=0))
+
+
+class Correspondence:
+    """Counts the messages between a server and one client of a run.
+
+    Parameters
+    ----------
+    plan : of the model that clients work on
+    """
+
+    def __init__(self, settings: RunSettings, plan: ModelPlan) -> None:
+        self.settings, self.plan = settings, plan
+
+    def contract(self, kind: Kind, server_round: int, scalars: Mapping[str, Any], blobs: Mapping[str, bytes], part: int) -> Contract:
+        """The contract of a request."""
+        letter = Letter(self._header(kind, server_round, part), dict(scalars), dict(blobs))
+        return contract_for(letter, lambda: self.plan, self.settings)
+
+    def exchange(
+        self,
+        kind: Kind,
+        server_round: int,
+        scalars: Scalars,
+        blobs: Mapping[str, bytes] | None = None,
+        part: int = 0,
+        told: Mapping[str, Any] | None = None,
+    ) -> Exchange:
+        """One request and its reply.
+
+        Parameters
+        ----------
+        scalars : of the request
+        blobs : of the request, those on which the shapes of the others depend
+        told : values of the reply's scalars that are lists or text; all others are numbers
+        """
+        asked = scalars.model_dump()
+        made = self.contract(kind, server_round, asked, blobs or {}, part)
+        specs = made.down.specs(validate(made.down.scalars, asked))
+        replied = reply_scalars(made.up.scalars, told or {})
+        header = self._header(kind, server_round, part)
+        down = letter_bytes(header, asked, specs)
+        up = letter_bytes(header, replied, made.up.specs(made.up.scalars.model_construct(**replied)))
+        return Exchange(kind, server_round, down, up, max(down, up))
+
+    def train(
+        self,
+        server_round: int,
+        order: Scalars,
+        part_order: Mapping[str, Any] | None = None,
+        order_blobs: Mapping[str, bytes] | None = None,
+        along: Mapping[str, bytes] | None = None,
+        told: Mapping[str, Any] | None = None,
+    ) -> list[Exchange]:
+        """A ``train``, and a ``fetch`` of each further part of the reply.
+
+        Parameters
+        ----------
+        part_order : what a ``fetch`` says beside its hashes
+        along : blobs that go along with each ``fetch``
+        """
+        first = self.contract("train", server_round, order.model_dump(), order_blobs or {}, 0)
+        keys, found = [self._num_blobs(first)], list[Exchange]()
+        for part in range(1, first.num_parts):
+            asked = {**(part_order or {}), "blob_sha256": [HASH]}
+            made = self.contract("fetch", server_round, asked, along or {}, part)
+            keys.append(self._num_blobs(made))
+            scalars = made.down.scalars.model_validate({**asked, "blob_sha256": [HASH] * keys[-1]})
+            found.append(self.exchange("fetch", server_round, scalars, along, part))
+        hashes = {"blob_sha256": [HASH] * sum(keys)}
+        return [self.exchange("train", server_round, order, order_blobs, 0, {**hashes, **(told or {})}), *found]
+
+    def num_parts(self, server_round: int, order: Scalars, blobs: Mapping[str, bytes] | None = None) -> int:
+        """In how many parts the reply to a ``train`` travels."""
+        return self.contract("train", server_round, order.model_dump(), blobs or {}, 0).num_parts
+
+    def _num_blobs(self, made: Contract) -> int:
+        return len(made.up.specs(made.up.scalars.model_construct()))
+
+    def _header(self, kind: Kind, server_round: int, part: int) -> Header:
+        return Header(
+            schema_version=SCHEMA_VERSION, kind=kind, method=self.settings.method, lineage=LINEAGE, server_round=server_round,
+            client=0, attempt=1, part=part, num_parts=1,
+        )  # fmt: skip
+
+
+def letter_bytes(header: Header, scalars: Mapping[str, Any], specs: BlockSpecs) -> int:
+    """Bytes of a message with such blobs, as the ledger counts them."""
+    beside = num_bytes(write(Letter(header, dict(scalars))))
+    return beside + sum(len(key) + packed_bytes(tensors) for key, tensors in specs.items())
+
+
+def reply_scalars(kind: type[Scalars], told: Mapping[str, Any]) -> dict[str, Any]:
+    """Scalars of a reply as large as its own will be: numbers, truth values, and what is given."""
+    zeros = {name: False if field.annotation is bool else 0 for name, field in kind.model_fields.items()}
+    return {**zeros, **{name: value for name, value in told.items() if name in zeros}}

@@ -1,0 +1,1 @@
+"""Which messages a run has, method by method."""

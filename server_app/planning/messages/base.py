@@ -1,0 +1,86 @@
+"""What the messages of a method are, client by client: the strategy's steps without anything in them.
+
+A method's class says which requests a client gets in each round; their sizes follow from the contracts. What data or chance
+decide may differ between ``CASES``: fewest bytes, as it usually comes, most bytes.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Literal, get_args
+
+from espalier.modeling.opened import OpenedModel
+from espalier.settings.run import RunSettings
+from espalier.wire.alone import Alone
+from espalier.wire.enrolment import Enrolment
+from espalier.wire.evaluation import OWN_TEXT_MODELS, Texts
+from espalier.wire.messages import NoScalars
+from espalier.wire.plan import ModelPlan
+from server_app.planning.exchange import HASH, Correspondence, Exchange
+
+Case = Literal["least", "usual", "most"]
+CASES: tuple[Case, ...] = get_args(Case)
+
+
+class Messages(ABC):
+    """The messages of a run in which no client fails and no message is sent twice.
+
+    Parameters
+    ----------
+    texts : what clients are asked to evaluate
+    """
+
+    def __init__(self, settings: RunSettings, model: OpenedModel, texts: Texts, case: Case = "usual") -> None:
+        self.settings, self.model, self.texts, self.case = settings, model, texts, case
+        self.post = Correspondence(settings, self.plan_of_clients())
+
+    @classmethod
+    def differs(cls, settings: RunSettings) -> str:
+        """What data or chance decide of the bytes, in words; empty where nothing is left open."""
+        return ""
+
+    def plan_of_clients(self) -> ModelPlan:
+        """The plan of the model that clients work on."""
+        return self.model.plan
+
+    @property
+    def num_rounds(self) -> int:
+        """Rounds of the run."""
+        return self.settings.job.num_rounds(self.settings.federation)
+
+    @abstractmethod
+    def round_of(self, client: int, server_round: int) -> list[Exchange]:
+        """What a client is brought and asked in a round; nothing if the round does not ask it."""
+
+    def result_of(self, client: int) -> list[Exchange]:
+        """What brings the result to a client behind the last round."""
+        return []
+
+    def alone_order(self, client: int) -> Alone | None:
+        """What a client makes by itself behind the last round; None: nothing."""
+        return Alone() if self.asked and self.settings.job.makes_alone else None
+
+    @property
+    def asked(self) -> bool:
+        """Whether clients evaluate anything."""
+        return bool(self.texts.names or self.texts.test_items or self.texts.own_text)
+
+    def of_client(self, client: int) -> Iterator[Exchange]:
+        """All messages of a client from the first round on, in order."""
+        for server_round in range(1, self.num_rounds + 1):
+            yield from self.round_of(client, server_round)
+        yield from self.result_of(client)
+        if (order := self.alone_order(client)) is not None:
+            yield self.post.exchange("alone", self.num_rounds, order)
+        if self.asked:
+            own = len(OWN_TEXT_MODELS) if self.texts.own_text else 0
+            numbers = {"losses": len(self.texts.names), "test_scores": len(self.texts.test_metrics), "own_losses": own}
+            told = {name: [0.0] * number for name, number in numbers.items()}
+            yield self.post.exchange("evaluate", self.num_rounds, self.texts, told=told)
+
+    def enrolment(self) -> Exchange:
+        """Who a node is; the ledger does not count it with any client. The names' lengths are those of simulated sites."""
+        told = Enrolment(
+            site="node-00000", code_sha256=HASH, model_sha256=HASH, device="cpu", threads=1, capability=1.0, measured=False,
+            python="3.11.0", torch="2.0.0",
+        ).model_dump()  # fmt: skip
+        return self.post.exchange("enrol", 0, NoScalars(), told=told)

@@ -1,0 +1,44 @@
+"""Messages of LLM-Streamline: cosines in the first round, then a layer there and back."""
+
+from functools import cache
+from typing import Any
+
+from espalier.settings.llm_streamline import LlmStreamlineSettings
+from espalier.wire.llm_streamline import Replace, layer_parts
+from espalier.wire.messages import NoScalars
+from server_app.planning.exchange import Exchange
+from server_app.planning.messages.base import Messages
+
+ANY = Replace(start=0)
+"""Blocks of a model are alike, so it does not matter which go."""
+
+
+class Layer(Messages):
+    """All clients are asked for the same."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._round, self._result = cache(self._messages_of), cache(self._delivered)
+
+    def round_of(self, client: int, server_round: int) -> list[Exchange]:
+        """Compare blocks; then train the layer, at first from the base's own block."""
+        return self._round(server_round)
+
+    def _messages_of(self, server_round: int) -> list[Exchange]:
+        if server_round == 1:
+            return self.post.train(server_round, NoScalars())
+        before = range(self._num_parts() - 1) if server_round > 2 else range(0)
+        brought = [self.post.exchange("deliver", server_round, ANY, part=part) for part in before]
+        return brought + self.post.train(server_round, ANY, {"start": ANY.start})
+
+    def result_of(self, client: int) -> list[Exchange]:
+        """The layer, or which blocks go."""
+        return self._result() if self.settings.evaluation.own_text else []
+
+    def _delivered(self) -> list[Exchange]:
+        trained = self.settings.of(LlmStreamlineSettings).replacement == "layer"
+        parts = range(self._num_parts() if trained else 1)
+        return [self.post.exchange("deliver", self.num_rounds + 1, ANY, part=part) for part in parts]
+
+    def _num_parts(self) -> int:
+        return len(layer_parts(self.model.plan, self.settings, ANY.start))

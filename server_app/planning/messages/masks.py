@@ -1,0 +1,45 @@
+"""Messages of FedPrLLM: masks go up, and decided masks down where clients go on behind them or evaluate them."""
+
+from functools import cache
+from typing import Any
+
+from espalier.settings.fedprllm import FedPrLLMSettings
+from espalier.wire.fedprllm import Decision, decided_parts
+from espalier.wire.messages import NoScalars, Scalars
+from server_app.planning.exchange import Exchange
+from server_app.planning.messages.base import Messages
+
+
+class Masks(Messages):
+    """One round for all blocks, or a round per block."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.job = self.settings.of(FedPrLLMSettings)
+        self._round = cache(self._messages_of)
+
+    @property
+    def num_rounds(self) -> int:
+        """One, or as many as there are blocks."""
+        ends = self.job.last_rounds(self.settings.federation, lambda: len(self.model.plan.blocks), self.settings.num_clients)
+        return ends[0]
+
+    def round_of(self, client: int, server_round: int) -> list[Exchange]:
+        """Every client is asked in every round, for the same."""
+        return self._round(server_round)
+
+    def _messages_of(self, server_round: int) -> list[Exchange]:
+        order: Scalars = NoScalars()
+        if self.job.continue_behind == "scaled" and server_round > 1:
+            order = Decision(num_voters=[self.settings.num_clients], decided=server_round - 1)
+        return self.post.train(server_round, order)
+
+    def result_of(self, client: int) -> list[Exchange]:
+        """All decided blocks, part by part."""
+        return self._result() if self.settings.evaluation.own_text else []
+
+    def _result(self) -> list[Exchange]:
+        decided = len(self.model.plan.blocks)
+        parts = decided_parts(self.model.plan, self.settings, decided)
+        orders = [Decision(num_voters=[self.settings.num_clients] * len(part), decided=decided) for part in parts]
+        return [self.post.exchange("deliver", self.num_rounds, order, part=part) for part, order in enumerate(orders)]

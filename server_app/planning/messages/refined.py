@@ -1,0 +1,113 @@
+"""Messages of FedSpine: from the second round on devices are asked what to cut, and adapters travel in the shape that is left."""
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from espalier.settings.fedspine import FedSpineSettings
+from espalier.settings.run import RunSettings
+from espalier.wire.alone import Alone
+from espalier.wire.cut_units import CutUnits
+from espalier.wire.fedspine import STRUCTURE, CutOrder
+from espalier.wire.tuning import Order
+from pruning_kernels.units import share_of
+from server_app.planning.exchange import Exchange
+from server_app.planning.messages.tuning import Tuning
+from strategies.methods.refining_choice import Choices
+
+
+class Refined(Tuning):
+    """``least``: all is cut as soon as it may be, at the lowest rank. ``usual``: the middle of what may be chosen. ``most``: the
+    highest rank, and nothing is cut before it has to be."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.spine = self.settings.of(FedSpineSettings)
+        self.units = CutUnits.of(self.model.plan)
+        self.choices = Choices(self.settings, self.units.wanted(self.spine))
+        self._bits = cache(self._packed)
+        self._spine_round = cache(self._round_at)
+
+    @classmethod
+    def differs(cls, settings: RunSettings) -> str:
+        """What a bandit chooses, and which units go."""
+        job, open_ones = settings.of(FedSpineSettings), []
+        if job.chooses:
+            open_ones.append(f"ratios and ranks are chosen by {job.allocation}")
+        if job.selection != "kind":
+            open_ones.append("which units go depends on the devices' text")
+        return "; ".join(open_ones)
+
+    def limit_of(self, client: int, server_round: int) -> int:
+        """Rank of a device in a round; in its first it is the usual one."""
+        if self._trained_before(client, server_round) == 0 or not (self.spine.chooses and self.spine.adaptive_rank):
+            return self.spine.usual_rank(self.settings.lora)
+        space = self.choices.space
+        return {"least": space.lowest_rank, "usual": space.refinement(0.5, 0.5, 0.0).rank, "most": space.highest_rank}[self.case]
+
+    def pruned_by(self, client: int, server_round: int) -> float:
+        """Share that a device is asked to have cut in a round."""
+        rounds, target = self._trained_before(client, server_round), self.choices.target
+        if not (self.spine.chooses and self.spine.adaptive_pruning) or self.case == "usual":
+            return min(target, rounds * target / self.choices.rounds)
+        return target if self.case == "least" and rounds else 0.0
+
+    def _trained_before(self, client: int, server_round: int) -> int:
+        """Rounds before this one in which a device took part."""
+        return sum(client in self.drawn(earlier) for earlier in range(1, server_round))
+
+    def round_of(self, client: int, server_round: int) -> list[Exchange]:
+        """The question what to cut, the adapters, and back."""
+        if client not in self.drawn(server_round):
+            return []
+        before = self._last_asked(client, server_round)
+        limit, pruned = self.limit_of(client, server_round), self.pruned_by(client, server_round)
+        return self._spine_round(server_round, limit, before, pruned)
+
+    def _last_asked(self, client: int, server_round: int) -> float:
+        earlier = [number for number in range(1, server_round) if client in self.drawn(number)]
+        return self.pruned_by(client, earlier[-1]) if earlier else 0.0
+
+    def _round_at(self, server_round: int, limit: int, before: float, pruned: float) -> list[Exchange]:
+        if server_round == 1:
+            return self._round(server_round, limit)
+        bits, found = self._bits(pruned), list[Exchange]()
+        if pruned > before or self.case == "most":
+            found = [self.post.exchange("deliver", server_round, CutOrder(pruned=pruned), self._bits(before))]
+        brought = self._adapters(server_round, limit, bits, 1, 1)
+        asked = {"rank_limit": limit, "rank": limit}
+        return found + brought + self.post.train(server_round, self.order(server_round, limit), asked, bits, bits)
+
+    def _adapters(self, server_round: int, limit: int, bits: dict[str, bytes], first: int, omitted: int) -> list[Exchange]:
+        order = Order(rank_limit=limit)
+        parts = self.post.num_parts(min(server_round, self.num_rounds), order, bits) - omitted
+        return [self.post.exchange("deliver", server_round, order, bits, part) for part in range(first, first + parts)]
+
+    @property
+    def brings_result(self) -> bool:
+        """Devices need it for their own models."""
+        return self.asked or self.settings.job.makes_alone
+
+    def result_of(self, client: int) -> list[Exchange]:
+        """The adapters as the device's model has them."""
+        if not self.brings_result:
+            return []
+        bits = self._bits(self._last_asked(client, self.num_rounds + 1))
+        return self._adapters(self.num_rounds + 1, self.settings.lora.largest_rank, bits, 0, 0)
+
+    def alone_order(self, client: int) -> Alone | None:
+        """To write its model."""
+        return Alone() if self.settings.job.makes_alone else None
+
+    def _packed(self, share: float) -> dict[str, bytes]:
+        """Bits with such a share cut of each kind of unit in each block; they say shapes, not which units go."""
+        units, cut = self.units, self.units.none
+        for pool in range(2 * len(units.numbers)):
+            own = np.flatnonzero(units.pools == pool)
+            cost = int(units.costs[own[0]])
+            stay = max(1, len(own) - -(-share_of(cost * len(own), share) // cost))
+            if share and pool % 2:
+                stay = max(stay - stay % self.spine.channel_multiple, min(self.spine.channel_multiple, len(own)))
+            cut[own[stay:]] = True
+        return {STRUCTURE: units.pack(cut)}

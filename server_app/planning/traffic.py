@@ -1,0 +1,100 @@
+"""Bytes of a run on the wire, per client and round and in all."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from espalier.corpora.tasks.scored_items import to_arrays
+from espalier.modeling.opened import OpenedModel
+from espalier.settings.methods import METHODS, part
+from espalier.settings.mistakes import Mistake
+from espalier.settings.run import RunSettings
+from espalier.settings.task import TEXT
+from espalier.wire.evaluation import Texts
+from espalier.wire.messages import Kind
+from server_app.planning.exchange import Exchange, Traffic
+from server_app.planning.messages.base import CASES, Case, Messages
+from server_app.public_tests import PublicTests
+
+USUAL_WINDOWS = 48
+"""Of a public text, where the settings take all and nobody has counted them."""
+
+
+@dataclass(frozen=True)
+class RunTraffic:
+    """The messages of a run, as each case has them.
+
+    Parameters
+    ----------
+    texts : what clients are asked to evaluate
+    """
+
+    settings: RunSettings
+    model: OpenedModel
+    texts: Texts
+
+    @cached_property
+    def open_questions(self) -> str:
+        """What data or chance decide of the bytes, in words; empty where nothing is left open."""
+        return _kind_of(self.settings).differs(self.settings)
+
+    @cached_property
+    def cases(self) -> Mapping[Case, Messages]:
+        """The messages in each case; one and the same where nothing is left open."""
+        usual = _kind_of(self.settings)(self.settings, self.model, self.texts, "usual")
+        if not self.open_questions:
+            return dict.fromkeys(CASES, usual)
+        others = {case: _kind_of(self.settings)(self.settings, self.model, self.texts, case) for case in CASES if case != "usual"}
+        return {"least": others["least"], "usual": usual, "most": others["most"]}
+
+    def exchanges(self, client: int, case: Case = "usual") -> Sequence[Exchange]:
+        """All messages of a client, in order, without its enrolment."""
+        return self._of_case[case][client]
+
+    @cached_property
+    def _of_case(self) -> Mapping[Case, Sequence[Sequence[Exchange]]]:
+        clients = range(self.settings.num_clients)
+        usual = [list(self.cases["usual"].of_client(client)) for client in clients]
+        if not self.open_questions:
+            return dict.fromkeys(CASES, usual)
+        found = {case: [list(self.cases[case].of_client(client)) for client in clients] for case in CASES if case != "usual"}
+        return {**found, "usual": usual}
+
+    def of_client(self, client: int, case: Case = "usual") -> Traffic:
+        """Sums of a client."""
+        return Traffic.of(self.exchanges(client, case))
+
+    def total(self, case: Case = "usual") -> Traffic:
+        """Sums over all clients."""
+        return Traffic.of(one for client in range(self.settings.num_clients) for one in self.exchanges(client, case))
+
+    def by_kind(self, client: int, case: Case = "usual") -> dict[tuple[int, Kind], Traffic]:
+        """Sums of a client by round and kind of message, in order."""
+        found: dict[tuple[int, Kind], list[Exchange]] = {}
+        for one in self.exchanges(client, case):
+            found.setdefault((one.server_round, one.kind), []).append(one)
+        return {key: Traffic.of(several) for key, several in found.items()}
+
+
+def _kind_of(settings: RunSettings) -> type[Messages]:
+    if not (where := METHODS[settings.method].messages):
+        raise Mistake(f"method = '{settings.method}': its row in the table of methods names no messages, so nothing can be planned")
+    found: type[Messages] = part(where)
+    return found
+
+
+def asked_of(settings: RunSettings, tests: PublicTests | None, encoder: bool) -> Texts:
+    """What clients are asked to evaluate: on these public tests, or where nobody has read them as the settings say."""
+    chosen, texts = settings.evaluation, dict[str, int]()
+    on_text = chosen.local_only and settings.task.name == TEXT
+    if tests is not None:
+        texts = {name: len(windows) for name, windows in tests.of_clients(settings).items()}
+    elif on_text and not encoder:
+        texts = dict.fromkeys(chosen.named_texts(), chosen.max_windows or USUAL_WINDOWS)
+    asked = Texts(
+        names=list(texts), num_windows=list(texts.values()), window_tokens=chosen.window_tokens, own_text=chosen.own_text
+    )
+    if tests is not None and tests.encoded and chosen.local_only:
+        asked.test_metrics, asked.test_items = list(tests.metrics), len(tests.encoded)
+        asked.test_requests, asked.test_tokens = len(tests.encoded.requests), len(to_arrays(tests.encoded)["tokens"])
+    return asked

@@ -1,0 +1,20 @@
+"""Which clients a round asks: drawn from the seed, so that a plan of the run and the run itself draw the same."""
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import numpy as np
+
+from espalier.settings.run import RunSettings
+from espalier.settings.seeds import derive_seed
+
+S = TypeVar("S")
+
+
+def drawn(settings: RunSettings, server_round: int, seats: Sequence[S]) -> list[S]:
+    """Those among ``seats`` that a round asks, in their order; all, where ``federation.sampled-clients`` is 1."""
+    number = settings.federation.clients_of_round(len(seats))
+    if number >= len(seats):
+        return list(seats)
+    generator = np.random.default_rng(derive_seed(settings.seed, "clients", server_round=server_round))
+    return [seats[place] for place in sorted(generator.choice(len(seats), number, replace=False).tolist())]
