@@ -36,6 +36,8 @@ class Row:
     """The pooled-data baseline, a function as the outcome calls it; empty: there is none."""
     messages: str = ""
     """A ``server_app.planning.messages.base.Messages``: which messages a run has, for ``espalier plan``; empty: it cannot say."""
+    work: str = ""
+    """A ``server_app.planning.work.base.Work``: what its processes hold and compute, for ``espalier plan``; empty: it cannot say."""
     tunes: bool = False
     """Whether clients train, so that ``[lora]``, ``[training]`` and ``[task]`` concern it; else they read windows."""
     federates: bool = True
@@ -55,6 +57,7 @@ METHODS: dict[str, Row] = {
         delivery="client_app.delivery:take",
         contracts="espalier.wire.tuning",
         messages="server_app.planning.messages.tuning:Tuning",
+        work="server_app.planning.work.tuned:Tuned",
         outcome="server_app.outcomes.adapters:AdapterOutcome",
         baseline="strategies.baselines.centralized_tuning:tuned",
         tunes=True,
@@ -67,6 +70,7 @@ METHODS: dict[str, Row] = {
         delivery="client_app.delivery:take",
         contracts="espalier.wire.fedprllm",
         messages="server_app.planning.messages.masks:Masks",
+        work="server_app.planning.work.by_block:Masking",
         outcome="server_app.outcomes.pruned:PrunedOutcome",
         baseline="strategies.baselines.centralized:masked_by_all",
         federates=False,
@@ -79,6 +83,7 @@ METHODS: dict[str, Row] = {
         delivery="client_app.held_layers:take_layers",
         contracts="espalier.wire.fedspallm",
         messages="server_app.planning.messages.kept_layers:KeptLayers",
+        work="server_app.planning.work.by_block:KeptWeights",
         outcome="server_app.outcomes.pruned:PrunedOutcome",
         baseline="strategies.baselines.centralized:reconstructed_by_all",
     ),
@@ -90,6 +95,7 @@ METHODS: dict[str, Row] = {
         delivery="client_app.emulator:take_any",
         contracts="espalier.wire.fedsoda",
         messages="server_app.planning.messages.emulated:Emulated",
+        work="server_app.planning.work.tuned:SubTuned",
         outcome="server_app.outcomes.sub_model:SubModelOutcome",
         baseline="strategies.baselines.centralized_tuning:tuned",
         tunes=True,
@@ -102,6 +108,7 @@ METHODS: dict[str, Row] = {
         delivery="client_app.agreed_cut:take_or_cut",
         contracts="espalier.wire.fedspine",
         messages="server_app.planning.messages.refined:Refined",
+        work="server_app.planning.work.tuned:Spined",
         outcome="server_app.outcomes.refined:RefinedOutcome",
         tunes=True,
     ),
@@ -113,6 +120,7 @@ METHODS: dict[str, Row] = {
         delivery="client_app.delivery:take",
         contracts="espalier.wire.flap",
         messages="server_app.planning.messages.cuts:CutsWithBiases",
+        work="server_app.planning.work.by_block:Fluctuations",
         outcome="server_app.outcomes.structured:StructuredOutcome",
         baseline="strategies.baselines.centralized_structured:flap_of_all",
         federates=False,
@@ -125,6 +133,7 @@ METHODS: dict[str, Row] = {
         delivery="client_app.delivery:take",
         contracts="espalier.wire.tuning",
         messages="server_app.planning.messages.tuning:HetLoRA",
+        work="server_app.planning.work.tuned:Tuned",
         outcome="server_app.outcomes.adapters:AdapterOutcome",
         baseline="strategies.baselines.centralized_tuning:tuned",
         tunes=True,
@@ -137,6 +146,7 @@ METHODS: dict[str, Row] = {
         delivery="client_app.delivery:take",
         contracts="espalier.wire.llm_pruner",
         messages="server_app.planning.messages.cuts:Cuts",
+        work="server_app.planning.work.whole:WholeGradient",
         outcome="server_app.outcomes.structured:StructuredOutcome",
         baseline="strategies.baselines.centralized_structured:llm_pruner_of_all",
         federates=False,
@@ -149,6 +159,7 @@ METHODS: dict[str, Row] = {
         delivery="client_app.delivery:take",
         contracts="espalier.wire.llm_streamline",
         messages="server_app.planning.messages.layer:Layer",
+        work="server_app.planning.work.whole:OneLayer",
         outcome="server_app.outcomes.structured:StructuredOutcome",
         baseline="strategies.baselines.centralized_structured:llm_streamline_of_all",
     ),
@@ -160,6 +171,7 @@ METHODS: dict[str, Row] = {
         delivery="client_app.delivery:take",
         contracts="espalier.wire.sft_p",
         messages="server_app.planning.messages.tuning:SftP",
+        work="server_app.planning.work.tuned:Masked",
         outcome="server_app.outcomes.personal_masks:PersonalMasksOutcome",
         tunes=True,
     ),
@@ -171,6 +183,7 @@ METHODS: dict[str, Row] = {
         delivery="client_app.delivery:take",
         contracts="espalier.wire.slicegpt",
         messages="server_app.planning.messages.cuts:Bases",
+        work="server_app.planning.work.by_block:Components",
         outcome="server_app.outcomes.sliced:SlicedOutcome",
         baseline="strategies.baselines.centralized_sliced:slicegpt_of_all",
     ),

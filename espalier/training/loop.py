@@ -197,7 +197,7 @@ def _training(model: Any, checkpointing: bool) -> Iterator[None]:
         config.use_cache = False
     model.train()
     if checkpointing:
-        _checkpoint(model)
+        checkpoint_blocks(model)
     try:
         yield
     finally:
@@ -208,7 +208,7 @@ def _training(model: Any, checkpointing: bool) -> Iterator[None]:
             config.use_cache = caching
 
 
-def _checkpoint(model: Any) -> None:
+def checkpoint_blocks(model: Any) -> None:
     """Compute the blocks' activations again in the backward pass.
 
     transformers lets the embeddings' output ask for a gradient here, which only reentrant checkpointing needs. The backward

@@ -13,5 +13,6 @@ ROW = Row(
     job="toy_method.job",
     delivery="client_app.delivery:take",
     contracts="toy_method.contracts",
+    messages="toy_method.messages:ToyMessages",
     outcome="server_app.outcomes.edited:EditedOutcome",
 )

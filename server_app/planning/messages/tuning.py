@@ -9,7 +9,7 @@ from espalier.settings.run import RunSettings
 from espalier.settings.sft_p import SftPSettings
 from espalier.wire.alone import Alone
 from espalier.wire.tuning import Order
-from pruning_kernels.factors import kept_rank
+from pruning_kernels.factor_ranks import kept_rank
 from server_app.planning.exchange import Exchange
 from server_app.planning.messages.base import Messages
 from strategies.methods.drawn_clients import drawn

@@ -1,0 +1,1 @@
+"""What a run was said to take, held against what it took."""

@@ -1,0 +1,52 @@
+"""One run, measured; started in a fresh process: ``python -m benchmarks.plan.measure '{"method": ..., ...}' FOLDER``."""
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context, RecordDict
+
+from benchmarks.plan.separate import SeparateGrid, forget_peak, peak, state_in
+
+
+def main() -> None:
+    """Run and print the figures as the last line."""
+    from server_app.app import run_method
+
+    config, folder = json.loads(sys.argv[1]), Path(sys.argv[2])
+    nodes = [{"partition-id": client, "num-partitions": config["num-clients"]} for client in range(config["num-clients"])]
+    peaks = _peaks_by_event()
+    with state_in(folder / "state"):
+        grid = SeparateGrid(nodes, config)
+        started, busy = time.perf_counter(), time.process_time()
+        run = run_method(grid, Context(1, 0, {}, RecordDict(), config))
+        server = {"peaks": {**peaks, "end": peak()}, "seconds": time.process_time() - busy, "wall": time.perf_counter() - started}
+        grid.end()
+    sums: dict[str, dict[str, int]] = {}
+    for entry in map(json.loads, (run / "ledger.jsonl").read_text().splitlines()):
+        if entry["client"] >= 0:
+            own = sums.setdefault(str(entry["client"]), {"down": 0, "up": 0})
+            own[entry["direction"]] += entry["wire_bytes"]
+    print(json.dumps({"bytes": sums, "server": server, "clients": grid.figures, "run": str(run)}))
+
+
+def _peaks_by_event() -> dict[str, int]:
+    """Highest resident memory of the server until each event of its progress since the one before, bytes, by event."""
+    from strategies.engine.progress import Progress
+
+    peaks: dict[str, int] = {}
+    note = Progress.note
+
+    def noted(self: Progress, event: str, *arguments: Any, **named: Any) -> None:
+        peaks[event] = max(peaks.get(event, 0), peak())
+        forget_peak()
+        note(self, event, *arguments, **named)
+
+    Progress.note = noted  # type: ignore[method-assign]
+    return peaks
+
+
+if __name__ == "__main__":
+    main()

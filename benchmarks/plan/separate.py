@@ -1,0 +1,85 @@
+"""A run whose clients live in processes of their own: what each takes can be told apart from what the server takes.
+
+Messages go through pipes in place of gRPC; the handlers on either side are those of every run. A client's process answers all
+messages of one client, as a node does that stays warm.
+"""
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context, Message, RecordDict
+
+from tests.in_process import InProcessGrid
+
+
+def peak() -> int:
+    """Highest resident memory of this process so far, bytes."""
+    return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) * 1024
+
+
+def forget_peak() -> None:
+    """Let the peak begin anew."""
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def _client(pipe: Connection) -> None:
+    """In a client's process: answer messages, and at the end say what that took."""
+    from client_app.app import app
+    from client_app.simulated import playing_a_node
+    from espalier.wire.messages import address, read
+
+    busy: dict[str, float] = {}
+    peaks: dict[str, int] = {}
+    while (asked := pipe.recv()) is not None:
+        letter, context = asked
+        started, kind = time.process_time(), letter.header.kind
+        forget_peak()
+        with playing_a_node():
+            reply = app(address(letter, 1, 3600.0), Context(*context))
+        busy[kind] = busy.get(kind, 0.0) + time.process_time() - started
+        peaks[kind] = max(peaks.get(kind, 0), peak())
+        pipe.send(read(reply.content))
+        del letter, asked, reply
+    pipe.send({"peaks": peaks, "seconds": busy})
+
+
+class SeparateGrid(InProcessGrid):
+    """A grid whose nodes are processes."""
+
+    def __init__(self, node_configs: list[dict[str, Any]], run_config: dict[str, Any]) -> None:
+        super().__init__(None, node_configs, run_config)  # type: ignore[arg-type]  # the app is in the other processes
+        self._pipes: dict[int, Connection] = {}
+        self._started = get_context("spawn")
+        self.figures: list[dict[str, Any]] = []
+
+    def answer(self, message: Message, context: Context) -> Message:
+        """What the process of a node replies."""
+        from espalier.wire.messages import read, write
+
+        node = message.metadata.dst_node_id
+        if node not in self._pipes:
+            here, there = self._started.Pipe()
+            self._started.Process(target=_client, args=(there,), daemon=True).start()
+            self._pipes[node] = here
+        config = (1, node, dict(context.node_config), RecordDict(), dict(context.run_config))
+        self._pipes[node].send((read(message.content), config))
+        return Message(write(self._pipes[node].recv()), reply_to=message)
+
+    def end(self) -> None:
+        """End the processes; their figures are in ``figures``, in order of clients."""
+        for _, pipe in sorted(self._pipes.items(), reverse=True):
+            pipe.send(None)
+            self.figures.append(pipe.recv())
+
+
+@contextmanager
+def state_in(folder: Path) -> Iterator[None]:
+    """Clients keep their state here."""
+    os.environ["ESPALIER_STATE_DIR"] = str(folder)
+    yield

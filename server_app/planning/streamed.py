@@ -1,0 +1,41 @@
+"""Memory of walking windows through a model whose blocks are loaded one at a time (``modeling/block_stream.py``)."""
+
+from collections.abc import Mapping
+
+from server_app.planning.memory import Moment
+from server_app.planning.sizes import Sizes
+
+FLOAT32, FLOAT64 = 4, 8
+
+
+def walk(
+    sizes: Sizes, windows: int, tokens: int, watched: Mapping[str, int] | None = None, name: str = "", edited: int = 0
+) -> list[Moment]:
+    """Moments of a walk up to the last block.
+
+    Parameters
+    ----------
+    watched : bytes of what is found out in a block, by what it is
+    edited : bytes beside a matrix while it is changed on its way from the file
+    """
+    if not windows:
+        return []
+    hidden = {"hidden states": sizes.hidden_states(windows, tokens)}
+    start = Moment(f"{name} embeddings", {**hidden, "embeddings": sizes.loaded(sizes.embeddings, sizes.embeddings)})
+    block = {"a block": sizes.largest_block * sizes.computed}
+    read = sizes.largest_matrix * sizes.stored * sizes.is_converted + edited
+    loading = Moment(f"{name} loading a block", {**hidden, **block, "a matrix as it is read": read})
+    within = {"a batch in a block": sizes.pass_through_block(windows, tokens)}
+    passing = Moment(f"{name} passing a block", {**hidden, **block, **within, **(watched or {})})
+    return [start, loading, passing]
+
+
+def evaluation(sizes: Sizes, windows: int, tokens: int, name: str = "evaluating,", edited: int = 0) -> list[Moment]:
+    """Moments of a walk to the losses of all windows."""
+    if not windows:
+        return []
+    hidden = {"hidden states": sizes.hidden_states(windows, tokens)}
+    end = {"the head": sizes.loaded(sizes.head, sizes.head)}
+    scoring = {"the head": sizes.head * sizes.computed, "logits": sizes.logits(windows, tokens)}
+    ends = [Moment(f"{name} the head", {**hidden, **end}), Moment(f"{name} logits", {**hidden, **scoring})]
+    return walk(sizes, windows, tokens, name=name, edited=edited) + ends

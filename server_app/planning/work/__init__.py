@@ -1,0 +1,1 @@
+"""What each method's processes hold and compute."""

@@ -1,0 +1,121 @@
+"""Work of the methods that walk windows through the model block by block: FedPrLLM, FedSpaLLM, FLAP, SliceGPT."""
+
+from collections.abc import Mapping
+
+from espalier.settings.fedprllm import FedPrLLMSettings
+from espalier.settings.fedspallm import FedSpaLLMSettings
+from espalier.settings.slicegpt import SliceGptSettings
+from server_app.planning.memory import Memory, Moment
+from server_app.planning.streamed import FLOAT32, FLOAT64, walk
+from server_app.planning.work.base import Work
+
+INBOX_STRETCH = 8 * 1024 * 1024
+"""Bytes of all clients' masks that are read together."""
+
+
+class ByBlock(Work):
+    """A walk, something watched in each block, and an evaluation."""
+
+    def watched(self) -> Mapping[str, int]:
+        """What is found out in a block, bytes by what it is."""
+        return {}
+
+    def edited(self) -> int:
+        """Bytes beside a matrix while it is changed on its way from the file."""
+        return 2 * self.sizes.largest_matrix * self.sizes.stored
+
+    def client(self) -> Memory:
+        """The walk over calibration windows, then over the evaluation's."""
+        walked = walk(self.sizes, *self.windows, self.watched(), "calibrating,")
+        return Memory("client", (*walked, *self.evaluated, self.received()))
+
+    def server(self, simulation: bool) -> Memory:
+        """Folding, the export's check, and the evaluation; the baseline walks as a client does, over all windows."""
+        moments = [*self.folding(), *self.exported(), *self.measured(), self.received()]
+        if simulation and self.settings.evaluation.centralized != "off":
+            windows, tokens = self.windows
+            moments += walk(self.sizes, windows * self.settings.num_clients, tokens, self.watched(), "pooled data,")
+        return Memory("server", tuple(moments))
+
+    def folding(self) -> list[Moment]:
+        """Moments of folding replies."""
+        return []
+
+    def operations(self) -> float:
+        """A pass through each block to watch, and one behind it."""
+        windows, tokens = self.windows
+        return 2 * self.forward(windows * tokens)
+
+    def square_inputs(self) -> list[int]:
+        """Widths of the different inputs in a block, as squares: query, key and value share one, gate and up another."""
+        linears = {linear.name: linear.shape[1] for linear in self.model.plan.blocks[0].linears}
+        return [linears[name] ** 2 for name in ("attn.q", "attn.o", "mlp.up", "mlp.down")]
+
+
+class Masking(ByBlock):
+    """FedPrLLM: a mask of a byte per weight until it is packed."""
+
+    def watched(self) -> Mapping[str, int]:
+        """Masks, and where SparseGPT's score is asked for, the grams of all inputs."""
+        masks = {"masks": self.sizes.largest_block}
+        if self.settings.of(FedPrLLMSettings).local_metric != "sparsegpt":
+            return masks
+        return {**masks, "grams": FLOAT32 * (sum(self.square_inputs()) + 2 * max(self.square_inputs()))}
+
+    def folding(self) -> list[Moment]:
+        """Votes of a block's matrices, and the weights that decide ties."""
+        numbers, planes = self.sizes.largest_matrix, max(1, self.settings.num_clients.bit_length())
+        votes = {"planes of votes": self.sizes.largest_block * planes // 8, "masks of all clients": INBOX_STRETCH}
+        return [Moment("voting", {**votes, "a matrix": numbers * (self.sizes.stored + FLOAT32 + 1)})]
+
+
+class KeptWeights(ByBlock):
+    """FedSpaLLM: SparseGPT has the grams of a block, and the matrix that it solves."""
+
+    def watched(self) -> Mapping[str, int]:
+        """Grams and factors, the matrix in float32, and the masks and kept weights of the block."""
+        sizes, job = self.sizes, self.settings.of(FedSpaLLMSettings)
+        kept = {"masks and kept weights": sizes.largest_block + sizes.largest_block * sizes.stored // 2}
+        solved = {"a matrix in float32, and its errors": 2 * FLOAT32 * sizes.largest_matrix + sizes.stored * sizes.largest_matrix}
+        if job.local_method != "sparsegpt":
+            return {**kept, **solved}
+        grams = FLOAT32 * (sum(self.square_inputs()) + 2 * max(self.square_inputs()))
+        return {**kept, **solved, "grams and factors": grams}
+
+    def folding(self) -> list[Moment]:
+        """Sum, weights and votes of one matrix, and the layer as it is kept."""
+        numbers, planes = self.sizes.largest_matrix, max(1, self.settings.num_clients.bit_length())
+        matrix = {"sum, weights and mean": numbers * (FLOAT64 + 2 * FLOAT32), "votes and mask": numbers * planes // 8 + numbers}
+        layer = {"the layer": 2 * (self.sizes.largest_block // 2 * self.sizes.stored + self.sizes.largest_block)}
+        return [Moment("folding", {**matrix, **layer})]
+
+
+class Fluctuations(ByBlock):
+    """FLAP: mean and spread of two inputs; its result is a smaller model."""
+
+    def exported(self, parameters: int | None = None) -> list[Moment]:
+        """The smaller model is at most as large."""
+        return super().exported(parameters)
+
+
+class Components(ByBlock):
+    """SliceGPT: second moments in float64, and their eigenvectors."""
+
+    def watched(self) -> Mapping[str, int]:
+        """Of two norms of a block, and of the rows that are added."""
+        return {"second moments": 3 * FLOAT64 * self.sizes.width**2}
+
+    def client(self) -> Memory:
+        """Also the eigenvectors of one place."""
+        found = super().client()
+        return Memory("client", (*found.moments, self._eigenvectors()))
+
+    def folding(self) -> list[Moment]:
+        """Moments of a place, pooled, and their eigenvectors."""
+        return [self._eigenvectors()]
+
+    def _eigenvectors(self) -> Moment:
+        held = {"moments and eigenvectors": 6 * FLOAT64 * self.sizes.width**2}
+        if self.settings.of(SliceGptSettings).covariances == "clients":
+            held["moments as they were sent"] = 2 * FLOAT64 * self.sizes.width * (self.sizes.width + 1) // 2
+        return Moment("finding components", held)

@@ -1,0 +1,79 @@
+"""Work of LLM-Pruner and LLM-Streamline: gradients of the whole model; a layer that learns what several blocks do."""
+
+from espalier.modeling.block_stream import windows_per_batch
+from espalier.settings.llm_pruner import LlmPrunerSettings
+from espalier.settings.llm_streamline import LlmStreamlineSettings
+from espalier.training.step_memory import whole_step_bytes
+from server_app.planning.memory import Memory, Moment
+from server_app.planning.streamed import FLOAT32, walk
+from server_app.planning.work.by_block import ByBlock
+
+GRADIENT, MOMENTS = 1, 2
+"""Numbers beside each that is trained."""
+
+
+class WholeGradient(ByBlock):
+    """LLM-Pruner: the model in float32, and a gradient for each weight of its blocks."""
+
+    def _gradient(self, windows: int, tokens: int) -> Moment:
+        job, weights = self.settings.of(LlmPrunerSettings), self.model.plan.num_weights
+        batch = 1 if job.element == "squared" else min(windows, windows_per_batch(tokens))
+        gradients = FLOAT32 * weights
+        step = whole_step_bytes(self.model, self.sizes.dtype, batch, tokens)
+        several = windows > batch and job.element == "absolute"  # gradients of earlier batches are there
+        both = {"gradients": gradients, "a step": step} if several else {"gradients or a step": max(gradients, step)}
+        return Moment("gradients", {"the whole model": FLOAT32 * self.sizes.parameters, **both, "a matrix": FLOAT32 * self.sizes.largest_matrix})
+
+    def client(self) -> Memory:
+        """The gradient, then the evaluation."""
+        return Memory("client", (self._gradient(*self.windows), *self.evaluated, self.received()))
+
+    def server(self, simulation: bool) -> Memory:
+        """The baseline has the gradient of all windows."""
+        moments = [*self.exported(), *self.measured(), self.received()]
+        if simulation and self.settings.evaluation.centralized != "off":
+            windows, tokens = self.windows
+            moments.append(self._gradient(windows * self.settings.num_clients, tokens))
+        return Memory("server", tuple(moments))
+
+    def operations(self) -> float:
+        """Forward, and twice as much backward."""
+        windows, tokens = self.windows
+        return 3 * self.forward(windows * tokens)
+
+
+class OneLayer(ByBlock):
+    """LLM-Streamline: hidden states before and behind a stretch of blocks, and a block that is trained."""
+
+    def client(self) -> Memory:
+        """The comparison of blocks, the walk to the stretch, and the training."""
+        windows, tokens = self.windows
+        job, hidden = self.settings.of(LlmStreamlineSettings), self.sizes.hidden_states(windows, tokens)
+        compared = {"hidden states of a stretch": hidden * job.span(len(self.model.plan.blocks))}
+        moments = walk(self.sizes, windows, tokens, compared, "comparing blocks,")
+        if job.replacement == "layer":
+            moments.append(self._training(windows, tokens, hidden))
+        return Memory("client", (*moments, *self.evaluated, self.received()))
+
+    def _training(self, windows: int, tokens: int, hidden: int) -> Moment:
+        job, layer = self.settings.of(LlmStreamlineSettings), FLOAT32 * self.sizes.largest_block
+        together = min(windows, windows_per_batch(tokens), job.batch_windows)
+        step = 3 * self.sizes.pass_through_block(together, tokens)
+        copies = {"the layer, as it was and as it began": 2 * layer, "gradient and moments": (GRADIENT + MOMENTS) * layer}
+        return Moment("training the layer", {"hidden states, twice": 2 * hidden, "the layer": layer, **copies, "a step": step})
+
+    def server(self, simulation: bool) -> Memory:
+        """The average of the layer, one tensor at a time; the baseline trains as a client does."""
+        moments = [*self.exported(), *self.measured(), self.received()]
+        if simulation and self.settings.evaluation.centralized != "off":
+            windows, tokens = self.windows
+            number = windows * self.settings.num_clients
+            moments.append(self._training(number, tokens, self.sizes.hidden_states(number, tokens)))
+        return Memory("server", tuple(moments))
+
+    def operations(self) -> float:
+        """Steps of one layer."""
+        job, tokens = self.settings.of(LlmStreamlineSettings), self.settings.data.window_tokens
+        return 3 * job.steps * self.forward(job.batch_windows * tokens, self.sizes.largest_block)
+
+
