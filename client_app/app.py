@@ -121,9 +121,9 @@ def _require_within_limits(site: Site) -> None:
 def _enrol(site: Site, request: Letter) -> Letter:
     import torch
 
-    from client_app.capability import measured_capability
     from client_app.own_name import own_key, said_with_key
     from client_app.readiness import require_ready
+    from espalier.modeling.speed import measured_capability
 
     require_libraries(site.settings)
     key = own_key(site) if site.settings.site_keys else None

@@ -4,6 +4,7 @@
     espalier run fedprllm fedprllm.sparsity=0.6   a preset of conf/, and what differs from it
     espalier run num-clients=16                   any number of clients
     espalier run two-sites --superlink HOST:9093  on the sites that are connected to a SuperLink
+    espalier plan fedsoda model=config-only       what a run would take: bytes, memory, disk, time; no weights are needed
     espalier app                                  where the Flower app and its presets lie
     espalier check-node 'site="a" data-path="notes.txt"' two-sites
                                                   what a SuperNode with this --node-config would say to that run
@@ -39,6 +40,7 @@ from espalier.launch.in_app import run_in_app
 from espalier.launch.kept import INTERRUPTS, interrupted_later, uninterrupted
 from espalier.launch.node import run_node
 from espalier.launch.officer import COMMANDS, add_commands, run_officer
+from espalier.launch.plan import add_plan, plan
 from espalier.launch.superlink import RAY_DID_NOT_START, SuperLink, SuperLinkLost, own_superlink, running_superlink
 from espalier.launch.watched_run import COMPLETED, WatchedRun
 from espalier.settings.mistakes import FLOWER_REPORTS_IT_TOO, Mistake
@@ -55,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given, further = parser.parse_known_args(arguments)  # words may also follow options, which argparse alone refuses
     if given.command == "node":
         return _node(given, further)
-    if unknown := [word for word in further if word.startswith("-") or given.command not in ("run", "check-node")]:
+    if unknown := [word for word in further if word.startswith("-") or given.command not in ("run", "check-node", "plan")]:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     if given.command is None:
         parser.print_help()
@@ -75,6 +77,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         app = find_app(given.app)
         if given.command == "check-node":
             return check_node(app, given.node_config, given.words)
+        if given.command == "plan":
+            return plan(app, given.words, given.teraflops, given.megabits, measure=given.measure)
         config, settings = configuration(app, given.words, on_this_machine=given.superlink is None)
         if given.superlink is not None:
             with running_superlink(given.superlink, given.root_certificates) as superlink:
@@ -184,7 +188,8 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("node_config", metavar="NODE-CONFIG", help="as for flower-supernode --node-config, in quotes")
     check.add_argument("words", nargs="*", metavar="preset | key=value", help="the run, as for espalier run; default: the demo")
     add_commands(commands)
-    for command in (run, check):
+    planned = add_plan(commands)
+    for command in (run, check, planned):
         command.add_argument("--app", help="a checkout of Espalier; default: this directory if it is one, or what is installed")
     run.add_argument("--nodes", type=int, help="simulated nodes; default: num-clients")
     run.add_argument("--gpus-per-client", type=float, default=0.0, help="share of a GPU that each simulated client holds")

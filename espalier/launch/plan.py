@@ -1,0 +1,38 @@
+"""``espalier plan``: read the words as ``espalier run`` does, and let the app say what such a run takes."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from espalier.launch.configuration import configuration
+from espalier.launch.in_app import run_in_app
+from espalier.settings.mistakes import Mistake
+
+PLAN = "server_app.planning.command"
+"""The module of the app that plans."""
+
+
+def add_plan(commands: Any) -> argparse.ArgumentParser:
+    """Add the command to a parser's."""
+    parser: argparse.ArgumentParser = commands.add_parser("plan", help="what a run would take: bytes, memory, disk and time, without its weights")
+    parser.add_argument("words", nargs="*", metavar="preset | key=value", help="the run, as for espalier run; default: the demo")
+    parser.add_argument("--teraflops", type=float, default=0.0, help="what a client computes, 10^12 additions and multiplications a second")
+    parser.add_argument("--megabits", type=float, default=0.0, help="of a client's line, 10^6 bits a second")
+    parser.add_argument("--measure", action="store_true", help="time matrix products on this machine in place of --teraflops")
+    return parser
+
+
+def plan(app: Path, words: Sequence[str], teraflops: float, megabits: float, *, measure: bool) -> int:
+    """Print the plan; 0, or 2 if the run's settings or its model are wrong.
+
+    Raises
+    ------
+    Mistake
+        A word is no setting, or a speed is none.
+    """
+    for name, value in (("--teraflops", teraflops), ("--megabits", megabits)):
+        if value < 0:
+            raise Mistake(f"{name} {value:g}: must be greater than 0")
+    run, _ = configuration(app, words, on_this_machine=True)
+    return run_in_app(app, PLAN, {"run": run, "teraflops": teraflops, "megabits": megabits, "measure": measure})

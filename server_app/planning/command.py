@@ -1,0 +1,64 @@
+"""``espalier plan``: what a run will take, from its settings and the model's configuration; weights need not be there."""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from espalier.modeling.computing import set_up
+from espalier.modeling.described import described
+from espalier.modeling.limits import sequence_lengths
+from espalier.modeling.opened import TOKENIZER_FILES, OpenedModel, open_model
+from espalier.modeling.speed import measured_capability
+from espalier.settings.home import at_home
+from espalier.settings.hub_names import DEMO
+from espalier.settings.methods import METHODS, part
+from espalier.settings.mistakes import Mistake
+from espalier.settings.run import RunSettings, parse
+from server_app.planning.clock import STATED_MEGABITS, STATED_TERAFLOPS, Speeds
+from server_app.planning.plan import Plan
+
+
+def planned(settings: RunSettings, model: OpenedModel) -> Plan:
+    """The plan of a run with this model.
+
+    Raises
+    ------
+    Mistake
+        The method cannot work on the model, or asks more of it than it takes.
+    """
+    positions = model.num_positions
+    for key, tokens in sequence_lengths(settings, model.family.kind == "encoder").items():
+        if positions is not None and tokens > positions:
+            raise Mistake(
+                f"{key} = {tokens}: the model has {positions} positions ({model.positions_key} in its config.json); set it to "
+                f"{positions} or less"
+            )
+    if any((model.directory / name).exists() for name in TOKENIZER_FILES):  # some methods look at text beside the model
+        part(METHODS[settings.method].strategy).require_fit(settings, model, {})
+    return Plan(settings, model)
+
+
+def main(document: Mapping[str, Any]) -> int:
+    """Print the plan of a run; 2 if something in it cannot be used."""
+    try:
+        settings = parse(document["run"], simulation=True)
+        speeds = _speeds(settings, document)
+        if settings.model == DEMO:
+            lines = planned(settings, open_model(DEMO)).long(speeds)
+        else:
+            with described(at_home(settings.model).absolute()) as directory:
+                lines = planned(settings, open_model(str(directory))).long(speeds)
+    except Mistake as mistake:
+        print(f"espalier: {mistake}", file=sys.stderr)
+        return 2
+    print("\n".join(lines))
+    return 0
+
+
+def _speeds(settings: RunSettings, document: Mapping[str, Any]) -> Speeds:
+    megabits = document.get("megabits") or STATED_MEGABITS
+    if not document.get("measure"):
+        return Speeds(document.get("teraflops") or STATED_TERAFLOPS, megabits)
+    giga = measured_capability(set_up(settings, Path(settings.out_dir)))
+    return Speeds(giga / 1000, megabits, measured=True)

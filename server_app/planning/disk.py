@@ -1,0 +1,89 @@
+"""What a run leaves on disks at its fullest: a client's state, the server's run directory, the SuperLink's messages."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from espalier.modeling.opened import OpenedModel
+from espalier.modeling.quantised import nf4_bytes
+from espalier.settings.fedprllm import FedPrLLMSettings
+from espalier.settings.fedsoda import FedSodaSettings
+from espalier.settings.llm_streamline import LlmStreamlineSettings
+from espalier.settings.personal import PersonalModelSettings
+from espalier.settings.run import RunSettings
+from server_app.planning.flower import superlink_disk
+from server_app.planning.sizes import Sizes
+from server_app.planning.sub_model import sub_model
+from server_app.planning.traffic import RunTraffic
+
+KEPT_ROUNDS = 2
+"""Rounds whose answers a client keeps."""
+LEDGER_LINE = 260
+"""Bytes of a line of ``ledger.jsonl``, of which there is one for each message and one for each blob in it."""
+SMALL_FILES = 60_000
+"""Summary, settings, checkpoint's documents, and a model card, bytes."""
+
+
+@dataclass(frozen=True)
+class Disk:
+    """Bytes by what they are of."""
+
+    client: Mapping[str, int]
+    server: Mapping[str, int]
+    superlink: int
+
+
+def disk_of(settings: RunSettings, model: OpenedModel, traffic: RunTraffic, *, usual_client: int = 0) -> Disk:
+    """Of a run; a client's quantised base is kept for later runs too."""
+    return Disk(
+        _client(settings, model, traffic, usual_client),
+        _server(settings, model, traffic),
+        superlink_disk(traffic.total().largest, settings.num_clients),
+    )
+
+
+def _client(settings: RunSettings, model: OpenedModel, traffic: RunTraffic, client: int) -> dict[str, int]:
+    rounds: dict[int, list[int]] = {}
+    for one in traffic.exchanges(client):
+        if one.kind in ("train", "fetch", "deliver"):
+            rounds.setdefault(one.server_round, []).append(one.up + one.down)
+    largest = sorted((sum(sizes) for sizes in rounds.values()), reverse=True)[:KEPT_ROUNDS]
+    found = {"answers and deliveries": sum(largest)}
+    sizes, job = Sizes(settings, model), settings.job
+    hidden = settings.data.windows * settings.data.window_tokens * sizes.width * sizes.computed
+    if isinstance(job, FedPrLLMSettings) and job.strategy == "iterative":
+        found["hidden states"] = KEPT_ROUNDS * hidden
+    if isinstance(job, LlmStreamlineSettings) and job.replacement == "layer":
+        found["hidden states"] = 2 * hidden
+    if isinstance(job, FedSodaSettings):
+        found["the sub-model, and its pieces"] = 2 * sub_model(settings, model).num_bytes
+    if settings.tunes and settings.training.base == "nf4" and job.NEEDS_BASE_MODEL:
+        shapes = [linear.shape for block in model.plan.blocks for linear in block.linears]
+        found["the quantised base"] = nf4_bytes(shapes, settings.training.double_quantisation)
+    if isinstance(job, PersonalModelSettings) and job.keep_models:
+        found["its own model, at most"] = sizes.parameters * sizes.stored
+    return found
+
+
+def _server(settings: RunSettings, model: OpenedModel, traffic: RunTraffic) -> dict[str, int]:
+    sizes, clients = Sizes(settings, model), range(settings.num_clients)
+    exchanges = [one for client in clients for one in traffic.exchanges(client)]
+    by_round: dict[int, int] = {}
+    for one in exchanges:
+        if one.kind in ("train", "fetch"):
+            by_round[one.server_round] = by_round.get(one.server_round, 0) + one.up
+    inbox = max(by_round.values(), default=0)
+    results = max((sum(one.up for one in traffic.exchanges(client) if one.kind in ("train", "fetch")) for client in clients), default=0)
+    whole = sizes.parameters * sizes.stored
+    writes_model = not settings.tunes or settings.lora.merge
+    found = {"replies of a round": inbox, "checkpoint": results, "ledger": 3 * LEDGER_LINE * len(exchanges), "small files": SMALL_FILES}
+    if writes_model:
+        found["model/"] = whole
+    if settings.method in MASKED:
+        found["masks"] = model.plan.num_weights // 8
+    if isinstance(settings.job, FedSodaSettings):
+        found["sub-model/"] = sub_model(settings, model).num_bytes
+    return found
+
+
+MASKED = ("fedprllm", "fedspallm")
+"""Methods that write ``masks.safetensors``."""

@@ -1,0 +1,165 @@
+"""The plan of a run: all figures together, as they are printed."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from espalier.modeling.opened import OpenedModel
+from espalier.settings.methods import METHODS, part
+from espalier.settings.run import RunSettings
+from server_app.planning.clock import Speeds, seconds
+from server_app.planning.disk import Disk, disk_of
+from server_app.planning.flower import superlink, supernode
+from server_app.planning.memory import Memory
+from server_app.planning.traffic import RunTraffic, asked_of
+from server_app.planning.work.base import Work
+from server_app.public_tests import PublicTests
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run will take.
+
+    Parameters
+    ----------
+    tests : what is evaluated on, where somebody has read it
+    """
+
+    settings: RunSettings
+    model: OpenedModel
+    tests: PublicTests | None = None
+    simulation: bool = True
+
+    @cached_property
+    def traffic(self) -> RunTraffic:
+        """Messages."""
+        asked = asked_of(self.settings, self.tests, self.model.family.kind == "encoder")
+        return RunTraffic(self.settings, self.model, asked)
+
+    @cached_property
+    def work(self) -> Work:
+        """What processes hold and compute."""
+        kind: type[Work] = part(METHODS[self.settings.method].work)
+        return kind(self.settings, self.model, self.traffic.texts, self.traffic.total("most").largest)
+
+    @cached_property
+    def client(self) -> Memory:
+        """Of a client's process."""
+        return self.work.client()
+
+    @cached_property
+    def server(self) -> Memory:
+        """Of the ServerApp's."""
+        return self.work.server(self.simulation)
+
+    @cached_property
+    def disk(self) -> Disk:
+        """On all disks."""
+        return disk_of(self.settings, self.model, self.traffic)
+
+    def seconds_of_round(self, client: int, speeds: Speeds) -> float:
+        """Of a client's round, with what it sends and gets in the busiest one."""
+        by_round: dict[int, int] = {}
+        for one in self.traffic.exchanges(client):
+            by_round[one.server_round] = by_round.get(one.server_round, 0) + one.down + one.up
+        return seconds(self.work.operations(), max(by_round.values(), default=0), speeds)
+
+    # ----- as text --------------------------------------------------------------------------------------------------------
+
+    def short(self) -> list[str]:
+        """A few lines, before a run starts."""
+        least, usual, most = (self.traffic.total(case) for case in ("least", "usual", "most"))
+        per_client = max(self.traffic.of_client(client).up + self.traffic.of_client(client).down for client in range(self.settings.num_clients))
+        total = f"{_size(usual.up + usual.down)} in all"
+        if self.traffic.open_questions:
+            total += f" ({_size(least.up + least.down)} to {_size(most.up + most.down)})"
+        disk = f"{_size(sum(self.disk.client.values()))} of a client, {_size(sum(self.disk.server.values()))} of the server"
+        return [
+            f"planned      messages: {_size(per_client)} per client, {total}",
+            f"planned      memory: about {_size(self.client.peak)} per client, {_size(self.server.peak)} of the server; disk: {disk}",
+        ]
+
+    def long(self, speeds: Speeds) -> list[str]:
+        """Everything."""
+        return [*self._head(), "", *self._bytes(), "", *self._memory(), "", *self._disk(), "", *self._time(speeds)]
+
+    def _head(self) -> list[str]:
+        plan = self.model.plan
+        return [
+            f"{self.settings.method}: {METHODS[self.settings.method].title}",
+            f"model of {plan.num_parameters:,} parameters in {len(plan.blocks)} blocks; {self.settings.num_clients} clients",
+        ]
+
+    def _bytes(self) -> list[str]:
+        rows = [("round", "message", "down", "up", "messages")]
+        for (server_round, kind), one in self._shortened():
+            rows.append((server_round, kind, _size(one[0]), _size(one[1]), str(one[2])))
+        lines = ["Bytes of one client (client 0), by round", *_table(rows)]
+        for case in ("least", "usual", "most") if self.traffic.open_questions else ("usual",):
+            own, total = self.traffic.of_client(0, case), self.traffic.total(case)
+            name = "" if not self.traffic.open_questions else f", {case}"
+            lines.append(
+                f"in all{name}: {_size(own.down)} down and {_size(own.up)} up per client, {_size(total.down)} and {_size(total.up)} "
+                f"at the server in {total.messages} requests; largest message {_size(total.largest)}"
+            )
+        if self.traffic.open_questions:
+            lines.append(f"left open: {self.traffic.open_questions}")
+        return lines
+
+    def _shortened(self) -> list[tuple[tuple[str, str], tuple[int, int, int]]]:
+        """Rows of client 0; neighbouring rounds with the same messages as one."""
+        rounds: dict[int, list[tuple[str, int, int, int]]] = {}
+        for (number, kind), one in self.traffic.by_kind(0).items():
+            rounds.setdefault(number, []).append((kind, one.down, one.up, one.messages))
+        found, numbers, place = [], sorted(rounds), 0
+        while place < len(numbers):
+            last = place
+            while last + 1 < len(numbers) and _alike(rounds[numbers[last + 1]], rounds[numbers[place]]):
+                last += 1
+            name = str(numbers[place]) if last == place else f"{numbers[place]} to {numbers[last]}, each"
+            found += [((name, kind), (down, up, messages)) for kind, down, up, messages in rounds[numbers[place]]]
+            place = last + 1
+        return found
+
+    def _memory(self) -> list[str]:
+        largest = self.traffic.total("most").largest
+        known: list[tuple[str, Memory]] = [("a client", self.client), ("the server", self.server)]
+        known += [("the SuperLink", superlink(largest)), ("a SuperNode", supernode(largest))]
+        lines = ["Memory, resident at its peak (libraries: measured constants; the rest: from shapes)"]
+        for who, memory in known:
+            parts = ", ".join(f"{name} {_size(size)}" for name, size in memory.largest.parts.items() if size)
+            lines.append(f"  {who:<14} {_size(memory.peak):>9}: libraries {_size(memory.libraries)}; {memory.largest.name}: {parts}")
+        return lines
+
+    def _disk(self) -> list[str]:
+        disk, lines = self.disk, ["Disk, at its fullest"]
+        for who, parts in (("a client", disk.client), ("the server", disk.server)):
+            told = ", ".join(f"{name} {_size(size)}" for name, size in parts.items() if size)
+            lines.append(f"  {who:<14} {_size(sum(parts.values())):>9}: {told}")
+        return [*lines, f"  {'the SuperLink':<14} {_size(disk.superlink):>9}: messages under way"]
+
+    def _time(self, speeds: Speeds) -> list[str]:
+        found = self.seconds_of_round(0, speeds)
+        how = "measured on this machine" if speeds.measured else "stated"
+        return [
+            "Time, an estimate (operations by speed, bytes by line; without the server's work, starts and reading)",
+            f"  a client's round: {self.work.operations() / 1e12:.3g} T operations, {found:.3g} s with {speeds.teraflops:.3g} teraflops ({how}) "
+            f"and {speeds.megabits:g} megabits per second",
+        ]
+
+
+def _alike(one: Sequence[tuple[str, int, int, int]], other: Sequence[tuple[str, int, int, int]]) -> bool:
+    return list(one) == list(other)
+
+
+def _size(num_bytes: float) -> str:
+    """Bytes for people, in powers of 1000."""
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if num_bytes >= scale:
+            return f"{num_bytes / scale:.3g} {unit}" if num_bytes < 100 * scale else f"{num_bytes / scale:.0f} {unit}"
+    return f"{num_bytes:.0f} B"
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return ["  " + "  ".join(cell.ljust(width) if place < 2 else cell.rjust(width) for place, (cell, width) in enumerate(zip(row, widths, strict=True))).rstrip() for row in rows]
