@@ -23,6 +23,7 @@ from espalier.storage.atomic import write_json
 from espalier.storage.private import remove_run
 from server_app.model_fit import require_fit
 from server_app.outcomes.outcome import Outcome
+from server_app.planning.told import tell_plan
 from server_app.public_tests import PublicTests, public_tests
 from server_app.results import Summary
 from server_app.run_directory import open_run_directory
@@ -80,6 +81,7 @@ def _run_method(grid: Grid, context: Context, clock: Clock, held: ExitStack) -> 
     directory = held.enter_context(open_run_directory(settings, model, str(context.run_id)))
     folder, lineage = directory.folder, directory.lineage
     print(f"{RUN_DIRECTORY}{folder.path}", flush=True)
+    tell_plan(settings, model, tests, simulation=simulation)
     summary = Summary(settings, model, computing.threads, computing.device.type, losses={name: {} for name in tests.texts})
     run = Run(settings, model, folder, lineage, clock, simulation, computing, keys)
     started = run.clock.now()

@@ -19,6 +19,7 @@ from espalier.settings.run import default_values, unread
 from espalier.wire.messages import Header, read
 
 ROOT = Path(__file__).parent.parent
+server_app.app.tell_plan = lambda *_, **__: None  # a bench has many runs, whose plans nobody reads
 DEFAULTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
 
 

@@ -22,14 +22,19 @@ def main() -> None:
         grid = SeparateGrid(nodes, config)
         started, busy = time.perf_counter(), time.process_time()
         run = run_method(grid, Context(1, 0, {}, RecordDict(), config))
-        server = {"peaks": {**peaks, "end": peak()}, "seconds": time.process_time() - busy, "wall": time.perf_counter() - started}
+        server = {
+            "peaks": {**peaks, "end": peak()},
+            "seconds": time.process_time() - busy,
+            "wall": time.perf_counter() - started,
+        }
         grid.end()
     sums: dict[str, dict[str, int]] = {}
     for entry in map(json.loads, (run / "ledger.jsonl").read_text().splitlines()):
         if entry["client"] >= 0:
             own = sums.setdefault(str(entry["client"]), {"down": 0, "up": 0})
             own[entry["direction"]] += entry["wire_bytes"]
-    print(json.dumps({"bytes": sums, "server": server, "clients": grid.figures, "run": str(run)}))
+    disk = sum(file.stat().st_size for file in run.rglob("*") if file.is_file())
+    print(json.dumps({"disk": disk, "bytes": sums, "server": server, "clients": grid.figures, "run": str(run)}))
 
 
 def _peaks_by_event() -> dict[str, int]:

@@ -15,9 +15,15 @@ PLAN = "server_app.planning.command"
 
 def add_plan(commands: Any) -> argparse.ArgumentParser:
     """Add the command to a parser's."""
-    parser: argparse.ArgumentParser = commands.add_parser("plan", help="what a run would take: bytes, memory, disk and time, without its weights")
-    parser.add_argument("words", nargs="*", metavar="preset | key=value", help="the run, as for espalier run; default: the demo")
-    parser.add_argument("--teraflops", type=float, default=0.0, help="what a client computes, 10^12 additions and multiplications a second")
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "plan", help="what a run would take: bytes, memory, disk and time, without its weights"
+    )
+    parser.add_argument(
+        "words", nargs="*", metavar="preset | key=value", help="the run, as for espalier run; default: the demo"
+    )
+    parser.add_argument(
+        "--teraflops", type=float, default=0.0, help="what a client computes, 10^12 additions and multiplications a second"
+    )
     parser.add_argument("--megabits", type=float, default=0.0, help="of a client's line, 10^6 bits a second")
     parser.add_argument("--measure", action="store_true", help="time matrix products on this machine in place of --teraflops")
     return parser

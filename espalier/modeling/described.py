@@ -1,6 +1,6 @@
 """A model of which there is no more than its configuration, as a directory that can be opened like any other.
 
-Its weights are holes: a safetensors file with the names, dtypes and shapes that transformers makes of ``config.json``, which has
+Its weights are holes: a safetensors file with the names, dtypes and shapes that transformers makes of ``config.json``. It has
 its full size and takes no room on a file system that knows holes. Whatever looks at headers finds what it would find in the
 model's own files. Nothing should compute with it: what is read are zeros.
 """
@@ -44,7 +44,9 @@ def described(directory: Path) -> Iterator[Path]:
         yield directory
         return
     if (directory / STRUCTURE_FILE).exists():
-        raise Mistake(f"{directory}: holds a smaller model without its weights; put them there, or name the model that it was made of")
+        raise Mistake(
+            f"{directory}: holds a smaller model without its weights; put them there, or name the model that it was made of"
+        )
     with TemporaryDirectory(prefix="espalier-described-") as folder:
         copy_beside(directory, Path(folder), (INDEX,))
         _write_holes(directory, Path(folder))
@@ -60,9 +62,9 @@ def _write_holes(directory: Path, folder: Path) -> None:
     path = directory / "config.json"
     try:
         config: dict[str, Any] = json.loads(path.read_text())
-        family = family_of(config, str(path))
     except (OSError, ValueError):
         raise Mistake(f"{path}: is not a JSON file that can be read; copy the model again") from None
+    family = family_of(config, str(path))
     from transformers import AutoConfig
 
     try:
@@ -72,7 +74,10 @@ def _write_holes(directory: Path, folder: Path) -> None:
     skeleton = skeleton_of(known, family, ANY_LABELS if family.kind == "encoder" else None, str(path))
     dtype = STORED.get(str(config.get("dtype") or config.get("torch_dtype")), "F32")
     shapes = {name: tuple(parameter.shape) for name, parameter in skeleton.named_parameters()}
-    specs = {name: (dtype, shape, DTYPE_BYTES[dtype] * parameter.numel()) for (name, parameter), shape in zip(skeleton.named_parameters(), shapes.values(), strict=True)}
+    specs = {
+        name: (dtype, shape, DTYPE_BYTES[dtype] * parameter.numel())
+        for (name, parameter), shape in zip(skeleton.named_parameters(), shapes.values(), strict=True)
+    }
     header = shard_header(specs, {"format": "pt"})
     with open(folder / "model.safetensors", "wb") as file:
         file.write(header)

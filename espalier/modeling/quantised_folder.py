@@ -103,7 +103,7 @@ def _other_linears(model: OpenedModel) -> list[str]:
 
 
 def quantised_specs(model: OpenedModel, double_quantisation: bool) -> Specs:
-    """What the file will hold: name -> (dtype, shape, bytes), in the order of names, however the model's own files are sharded."""
+    """What the file will hold: name -> (dtype, shape, bytes), by name, however the model's own files are sharded."""
     linears, found = _linears(model), Specs()
     for name, stored in sorted(model.checkpoint.tensors.items()):
         if name not in linears:

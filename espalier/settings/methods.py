@@ -35,9 +35,9 @@ class Row:
     baseline: str = ""
     """The pooled-data baseline, a function as the outcome calls it; empty: there is none."""
     messages: str = ""
-    """A ``server_app.planning.messages.base.Messages``: which messages a run has, for ``espalier plan``; empty: it cannot say."""
+    """A ``server_app.planning.messages.base.Messages``: which messages a run has. Empty: ``espalier plan`` cannot say."""
     work: str = ""
-    """A ``server_app.planning.work.base.Work``: what its processes hold and compute, for ``espalier plan``; empty: it cannot say."""
+    """A ``server_app.planning.work.base.Work``: what its processes hold and compute. Empty: ``espalier plan`` cannot say."""
     tunes: bool = False
     """Whether clients train, so that ``[lora]``, ``[training]`` and ``[task]`` concern it; else they read windows."""
     federates: bool = True

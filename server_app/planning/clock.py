@@ -1,7 +1,7 @@
 """Time of a run, from speeds that somebody states or that a short measurement on this machine gave: an estimate, no promise.
 
-A client's seconds are its operations by its speed, and its bytes by its line; clients of a deployment work at the same time. What
-the server computes, starts of processes, reading and tokenising are not in it.
+A client's seconds are its operations by its speed, and its bytes by its line; clients of a deployment work at the same time.
+What the server computes, starts of processes, reading and tokenising are not in it.
 """
 
 from dataclasses import dataclass

@@ -72,10 +72,17 @@ def _server(settings: RunSettings, model: OpenedModel, traffic: RunTraffic) -> d
         if one.kind in ("train", "fetch"):
             by_round[one.server_round] = by_round.get(one.server_round, 0) + one.up
     inbox = max(by_round.values(), default=0)
-    results = max((sum(one.up for one in traffic.exchanges(client) if one.kind in ("train", "fetch")) for client in clients), default=0)
+    results = max(
+        (sum(one.up for one in traffic.exchanges(client) if one.kind in ("train", "fetch")) for client in clients), default=0
+    )
     whole = sizes.parameters * sizes.stored
     writes_model = not settings.tunes or settings.lora.merge
-    found = {"replies of a round": inbox, "checkpoint": results, "ledger": 3 * LEDGER_LINE * len(exchanges), "small files": SMALL_FILES}
+    found = {
+        "replies of a round": inbox,
+        "checkpoint": results,
+        "ledger": 3 * LEDGER_LINE * len(exchanges),
+        "small files": SMALL_FILES,
+    }
     if writes_model:
         found["model/"] = whole
     if settings.method in MASKED:

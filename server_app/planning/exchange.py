@@ -62,7 +62,9 @@ class Correspondence:
     def __init__(self, settings: RunSettings, plan: ModelPlan) -> None:
         self.settings, self.plan = settings, plan
 
-    def contract(self, kind: Kind, server_round: int, scalars: Mapping[str, Any], blobs: Mapping[str, bytes], part: int) -> Contract:
+    def contract(
+        self, kind: Kind, server_round: int, scalars: Mapping[str, Any], blobs: Mapping[str, bytes], part: int
+    ) -> Contract:
         """The contract of a request."""
         letter = Letter(self._header(kind, server_round, part), dict(scalars), dict(blobs))
         return contract_for(letter, lambda: self.plan, self.settings)

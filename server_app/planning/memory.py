@@ -12,15 +12,15 @@ Process = Literal["client", "tuning client", "nf4 client", "server", "tuning ser
 
 LIBRARIES: Mapping[Process, int] = {
     "client": 480_000_000,
-    "tuning client": 560_000_000,
-    "nf4 client": 640_000_000,
+    "tuning client": 490_000_000,
+    "nf4 client": 530_000_000,
     "server": 480_000_000,
-    "tuning server": 560_000_000,
-    "SuperLink": 190_000_000,
+    "tuning server": 490_000_000,
+    "SuperLink": 155_000_000,
     "SuperNode": 130_000_000,
 }
-"""Resident memory of each process before it holds anything of a run, bytes: ``python -m benchmarks.plan.libraries`` measures it,
-these figures with torch 2.13 for CPUs and transformers 5."""
+"""Resident memory of each process before it holds anything of a run, bytes, as ``python -m benchmarks.plan.libraries`` measured it
+with torch for CPUs on Linux."""
 
 
 @dataclass(frozen=True)

@@ -69,14 +69,16 @@ class Plan:
     def short(self) -> list[str]:
         """A few lines, before a run starts."""
         least, usual, most = (self.traffic.total(case) for case in ("least", "usual", "most"))
-        per_client = max(self.traffic.of_client(client).up + self.traffic.of_client(client).down for client in range(self.settings.num_clients))
+        traffic, clients = self.traffic, range(self.settings.num_clients)
+        per_client = max(traffic.of_client(client).up + traffic.of_client(client).down for client in clients)
         total = f"{_size(usual.up + usual.down)} in all"
         if self.traffic.open_questions:
             total += f" ({_size(least.up + least.down)} to {_size(most.up + most.down)})"
-        disk = f"{_size(sum(self.disk.client.values()))} of a client, {_size(sum(self.disk.server.values()))} of the server"
+        client, server = _size(sum(self.disk.client.values())), _size(sum(self.disk.server.values()))
+        memory = f"about {_size(self.client.peak)} per client and {_size(self.server.peak)} of the server"
         return [
             f"planned      messages: {_size(per_client)} per client, {total}",
-            f"planned      memory: about {_size(self.client.peak)} per client, {_size(self.server.peak)} of the server; disk: {disk}",
+            f"planned      memory: {memory}; disk: {client} per client and {server} of the server",
         ]
 
     def long(self, speeds: Speeds) -> list[str]:
@@ -99,8 +101,8 @@ class Plan:
             own, total = self.traffic.of_client(0, case), self.traffic.total(case)
             name = "" if not self.traffic.open_questions else f", {case}"
             lines.append(
-                f"in all{name}: {_size(own.down)} down and {_size(own.up)} up per client, {_size(total.down)} and {_size(total.up)} "
-                f"at the server in {total.messages} requests; largest message {_size(total.largest)}"
+                f"in all{name}: {_size(own.down)} down and {_size(own.up)} up per client, {_size(total.down)} and "
+                f"{_size(total.up)} at the server in {total.messages} requests; largest message {_size(total.largest)}"
             )
         if self.traffic.open_questions:
             lines.append(f"left open: {self.traffic.open_questions}")
@@ -128,7 +130,9 @@ class Plan:
         lines = ["Memory, resident at its peak (libraries: measured constants; the rest: from shapes)"]
         for who, memory in known:
             parts = ", ".join(f"{name} {_size(size)}" for name, size in memory.largest.parts.items() if size)
-            lines.append(f"  {who:<14} {_size(memory.peak):>9}: libraries {_size(memory.libraries)}; {memory.largest.name}: {parts}")
+            lines.append(
+                f"  {who:<14} {_size(memory.peak):>9}: libraries {_size(memory.libraries)}; {memory.largest.name}: {parts}"
+            )
         return lines
 
     def _disk(self) -> list[str]:
@@ -141,10 +145,15 @@ class Plan:
     def _time(self, speeds: Speeds) -> list[str]:
         found = self.seconds_of_round(0, speeds)
         how = "measured on this machine" if speeds.measured else "stated"
+        rounds = self.traffic.cases["usual"].num_rounds
+        alone = rounds * self.work.operations() if any(one.kind == "alone" for one in self.traffic.exchanges(0)) else 0.0
+        everything = self.traffic.of_client(0)
+        whole = seconds(rounds * self.work.operations() + alone, everything.down + everything.up, speeds)
         return [
             "Time, an estimate (operations by speed, bytes by line; without the server's work, starts and reading)",
-            f"  a client's round: {self.work.operations() / 1e12:.3g} T operations, {found:.3g} s with {speeds.teraflops:.3g} teraflops ({how}) "
-            f"and {speeds.megabits:g} megabits per second",
+            f"  a client's round: {self.work.operations() / 1e12:.3g} T operations, {found:.3g} s with {speeds.teraflops:.3g} "
+            f"teraflops ({how}) and {speeds.megabits:g} megabits per second",
+            f"  a client in {rounds} rounds{', and by itself' if alone else ''}: {whole:.3g} s",
         ]
 
 
@@ -162,4 +171,11 @@ def _size(num_bytes: float) -> str:
 
 def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return ["  " + "  ".join(cell.ljust(width) if place < 2 else cell.rjust(width) for place, (cell, width) in enumerate(zip(row, widths, strict=True))).rstrip() for row in rows]
+    return [
+        "  "
+        + "  ".join(
+            cell.ljust(width) if place < 2 else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]

@@ -71,7 +71,7 @@ class Sizes:
 
     @cached_property
     def head(self) -> int:
-        """Numbers of what stands behind the blocks and has to be loaded for logits: the head, or the embeddings it is tied to."""
+        """Numbers of what stands behind the blocks and is loaded for logits: the head, or the embeddings that it is tied to."""
         prefix = f"{self.model.family.head}."
         tensors = self.model.checkpoint.tensors.items()
         own = sum(math.prod(stored.shape) for name, stored in tensors if name.startswith(prefix))

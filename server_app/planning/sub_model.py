@@ -58,6 +58,9 @@ def _files(settings: RunSettings, model: OpenedModel) -> dict[str, int]:
             weights.setdefault(shard, {})[name] = (dtype, shape, size)
         config = config_of(model, "plain") if model.structure is not None else model.config
     sizes = {file.name: file.stat().st_size for file in beside(model.directory, WRITTEN_ANEW)}
-    sizes |= {name: len(shard_header(specs, {"format": "pt"})) + sum(size for _, _, size in specs.values()) for name, specs in weights.items()}
+    sizes |= {
+        name: len(shard_header(specs, {"format": "pt"})) + sum(size for _, _, size in specs.values())
+        for name, specs in weights.items()
+    }
     sizes["config.json"] = len(json.dumps(config, indent=2)) + 1
     return {name: size for name, size in sorted(sizes.items()) if FILES.fullmatch(Path(name).name)}

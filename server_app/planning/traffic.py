@@ -44,7 +44,9 @@ class RunTraffic:
         usual = _kind_of(self.settings)(self.settings, self.model, self.texts, "usual")
         if not self.open_questions:
             return dict.fromkeys(CASES, usual)
-        others = {case: _kind_of(self.settings)(self.settings, self.model, self.texts, case) for case in CASES if case != "usual"}
+        others = {
+            case: _kind_of(self.settings)(self.settings, self.model, self.texts, case) for case in CASES if case != "usual"
+        }
         return {"least": others["least"], "usual": usual, "most": others["most"]}
 
     def exchanges(self, client: int, case: Case = "usual") -> Sequence[Exchange]:
@@ -78,7 +80,9 @@ class RunTraffic:
 
 def _kind_of(settings: RunSettings) -> type[Messages]:
     if not (where := METHODS[settings.method].messages):
-        raise Mistake(f"method = '{settings.method}': its row in the table of methods names no messages, so nothing can be planned")
+        raise Mistake(
+            f"method = '{settings.method}': its row in the table of methods names no messages, so nothing can be planned"
+        )
     found: type[Messages] = part(where)
     return found
 

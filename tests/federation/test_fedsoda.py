@@ -79,6 +79,7 @@ class TestFedSoda(Promises):
     """Two rounds; one of four blocks goes, the last is the adapter; aligned before the first round and the second."""
 
     method = "fedsoda"
+    planned_exactly = True
     settings: ClassVar[dict[str, Any]] = SMALL
     last_round = 1
     result_round = 3

@@ -19,6 +19,7 @@ from espalier.wire.payload import (
     block_key,
     from_record,
     pack_tensors,
+    packed_bytes,
     tensor_specs,
     to_record,
     unpack_tensors,
@@ -254,3 +255,16 @@ def test_more_blobs_or_longer_keys_than_any_message_needs_are_refused(keys: list
     with pytest.raises(Mistake) as caught:
         from_record(ArrayRecord({key: Array(dtype="", shape=(), stype="safetensors", data=b"") for key in keys}))
     assert len(str(caught.value)) < 100
+
+
+def test_a_blobs_size_follows_from_its_specs() -> None:
+    dtypes = ["?", "<u1", "<i1", "<f2", "<i2", "<u2", "<f4", "<i4", "<u4", "<f8", "<i8", "<u8"]
+    generator = np.random.default_rng(0)
+    for _ in range(200):
+        names = {f"t{generator.integers(10 ** generator.integers(1, 5))}.x" for _ in range(generator.integers(0, 12))}
+        arrays = {
+            name: np.zeros(tuple(generator.integers(0, 40, generator.integers(0, 4))), generator.choice(dtypes))
+            for name in names
+        }
+        blob = pack_tensors(arrays)
+        assert packed_bytes(tensor_specs(blob)) == len(blob)

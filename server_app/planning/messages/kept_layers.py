@@ -1,4 +1,4 @@
-"""Messages of FedSpaLLM: sampled layers go up, and those that became stale down. The samples are drawn as the run draws them."""
+"""Messages of FedSpaLLM: sampled layers go up, and those that became stale down. Samples are drawn as the run draws them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -52,7 +52,11 @@ class KeptLayers(Messages):
 
     def _drawn(self) -> tuple[list[Sampled], tuple[int, ...]]:
         """All rounds, and the versions that they leave."""
-        blocks, clients, planned = len(self.model.plan.blocks), range(self.settings.num_clients), self.settings.federation.rounds
+        blocks, clients, planned = (
+            len(self.model.plan.blocks),
+            range(self.settings.num_clients),
+            self.settings.federation.rounds,
+        )
         capabilities = {client: self.job.capability_of(client) if self.job.capabilities else 1.0 for client in clients}
         places = layers_per_client(blocks, self.job.sampled_layers, capabilities)
         versions, rounds = [0] * blocks, list[Sampled]()
@@ -93,7 +97,9 @@ class KeptLayers(Messages):
 
     def _update(self, client: int, server_round: int, versions: Sequence[int], end: int | None = None) -> list[Exchange]:
         held = self._held[client]
-        stale = tuple(index for index, version in enumerate(versions) if version != held[index] and (end is None or index < end))
+        stale = tuple(
+            index for index, version in enumerate(versions) if version != held[index] and (end is None or index < end)
+        )
         for index in stale:
             held[index] = versions[index]
         return self._brought(server_round, stale, tuple(versions[index] for index in stale))
@@ -117,7 +123,9 @@ class KeptLayers(Messages):
         block, sparsity = self.model.plan.blocks[index], sparsity_of(self.settings, version)
         if self.job.mask_expansion:
             group = self.job.server_group
-            return {linear.name: linear.num_weights - pruned_in_matrix(linear.shape, sparsity, group) for linear in block.linears}
+            return {
+                linear.name: linear.num_weights - pruned_in_matrix(linear.shape, sparsity, group) for linear in block.linears
+            }
         local = num_kept(block, self.settings, version)
         if self.case == "least":
             return local

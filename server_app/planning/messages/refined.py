@@ -1,4 +1,4 @@
-"""Messages of FedSpine: from the second round on devices are asked what to cut, and adapters travel in the shape that is left."""
+"""Messages of FedSpine: from the second round on devices are asked what to cut, and adapters travel in what shape is left."""
 
 from functools import cache
 from typing import Any
@@ -18,8 +18,8 @@ from strategies.methods.refining_choice import Choices
 
 
 class Refined(Tuning):
-    """``least``: all is cut as soon as it may be, at the lowest rank. ``usual``: the middle of what may be chosen. ``most``: the
-    highest rank, and nothing is cut before it has to be."""
+    """``least``: all is cut as soon as it may be, at the lowest rank. ``usual``: the middle of what may be chosen. ``most``: nothing
+    is cut though it is asked for, at the highest rank."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -44,7 +44,9 @@ class Refined(Tuning):
         if self._trained_before(client, server_round) == 0 or not (self.spine.chooses and self.spine.adaptive_rank):
             return self.spine.usual_rank(self.settings.lora)
         space = self.choices.space
-        return {"least": space.lowest_rank, "usual": space.refinement(0.5, 0.5, 0.0).rank, "most": space.highest_rank}[self.case]
+        return {"least": space.lowest_rank, "usual": space.refinement(0.5, 0.5, 0.0).rank, "most": space.highest_rank}[
+            self.case
+        ]
 
     def pruned_by(self, client: int, server_round: int) -> float:
         """Share that a device is asked to have cut in a round."""

@@ -1,7 +1,6 @@
 """What a method's processes hold and compute, beside what all have in common: the client's messages, and the server's steps."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from functools import cached_property
 
 from espalier.modeling.opened import OpenedModel
@@ -39,7 +38,9 @@ class Work(ABC):
     @cached_property
     def evaluated(self) -> list[Moment]:
         """Moments of evaluating one model on the public texts; on own text no more windows are taken to be there."""
-        return evaluation(self.sizes, max([sum(self.texts.num_windows), OWN_WINDOWS * self.texts.own_text]), self.texts.window_tokens)
+        return evaluation(
+            self.sizes, max([sum(self.texts.num_windows), OWN_WINDOWS * self.texts.own_text]), self.texts.window_tokens
+        )
 
     @abstractmethod
     def client(self) -> Memory:

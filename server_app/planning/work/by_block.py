@@ -76,7 +76,9 @@ class KeptWeights(ByBlock):
         """Grams and factors, the matrix in float32, and the masks and kept weights of the block."""
         sizes, job = self.sizes, self.settings.of(FedSpaLLMSettings)
         kept = {"masks and kept weights": sizes.largest_block + sizes.largest_block * sizes.stored // 2}
-        solved = {"a matrix in float32, and its errors": 2 * FLOAT32 * sizes.largest_matrix + sizes.stored * sizes.largest_matrix}
+        solved = {
+            "a matrix in float32, and its errors": 2 * FLOAT32 * sizes.largest_matrix + sizes.stored * sizes.largest_matrix
+        }
         if job.local_method != "sparsegpt":
             return {**kept, **solved}
         grams = FLOAT32 * (sum(self.square_inputs()) + 2 * max(self.square_inputs()))

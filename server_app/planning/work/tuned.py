@@ -78,8 +78,14 @@ class Tuned(Work):
 
     def training(self) -> list[Moment]:
         """Moments of training: a matrix while the base is loaded, and a step."""
-        loading = {**self.weights(), "a tensor as it is read": max(self.base.embeddings // 2, self.base.largest_matrix) * self.base.stored // 4}
-        return [Moment("loading the base", loading), Moment("a training step", {**self.weights(), **self.trained_bytes(), "a step": self.step()})]
+        loading = {
+            **self.weights(),
+            "a tensor as it is read": max(self.base.embeddings // 2, self.base.largest_matrix) * self.base.stored // 4,
+        }
+        return [
+            Moment("loading the base", loading),
+            Moment("a training step", {**self.weights(), **self.trained_bytes(), "a step": self.step()}),
+        ]
 
     @property
     def kind(self) -> Process:

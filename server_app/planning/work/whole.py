@@ -22,7 +22,10 @@ class WholeGradient(ByBlock):
         step = whole_step_bytes(self.model, self.sizes.dtype, batch, tokens)
         several = windows > batch and job.element == "absolute"  # gradients of earlier batches are there
         both = {"gradients": gradients, "a step": step} if several else {"gradients or a step": max(gradients, step)}
-        return Moment("gradients", {"the whole model": FLOAT32 * self.sizes.parameters, **both, "a matrix": FLOAT32 * self.sizes.largest_matrix})
+        return Moment(
+            "gradients",
+            {"the whole model": FLOAT32 * self.sizes.parameters, **both, "a matrix": FLOAT32 * self.sizes.largest_matrix},
+        )
 
     def client(self) -> Memory:
         """The gradient, then the evaluation."""
@@ -75,5 +78,3 @@ class OneLayer(ByBlock):
         """Steps of one layer."""
         job, tokens = self.settings.of(LlmStreamlineSettings), self.settings.data.window_tokens
         return 3 * job.steps * self.forward(job.batch_windows * tokens, self.sizes.largest_block)
-
-

@@ -1,0 +1,161 @@
+"""How near is `espalier plan`? Every method is planned and then run, and what it took is held against the plan.
+
+    python -m benchmarks.plan [--model DIRECTORY] [--name NAME] [--methods fedprllm fedsoda ...] [--out docs/studies/plan.csv]
+
+Without ``--model`` the runs are on the demo model, and on a LLaMA of 211 million random weights (bf16, 0.4 GB in a temporary
+directory), so that memory is more than libraries. Plan and run have processes of their own, as have the run's server and each
+client, whose peaks the kernel counts (``separate.py``). Texts are this project's own pages. Results go to the CSV file row by
+row (a study that was stopped goes on there), and at the end to a Markdown table beside it.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from benchmarks.fedspallm.rows import Rows
+from benchmarks.random_llama import Shape, save_model
+from espalier.launch.app_folder import find_app
+from espalier.launch.configuration import configuration
+from espalier.settings.methods import METHODS
+from espalier.settings.mistakes import Mistake
+
+ROOT = Path(__file__).parents[2]
+WIDE, WIDE_NAME = Shape(1536, 4096, 4, 12, 12), "random-211m"
+"""Wide enough that a batch's tensors are returned to the system when they are freed (``computing.LARGE_BYTES``)."""
+KEYS = ("model", "method")
+FIGURES = (
+    "down_planned", "down_measured", "up_planned", "up_measured", "client_planned", "client_measured", "server_planned",
+    "server_measured", "client_libraries", "server_libraries", "disk_planned", "disk_measured", "seconds_planned",
+    "seconds_measured",
+)  # fmt: skip
+TOKENS = 128
+COMMON = {
+    "num-clients": 2, "threads": 1, "evaluation.max-windows": 4, "evaluation.window-tokens": TOKENS,
+    "data.window-tokens": TOKENS, "data.source": "text", "evaluation.centralized": "off",
+}  # fmt: skip
+PRUNING = {"data.windows": 4}
+TUNING = {"federation.rounds": 2, "training.steps": 2, "training.batch-size": 2}
+OWN: Mapping[str, Mapping[str, Any]] = {
+    "fedspallm": {"federation.rounds": 2, "fedspallm.sampled-layers": 0.75},
+    "fedsoda": {
+        "fedsoda.public-windows": 4, "fedsoda.public-window-tokens": TOKENS, "fedsoda.pre-align-steps": 2,
+        "fedsoda.align-batch": 2, "fedsoda.realign-every": 0, "fedsoda.group-layers": 1, "fedsoda.groups": 1,
+        "fedsoda.adapter-layers": 1,
+    },
+    "llm-streamline": {"federation.rounds": 2, "llm-streamline.steps": 2},
+    "fedspine": {"fedspine.allocation": "fixed"},
+}  # fmt: skip
+"""Small runs of each method."""
+
+
+def settings_of(method: str, model: str, folder: Path) -> dict[str, Any]:
+    """The flat configuration of a method's run."""
+    chosen: dict[str, Any] = {"method": method, "model": model, **COMMON, **(TUNING if METHODS[method].tunes else PRUNING)}
+    chosen |= OWN.get(method, {})
+    chosen |= {"data.path": _text(folder, "docs/*.md"), "evaluation.texts": f"public={_text(folder, 'docs/methods/*.md')}"}
+    if method == "fedsoda":
+        chosen["fedsoda.public-text"] = _text(folder, "docs/studies/*.md")
+    words = [f"{key}={json.dumps(value) if isinstance(value, bool) else value}" for key, value in chosen.items()]
+    config, _ = configuration(find_app(str(ROOT)), words, on_this_machine=True)
+    return config
+
+
+def _text(folder: Path, pattern: str) -> str:
+    path = folder / f"{pattern.split('/')[-2]}.txt"
+    path.write_text("\n\n".join(file.read_text() for file in sorted(ROOT.glob(pattern))))
+    return str(path)
+
+
+def measured(config: Mapping[str, Any], folder: Path) -> dict[str, float]:
+    """Plan and run, and the figures of both."""
+    given = {**config, "out-dir": str(folder / "runs")}
+    plan = _in_a_fresh_process("benchmarks.plan.predict", json.dumps(given))
+    found = _in_a_fresh_process("benchmarks.plan.measure", json.dumps(given), str(folder))
+    sums = {way: sum(own[way] for own in found["bytes"].values()) for way in ("down", "up")}
+    clients = found["clients"]
+    return {
+        "down_planned": plan["down"], "down_measured": sums["down"], "up_planned": plan["up"], "up_measured": sums["up"],
+        "client_planned": plan["client"], "client_measured": max(max(own["peaks"].values()) for own in clients),
+        "server_planned": plan["server"], "server_measured": max(found["server"]["peaks"].values()),
+        "client_libraries": plan["client_libraries"], "server_libraries": plan["server_libraries"],
+        "disk_planned": plan["disk"], "disk_measured": found["disk"],
+        "seconds_planned": plan["seconds"], "seconds_measured": max(own["seconds"].get("train", 0.0) for own in clients),
+    }  # fmt: skip
+
+
+def _in_a_fresh_process(module: str, *arguments: str) -> dict[str, Any]:
+    done = subprocess.run([sys.executable, "-m", module, *arguments], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    if done.returncode:
+        raise Mistake(f"{module} ended with {done.returncode}; see above\n{done.stdout[-2000:]}")
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@contextmanager
+def _models(given: argparse.Namespace) -> Iterator[dict[str, str]]:
+    if given.model:
+        yield {given.name or Path(given.model).name: given.model}
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        save_model(Path(folder), WIDE)
+        yield {"demo": "demo", WIDE_NAME: folder}
+
+
+def table(rows: list[dict[str, str]]) -> list[str]:
+    """Markdown."""
+
+    def cell(row: Mapping[str, str], what: str, scale: float, unit: str, digits: int = 0) -> str:
+        planned, found = (float(row[f"{what}_{how}"]) for how in ("planned", "measured"))
+        ratio = f"{planned / found:.2f}" if found else "-"
+        return f"{planned / scale:,.{digits}f} / {found / scale:,.{digits}f} {unit} ({ratio})"
+
+    lines = [
+        "| model | method | down | up | client's peak | server's peak | run directory | a client's training |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        cells = [
+            cell(row, "down", 1e3, "kB"), cell(row, "up", 1e3, "kB"), cell(row, "client", 1e6, "MB"),
+            cell(row, "server", 1e6, "MB"), cell(row, "disk", 1e6, "MB", 1), cell(row, "seconds", 1, "s", 1),
+        ]  # fmt: skip
+        lines.append(f"| {row['model']} | {row['method']} | {' | '.join(cells)} |")
+    return lines
+
+
+HEAD = """# What was planned, and what it took
+
+Planned / measured (ratio) of small runs of two clients; `python -m benchmarks.plan` repeats them. Bytes are those of all
+clients together. Peaks are resident memory of a process of its own, libraries included. The run directory is what is left of
+it. Seconds are processor time of one client's training messages, planned from a speed of matrix products that was measured on
+the same machine just before.
+"""
+
+
+def main() -> None:
+    """Measure what is missing, and write the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", help="a model's directory, in place of the two")
+    parser.add_argument("--name", help="how the table calls it")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "studies" / "plan.csv")
+    given = parser.parse_args()
+    conditions = {"common": COMMON, "pruning": PRUNING, "tuning": TUNING, "own": {key: dict(own) for key, own in OWN.items()}}
+    rows = Rows(given.out, KEYS, FIGURES, conditions)
+    with _models(given) as models:
+        cells = ({"model": name, "method": method} for name in models for method in given.methods)
+        for cell in rows.missing(cells):
+            with tempfile.TemporaryDirectory() as folder:
+                config = settings_of(cell["method"], models[cell["model"]], Path(folder))
+                rows.add(cell, **measured(config, Path(folder)))
+            print(*table(rows.rows)[-1:], flush=True)
+    given.out.with_suffix(".md").write_text("\n".join([HEAD, *table(rows.rows), ""]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""What do libraries take before anything of a run is there? Resident memory after imports, a kind of process at a time.
+
+    python -m benchmarks.plan.libraries
+
+The figures are constants of ``server_app/planning/memory.py``; those of a SuperLink and a SuperNode that have passed no message
+yet come from ``/proc/PID/status`` of such processes.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+COMMON = """
+import torch
+from pathlib import Path
+from espalier.modeling.opened import open_model
+from flwr.clientapp import ClientApp
+open_model("demo").new_skeleton()
+open_model("demo").tokenizer
+torch.ones(512, 512) @ torch.ones(512, 512)
+"""
+IMPORTS = {
+    "client": "import numba, client_app.fedprllm",
+    "tuning client": "import peft, client_app.tuning",
+    "nf4 client": "import peft, bitsandbytes, client_app.tuning",
+    "server": "import numba, server_app.app, strategies.methods.fedprllm, server_app.outcomes.pruned",
+    "tuning server": "import peft, server_app.app, strategies.methods.fedpetuning, server_app.outcomes.adapters",
+}
+TELL = 'print(int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) * 1024)'
+
+
+def main() -> None:
+    """Measure and print."""
+    for kind, imports in IMPORTS.items():
+        program = f"{imports}\n{COMMON}\n{TELL}"
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=Path.cwd())
+        print(f"{kind:<14} {int(done.stdout.splitlines()[-1]) / 1e6:.0f} MB")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+"""The plan of one run, in a fresh process: ``python -m benchmarks.plan.predict '{"method": ..., ...}'``."""
+
+import json
+import sys
+from pathlib import Path
+
+from espalier.modeling.computing import set_up
+from espalier.modeling.opened import open_model
+from espalier.modeling.speed import measured_capability
+from espalier.settings.run import parse
+from server_app.planning.clock import Speeds, seconds
+from server_app.planning.plan import Plan
+from server_app.public_tests import public_tests
+
+
+def main() -> None:
+    """Print the figures as one line."""
+    settings = parse(json.loads(sys.argv[1]), simulation=True)
+    model = open_model(settings.model)
+    plan = Plan(settings, model, public_tests(settings, model))
+    speed = Speeds(measured_capability(set_up(settings, Path("."))) / 1000)
+    total, rounds = plan.traffic.total(), plan.traffic.cases["usual"].num_rounds
+    found = {
+        "down": total.down, "up": total.up, "client": plan.client.peak, "server": plan.server.peak,
+        "client_libraries": plan.client.libraries, "server_libraries": plan.server.libraries,
+        "disk": sum(size for name, size in plan.disk.server.items() if name != "replies of a round"),
+        "seconds": rounds * seconds(plan.work.operations(), 0, speed),
+    }  # fmt: skip
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

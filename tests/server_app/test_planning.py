@@ -1,0 +1,201 @@
+"""``espalier plan``: on a model of which there is a configuration alone, in words, and in the memory that it speaks of."""
+
+import json
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_model import save_tiny_llama
+from transformers import LlamaConfig
+
+import server_app.planning.plan as of_plan
+from espalier.modeling.described import described
+from espalier.modeling.opened import OpenedModel
+from espalier.modeling.traced_memory import LiveBytes
+from espalier.settings.methods import METHODS
+from espalier.settings.mistakes import Mistake
+from espalier.settings.run import default_values, parse
+from espalier.training.activations import saved_bytes
+from espalier.training.step_memory import FEW, step_bytes
+from espalier.wire.tuning import trained
+from server_app.planning.clock import Speeds, seconds
+from server_app.planning.command import main
+from server_app.planning.memory import Memory, Moment
+from server_app.planning.plan import Plan
+from server_app.planning.told import tell_plan
+from server_app.public_tests import PublicTests
+
+LLAMA_7B = {
+    "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32, "vocab_size": 32000,
+}  # fmt: skip
+WEIGHTS_OF_A_BLOCK = 4 * 4096 * 4096 + 3 * 4096 * 11008
+
+
+@pytest.fixture(scope="module")
+def seven_billion(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("llama-7b")
+    LlamaConfig(**LLAMA_7B, dtype="bfloat16", architectures=["LlamaForCausalLM"]).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_llama(tmp_path_factory.mktemp("tiny"), blocks=5, hidden=64, feed_forward=64)
+
+
+def settings_of(model: Path, **changes: Any) -> Any:
+    given = {key.replace("__", ".").replace("_", "-"): value for key, value in changes.items()}
+    return parse({"model": str(model), "data.window-tokens": 16, "evaluation.window-tokens": 16, **given})
+
+
+def test_a_7b_model_is_planned_from_its_configuration_alone(seven_billion: Path) -> None:
+    """A mask has a bit per weight of 32 blocks; what stands for the files takes hardly any room, and no weight is made."""
+    with described(seven_billion) as folder:
+        weights = (folder / "model.safetensors").stat()
+        assert weights.st_size > 13_400_000_000 > 1000 * 512 * weights.st_blocks
+        plan = Plan(settings_of(folder, method="fedprllm", dtype="bfloat16"), OpenedModel(folder))
+        mask_bytes = 32 * WEIGHTS_OF_A_BLOCK // 8
+        assert mask_bytes < plan.traffic.of_client(0).up < 1.0001 * mask_bytes
+        block = 2 * (WEIGHTS_OF_A_BLOCK + 2 * 4096)
+        assert plan.client.libraries + block < plan.client.peak < plan.client.libraries + 6 * block
+        assert plan.disk.server["model/"] == 2 * plan.model.plan.num_parameters
+    assert not folder.exists()
+
+
+def test_a_model_with_weights_is_opened_where_it_lies(tiny: Path) -> None:
+    with described(tiny) as folder:
+        assert folder == tiny
+
+
+def test_holes_have_what_the_weights_have(tiny: Path, tmp_path: Path) -> None:
+    alone = tmp_path / "alone"
+    shutil.copytree(tiny, alone, ignore=shutil.ignore_patterns("*.safetensors*"))
+    real = OpenedModel(tiny)
+    with described(alone) as folder:
+        made = OpenedModel(folder)
+        assert made.plan == real.plan
+        found = {name: (one.dtype, one.shape) for name, one in made.checkpoint.tensors.items()}
+        assert found == {name: (one.dtype, one.shape) for name, one in real.checkpoint.tensors.items()}
+
+
+@pytest.mark.parametrize(
+    ("files", "why"),
+    [
+        ({}, "no such file; the model must be stored as safetensors"),
+        ({"config.json": "{"}, "is not a JSON file that can be read"),
+        ({"config.json": '{"model_type": "unheard"}'}, "unheard"),
+        ({"config.json": "{}", "model-00001.safetensors": ""}, "no such file"),
+        ({"config.json": "{}", "structure.json": "{}"}, "holds a smaller model without its weights"),
+    ],
+)
+def test_what_is_no_model_is_told(files: dict[str, str], why: str, tmp_path: Path) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(Mistake, match=why), described(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_is_planned(method: str, tiny: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("alder birch cedar " * 500)
+    flat = {
+        **default_values(), "method": method, "model": str(tiny), "data.window-tokens": 16, "evaluation.window-tokens": 16,
+        "fedsoda.group-layers": 1, "fedsoda.groups": 1, "fedsoda.adapter-layers": 1, "fedsoda.public-window-tokens": 16,
+        "fedsoda.public-text": str(tmp_path / "text.txt"), "lora.targets": "attn.q,attn.o,mlp.up,mlp.down",
+    }  # fmt: skip
+    assert main({"run": flat, "teraflops": 1.0, "megabits": 50.0}) == 0
+    printed = capsys.readouterr().out
+    for words in ("Bytes of one client", "Memory, resident", "the SuperLink", "Disk, at its fullest", "Time, an estimate"):
+        assert words in printed
+    assert "with 1 teraflops (stated) and 50 megabits per second" in printed
+
+
+def test_mistakes_are_told(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main({"run": {"model": str(tiny), "data.window-tokens": 65, "evaluation.window-tokens": 16}}) == 2
+    assert "data.window-tokens = 65: the model has 64 positions" in capsys.readouterr().err
+    assert main({"run": {"model": str(tiny / "nowhere")}}) == 2
+    assert "nowhere" in capsys.readouterr().err
+
+
+def test_a_run_tells_its_plan_in_two_lines(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings, model = settings_of(tiny, method="fedprllm", num_clients=3), OpenedModel(tiny)
+    tell_plan(settings, model, PublicTests({"documentation": torch.zeros(2, 16)}), simulation=True)
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("planned      messages: ")
+    assert "per client" in second
+
+
+def test_a_forecast_never_fails_a_run(
+    tiny: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: Plan) -> list[str]:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(of_plan.Plan, "short", fail)
+    with caplog.at_level(logging.DEBUG, "espalier"):
+        tell_plan(settings_of(tiny), OpenedModel(tiny), PublicTests({}), simulation=True)
+    assert capsys.readouterr().out == ""
+    assert "no plan" in caplog.text
+
+
+def test_live_bytes_are_those_of_tensors_that_are_there() -> None:
+    held = torch.zeros(1000)
+    with LiveBytes([held]) as live:
+        doubled = held * 2
+        view = doubled.view(10, 100)
+        assert live.now == 4000
+        other = held + 1
+        assert live.now == live.most == 8000
+        del doubled, view, other
+        assert (live.now, live.most) == (0, 8000)
+
+
+def test_a_step_of_many_blocks_follows_from_one_of_few(tiny: Path) -> None:
+    """The whole model, gone through, holds what was worked out; beside what is saved there is the loss's gradient."""
+    settings, model = settings_of(tiny, method="fedpetuning"), OpenedModel(tiny)
+    adapters, blocks = trained(model.plan, settings), len(model.plan.blocks)
+    found = step_bytes(model, settings, adapters, torch.float32, 2, 16)
+    saved = saved_bytes(model.new_skeleton(), model.family, adapters, blocks, torch.float32, 2, 16)
+    logits = 4 * 2 * 16 * model.num_embeddings
+    assert saved < found <= saved + 4 * logits
+    assert blocks > FEW + 1
+    few = saved_bytes_of(model, adapters, 2), saved_bytes_of(model, adapters, 3)
+    assert saved == few[1] + (blocks - 3) * (few[1] - few[0])
+
+
+def saved_bytes_of(model: OpenedModel, adapters: Any, blocks: int) -> int:
+    from dataclasses import replace
+
+    skeleton = model.new_skeleton()
+    del skeleton.get_submodule(model.family.blocks)[blocks:]
+    own = replace(adapters, blocks={index: adapters.blocks[index] for index in range(blocks)})
+    return saved_bytes(skeleton, model.family, own, blocks, torch.float32, 2, 16)
+
+
+def test_gradient_checkpointing_takes_less(tiny: Path) -> None:
+    model = OpenedModel(tiny)
+    usual, checked = (settings_of(tiny, method="fedpetuning", training__gradient_checkpointing=on) for on in (False, True))
+    adapters = trained(model.plan, usual)
+    sizes = [step_bytes(model, one, adapters, torch.float32, 8, 64) for one in (usual, checked)]
+    assert sizes[1] < sizes[0]
+
+
+def test_the_peak_is_that_of_the_largest_moment() -> None:
+    memory = Memory("client", (Moment("one", {"a": 1, "b": 2}), Moment("two", {"a": 2}).beside({"c": 5})))
+    assert memory.largest.name == "two"
+    assert memory.peak == memory.libraries + 7
+
+
+def test_seconds_are_those_of_work_and_line() -> None:
+    assert seconds(3e12, 125_000, Speeds(1.5, 1.0)) == pytest.approx(2.0 + 1.0)
+
+
+def test_the_document_of_the_configuration_is_left_alone(seven_billion: Path) -> None:
+    before = (seven_billion / "config.json").read_text()
+    with described(seven_billion):
+        pass
+    assert json.loads(before) == json.loads((seven_billion / "config.json").read_text())
+    assert [file.name for file in seven_billion.iterdir() if file.suffix == ".safetensors"] == []
