@@ -53,7 +53,7 @@ class SeparateGrid(InProcessGrid):
     """A grid whose nodes are processes."""
 
     def __init__(self, node_configs: list[dict[str, Any]], run_config: dict[str, Any]) -> None:
-        super().__init__(None, node_configs, run_config)  # type: ignore[arg-type]  # the app is in the other processes
+        super().__init__(None, node_configs, run_config)  # the app is in the other processes
         self._pipes: dict[int, Connection] = {}
         self._started = get_context("spawn")
         self.figures: list[dict[str, Any]] = []

@@ -19,8 +19,8 @@ LIBRARIES: Mapping[Process, int] = {
     "SuperLink": 155_000_000,
     "SuperNode": 130_000_000,
 }
-"""Resident memory of each process before it holds anything of a run, bytes, as ``python -m benchmarks.plan.libraries`` measured it
-with torch for CPUs on Linux."""
+"""Resident memory of each process before it holds anything of a run, bytes: as ``python -m benchmarks.plan.libraries`` measured
+it with torch for CPUs on Linux."""
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from server_app.planning.clock import Speeds, seconds
 from server_app.planning.disk import Disk, disk_of
 from server_app.planning.flower import superlink, supernode
 from server_app.planning.memory import Memory
+from server_app.planning.messages.base import CASES
 from server_app.planning.traffic import RunTraffic, asked_of
 from server_app.planning.work.base import Work
 from server_app.public_tests import PublicTests
@@ -68,7 +69,7 @@ class Plan:
 
     def short(self) -> list[str]:
         """A few lines, before a run starts."""
-        least, usual, most = (self.traffic.total(case) for case in ("least", "usual", "most"))
+        least, usual, most = map(self.traffic.total, CASES)
         traffic, clients = self.traffic, range(self.settings.num_clients)
         per_client = max(traffic.of_client(client).up + traffic.of_client(client).down for client in clients)
         total = f"{_size(usual.up + usual.down)} in all"
@@ -97,7 +98,7 @@ class Plan:
         for (server_round, kind), one in self._shortened():
             rows.append((server_round, kind, _size(one[0]), _size(one[1]), str(one[2])))
         lines = ["Bytes of one client (client 0), by round", *_table(rows)]
-        for case in ("least", "usual", "most") if self.traffic.open_questions else ("usual",):
+        for case in CASES if self.traffic.open_questions else CASES[1:2]:
             own, total = self.traffic.of_client(0, case), self.traffic.total(case)
             name = "" if not self.traffic.open_questions else f", {case}"
             lines.append(

@@ -41,26 +41,20 @@ class RunTraffic:
     @cached_property
     def cases(self) -> Mapping[Case, Messages]:
         """The messages in each case; one and the same where nothing is left open."""
-        usual = _kind_of(self.settings)(self.settings, self.model, self.texts, "usual")
-        if not self.open_questions:
-            return dict.fromkeys(CASES, usual)
-        others = {
-            case: _kind_of(self.settings)(self.settings, self.model, self.texts, case) for case in CASES if case != "usual"
-        }
-        return {"least": others["least"], "usual": usual, "most": others["most"]}
+        kind = _kind_of(self.settings)
+        if self.open_questions:
+            return {case: kind(self.settings, self.model, self.texts, case) for case in CASES}
+        return dict.fromkeys(CASES, kind(self.settings, self.model, self.texts, "usual"))
 
     def exchanges(self, client: int, case: Case = "usual") -> Sequence[Exchange]:
         """All messages of a client, in order, without its enrolment."""
-        return self._of_case[case][client]
+        return self._of_all[case][client]
 
     @cached_property
-    def _of_case(self) -> Mapping[Case, Sequence[Sequence[Exchange]]]:
+    def _of_all(self) -> Mapping[Case, Sequence[Sequence[Exchange]]]:
         clients = range(self.settings.num_clients)
-        usual = [list(self.cases["usual"].of_client(client)) for client in clients]
-        if not self.open_questions:
-            return dict.fromkeys(CASES, usual)
-        found = {case: [list(self.cases[case].of_client(client)) for client in clients] for case in CASES if case != "usual"}
-        return {**found, "usual": usual}
+        found = {id(one): [list(one.of_client(client)) for client in clients] for one in self.cases.values()}
+        return {case: found[id(one)] for case, one in self.cases.items()}
 
     def of_client(self, client: int, case: Case = "usual") -> Traffic:
         """Sums of a client."""

@@ -18,8 +18,8 @@ from strategies.methods.refining_choice import Choices
 
 
 class Refined(Tuning):
-    """``least``: all is cut as soon as it may be, at the lowest rank. ``usual``: the middle of what may be chosen. ``most``: nothing
-    is cut though it is asked for, at the highest rank."""
+    """``least``: all is cut as soon as it may be, at the lowest rank. ``usual``: the middle of what may be chosen. ``most``:
+    nothing is cut though it is asked for, at the highest rank."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)

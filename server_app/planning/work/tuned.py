@@ -160,7 +160,7 @@ class SubTuned(Tuned):
     """FedSODA: clients train on the sub-model; the server prunes and aligns it with the full one."""
 
     @cached_property
-    def opened(self) -> OpenedModel:  # type: ignore[override]
+    def opened(self) -> OpenedModel:
         """The sub-model."""
         self.sub = sub_model(self.settings, self.model)
         return self.sub.model
