@@ -64,7 +64,7 @@ class Bench:
             if json.loads(found.read_text())["status"] == "completed":
                 return found.parent
         os.environ["ESPALIER_STATE_DIR"] = str(folder / "state")
-        settings = {**self.common, **varied, "out-dir": str(folder / "runs"), "enrol-seconds": 1.0}
+        settings = {**self.common, **varied, "out-dir": str(folder / "runs"), "enrol-seconds": 600.0}
         number = int(varied.get("num-clients", len(self.private)))
         nodes = [{"partition-id": client, "num-partitions": number} for client in range(number)]
         with contextlib.redirect_stdout(io.StringIO()):

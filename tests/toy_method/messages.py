@@ -6,7 +6,7 @@ from server_app.planning.messages.base import Messages
 
 
 class ToyMessages(Messages):
-    """One round; all clients are asked for the same."""
+    """All clients are asked for the same in every round."""
 
     def round_of(self, client: int, server_round: int) -> list[Exchange]:
         """Nothing down but an order."""
@@ -14,4 +14,4 @@ class ToyMessages(Messages):
 
     def result_of(self, client: int) -> list[Exchange]:
         """The average."""
-        return [self.post.exchange("deliver", 1, NoScalars())] if self.settings.evaluation.own_text else []
+        return [self.post.exchange("deliver", self.num_rounds, NoScalars())] if self.settings.evaluation.own_text else []
