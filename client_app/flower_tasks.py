@@ -1,8 +1,9 @@
 """What a node that stays warm takes of Flower beside its public interface: how tasks are claimed, pulled and answered.
 
-Nothing else of Espalier touches these parts, which may change with any version of Flower; ``tests/processes/test_warm_node.py``
-names the one that they were tried with. Flower's own node starts a process for every task and installs in it what the
-submitter of the run sent. Here a task's token goes to whoever is there, and the submitter's bundle is only looked at.
+Nothing else of Espalier touches these parts, which may change with any version of Flower;
+``tests/federation/test_warm_node.py`` names the one that they were tried with. Flower's own node starts a process for every
+task and installs in it what the submitter of the run sent. Here a task's token goes to whoever is there, and the submitter's
+bundle is only looked at.
 """
 
 from collections.abc import Callable, Sequence

@@ -18,6 +18,8 @@ from espalier.settings.mistakes import Mistake
 from espalier.storage.held import Decision, Held, HeldReplies, held_at
 
 COLUMNS = ("id", "site", "run", "method", "round", "kind", "tensors", "bytes", "held since")
+LEAST_OF_ID = 4
+"""Characters by which a reply is called, at least."""
 SHOWN_TENSORS = 12
 """Of a blob; the log has all."""
 
@@ -37,6 +39,8 @@ def chosen(found: Waiting, ids: Sequence[str]) -> Waiting:
     Mistake
         None or several are.
     """
+    if short := [word for word in ids if len(word) < LEAST_OF_ID]:
+        raise Mistake(f"release: {short[0]!r}: give {LEAST_OF_ID} characters of an id or more")
     several = {word: [pair for pair in found if pair[1].id.startswith(word)] for word in ids}
     for word, pairs in several.items():
         if len(pairs) != 1:
@@ -50,22 +54,23 @@ def decide(root: Path, pairs: Waiting, released: bool, reason: str = "") -> Iter
     Raises
     ------
     Mistake
-        This is not the node's account, a held file is not what was held, or the log or the decision cannot be written; of this
-        reply nothing is decided.
+        This is not the node's account, somebody decided meanwhile, a held file is not what was held, or the log or the
+        decision cannot be written; of this reply nothing is decided.
     """
     if pairs:
         require_owner(root)
     decision = Decision(released, now(), account(os.geteuid()), reason)
     word = "released" if released else "refused"
     for replies, held in pairs:
-        if released:
-            replies.require_as_shown(held)
-        log = egress_log(root, held.entry["lineage"], held.entry["site"])
-        try:
-            note_hold(log.append, held, word, by=decision.by, **({"reason": reason} if reason else {}))
-        except OSError as error:
-            raise Mistake(f"{log.path}: cannot be written ({error.strerror}); nothing was decided") from None
-        replies.decide(held, decision)
+        with replies.deciding(held):
+            if released:
+                replies.require_as_shown(held)
+            log = egress_log(root, held.entry["lineage"], held.entry["site"])
+            try:
+                note_hold(log.append, held, word, by=decision.by, **({"reason": reason} if reason else {}))
+            except OSError as error:
+                raise Mistake(f"{log.path}: cannot be written ({error.strerror}); nothing was decided") from None
+            replies.decide(held, decision)
         yield f"{word:<10} {held.id}  {_what(held.entry)}"
 
 

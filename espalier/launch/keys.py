@@ -188,7 +188,9 @@ def _make_pair(keys: Keys, name: str) -> None:
 
 
 def _hand_on(file: Path, to: Path) -> None:
-    """Copy a public file, where there is none."""
+    """Copy a public file, where there is none; of another authority than now the certificate goes."""
+    if file.name == "ca.crt" and to.exists() and _read(to) != _read(file):
+        to.unlink()
     if not to.exists():
         _write(to, _read(file), EVERYBODY)
 

@@ -20,7 +20,10 @@ from espalier.settings.mistakes import Mistake
 
 WARM_NODE = "client_app.warm_node"
 LOOPBACK = "127.0.0.1"
-OWN = ("--isolation", "--superexec-auth-secret-file", "--allow-runtime-dependency-installation")
+OWN = (
+    "--isolation", "--superexec-auth-secret-file", "--allow-runtime-dependency-installation",
+    "--appio-ssl-certfile", "--appio-ssl-keyfile", "--appio-ssl-ca-certfile",
+)  # fmt: skip
 """Options of ``flower-supernode`` that the command sets, or that would let a run's submitter install something."""
 POLL_SECONDS = 0.2
 STOP_SECONDS = 20.0
@@ -64,7 +67,8 @@ def run_node(app: Path, words: Sequence[str], address: str, warm_seconds: float)
 
 
 def _check(words: Sequence[str], address: str, warm_seconds: float) -> None:
-    if own := sorted({word.partition("=")[0] for word in words} & set(OWN)):
+    given = [word.partition("=")[0] for word in words if word.startswith("--") and word != "--"]
+    if own := sorted({word for word in given if any(option.startswith(word) for option in OWN)}):
         raise Mistake(f"{', '.join(own)}: espalier node sets this itself, or does not allow it; leave it out")
     if not 0 < warm_seconds <= MOST_WARM_SECONDS:
         raise Mistake(f"--warm-seconds {warm_seconds:g}: must be above 0 and at most {MOST_WARM_SECONDS}")

@@ -57,7 +57,7 @@ def private_key(path: str) -> ec.EllipticCurvePrivateKey:
         key = load_ssh_private_key(data, None)
     except TypeError:
         raise Mistake(f"site-key = {path!r}: asks for a passphrase, which a node cannot give; name a key without one") from None
-    except (ValueError, UnsupportedAlgorithm):
+    except (ValueError, IndexError, NotImplementedError, UnsupportedAlgorithm):
         raise Mistake(f"site-key = {path!r}: is no private key in OpenSSH's format; {MAKE_ONE}") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, CURVES):
         raise Mistake(f"site-key = {path!r}: is no ECDSA key on a curve that a SuperNode takes; {MAKE_ONE}")
@@ -113,7 +113,7 @@ def public_key(file: Path) -> ec.EllipticCurvePublicKey:
             key = load_ssh_public_key(opened.read(MOST_BYTES))
     except OSError as error:
         raise Mistake(f"{file.name}: cannot be read ({error.strerror})") from None
-    except (ValueError, UnsupportedAlgorithm):
+    except (ValueError, IndexError, NotImplementedError, UnsupportedAlgorithm):
         raise Mistake(f"{file.name}: is no public key in OpenSSH's format; ask the site for its {file.name}") from None
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, CURVES):
         raise Mistake(f"{file.name}: is no ECDSA key on a curve that a SuperLink takes; have the site {MAKE_ONE}")

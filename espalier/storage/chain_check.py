@@ -13,6 +13,8 @@ from typing import Any
 from espalier.settings.mistakes import Mistake
 from espalier.storage.hash_chain import BEFORE, CHAINED, NUMBER, OWN, UNCHAINED, digest, is_whole, own_hash, read_entry
 
+BEGINNING = b'{"'
+"""Of every entry."""
 BOUND_TO = ("lineage", "site")
 """What the egress log of a site in a run is of."""
 
@@ -70,8 +72,10 @@ class _Stray:
             self.changed = self.changed or f"line {number}: {why}"
         elif entry is not None and not self.open_end:
             self.older += 1
-        else:
+        elif _may_be_torn(line):
             self.others += 1
+        else:
+            self.changed = self.changed or f"line {number}: is no entry of the chain, nor the beginning of one"
 
 
 def chain_check(path: Path, wanted: Collection[str] = ()) -> Checked:
@@ -164,7 +168,14 @@ def _end(checked: Checked, stray: _Stray) -> None:
         checked.fault = f"line {stray.first_line}: is no entry of the chain"
 
 
+def _may_be_torn(line: bytes) -> bool:
+    """Whether a line is what a process leaves that ends while it writes an entry: the beginning of a JSON object."""
+    text = line.removesuffix(b"\n")
+    return BEGINNING.startswith(text[: len(BEGINNING)]) and text.isascii() and text.decode("ascii").isprintable()
+
+
 def _torn(first: int, last: int, told: str) -> str:
     """Another process may end while it writes behind a torn line, so that there are several."""
     lines = f"line {first}: is" if first == last else f"lines {first} to {last}: are"
-    return f"{lines} torn: a process ended while it wrote, and its reply did not leave; {told}"
+    left = "a process that ends while it writes leaves such a line, and its reply does not leave"
+    return f"{lines} torn: {left}; so does who spoils the last entry, which a hash noted before would show; {told}"

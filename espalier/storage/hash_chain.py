@@ -44,10 +44,14 @@ def digest(value: Any) -> str:
 def read_entry(line: bytes) -> dict[str, Any] | None:
     """The JSON object of a line; None where it is none."""
     try:
-        entry = json.loads(line)
+        entry = json.loads(line, parse_constant=_no_number)
     except (ValueError, RecursionError):
         return None
     return entry if isinstance(entry, dict) else None
+
+
+def _no_number(word: str) -> None:
+    raise ValueError(f"{word} is no JSON")
 
 
 def is_whole(entry: Mapping[str, Any] | None, line: bytes) -> bool:

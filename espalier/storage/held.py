@@ -9,11 +9,13 @@ reply, by the hash of all that is in it.
 Does not cover: somebody with the right to write there, who can also decide.
 """
 
+import fcntl
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -89,12 +91,10 @@ class HeldReplies:
         return self._document(held).exists()
 
     def add(self, held: Held, blobs: Mapping[str, bytes], kept: BlobStore) -> None:
-        """Keep a reply, with its blobs by hash; those that ``kept`` has are not written a second time."""
+        """Keep a reply, with copies of its blobs by hash: whoever opens and spoils one of them spoils nothing else."""
         store = BlobStore(private_folder(self.folder, held.id), OWNER_ONLY_FILE)
         for blob in held.blobs:
             key = blob["sha256"]
-            with suppress(OSError):  # else it is written
-                os.link(kept.path(key), store.path(key))
             if not store.is_whole(key):
                 store.put(blobs[key] if key in blobs else kept.get(key))
         document = {
@@ -122,6 +122,22 @@ class HeldReplies:
             raise Mistake(f"{path}: is a decision on another reply; remove it, and decide again")
         return Decision(**{key: found[key] for key in ("released", "time", "by", "reason")})
 
+    @contextmanager
+    def deciding(self, held: Held) -> Iterator[None]:
+        """Nobody else decides on a reply of this folder in the block.
+
+        Raises
+        ------
+        Mistake
+            Somebody has decided on this one, which is final.
+        """
+        with open(self.folder / "deciding.lock", "ab", opener=partial(os.open, mode=OWNER_ONLY_FILE)) as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if (decision := self.decision(held)) is not None:
+                word = "released" if decision.released else "refused"
+                raise Mistake(f"release: {held.id}: was {word} by {decision.by} at {decision.time}, which is final")
+            yield
+
     def require_as_shown(self, held: Held) -> None:
         """Raise Mistake where a blob is not, or no longer, the one that the document names."""
         store = BlobStore(self.folder / held.id)
@@ -133,7 +149,7 @@ class HeldReplies:
                 )
 
     def decide(self, held: Held, decision: Decision) -> None:
-        """Write a decision down; the blobs are needed no more."""
+        """Write a decision down, within ``deciding``; the blobs are needed no more."""
         write_bytes(
             self._decided(held), sealed({"version": VERSION, "digest": held.digest, **decision.__dict__}), OWNER_ONLY_FILE
         )

@@ -10,6 +10,8 @@ from pathlib import Path
 
 PACKAGES = ("client_app", "espalier", "pruning_kernels")
 """What runs on a node."""
+MOST_BYTES = 64 * 1024**2
+"""Of all Python files of a bundle."""
 
 
 @cache
@@ -31,10 +33,13 @@ def bundle_sha256(bundle: bytes) -> str:
     Raises
     ------
     zipfile.BadZipFile
-        It is no ZIP file.
+        It is no ZIP file, or its program would take more memory than any release of ours.
     """
     with zipfile.ZipFile(io.BytesIO(bundle)) as archive:
-        names = [name for name in archive.namelist() if name.endswith(".py") and name.partition("/")[0] in PACKAGES]
+        inside = [file for file in archive.infolist() if file.filename.endswith(".py")]
+        names = [file.filename for file in inside if file.filename.partition("/")[0] in PACKAGES]
+        if sum(file.file_size for file in inside) > MOST_BYTES:
+            raise zipfile.BadZipFile(f"the bundle's program has more than {MOST_BYTES} bytes")
         return _sha256((name, archive.read(name)) for name in names)
 
 

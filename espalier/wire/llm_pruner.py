@@ -112,6 +112,11 @@ def delivery(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
     return delivery_of_cuts(request, plan_of, run, (), run.of(LlmPrunerSettings).rescaled)
 
 
+def sizes_vary(run: RunSettings) -> bool:
+    """Equations are of the units that stay."""
+    return bool(run.of(LlmPrunerSettings).rescaled)
+
+
 OBSERVER = (
     "for every key-value group and feed-forward channel of the blocks that may be cut one number: weights times the gradient "
     "of this client's loss on all its windows, summed over the unit, or the squares of such sums, window by window, added up "

@@ -110,6 +110,9 @@ class FedSpaLLM(Method):
         everybody = layers_per_client(len(self.plan.blocks), self.settings.sampled_layers, self._capabilities())
         places = {seat.client: everybody[seat.client] for seat in self.rounds.roster.active()}
         layers = self._to_sample(server_round)
+        if server_round == 1:
+            seats = self.rounds.roster.seats
+            require_places(self.settings, len(layers), {seats[client].site: number for client, number in places.items()})
         self._samples = drawn_layers(self.run.settings.seed, server_round, layers, self.result.versions, places)
         return True
 

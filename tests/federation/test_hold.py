@@ -16,7 +16,9 @@ import client_app.app
 from client_app import hold
 from client_app.check_log import main as check_log
 from client_app.hold import StillHeldError
+from client_app.release import decide as decide_on
 from client_app.release import main as release
+from client_app.release import waiting
 from espalier.settings.mistakes import Mistake
 from espalier.settings.node import parse_node
 from espalier.storage.chain_check import chain_check
@@ -242,6 +244,43 @@ def test_a_release_is_for_one_reply(bench: Bench, time: Time) -> None:
     with pytest.raises(StillHeldError):
         OneSite(bench).ask(attempt=2)
     assert [entry["entry"] for entry in log_of(bench)] == ["held", "released", "held"]
+
+
+def test_a_decision_is_final(bench: Bench, time: Time) -> None:
+    """Also for an officer who listed the replies before it."""
+    with pytest.raises(StillHeldError):
+        OneSite(bench).ask()
+    listed_before = waiting(state(bench))
+    assert decide(bench, refuse=[listed_before[0][1].id]) == 0
+    with pytest.raises(Mistake, match="was refused by .* which is final"):
+        list(decide_on(state(bench), listed_before, True))
+    assert [entry["entry"] for entry in log_of(bench)] == ["held", "refused"]
+    assert OneSite(bench).ask(attempt=2).header.status == "failed"
+
+
+def test_a_reply_is_called_by_four_characters_or_more(bench: Bench, time: Time, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(StillHeldError):
+        OneSite(bench).ask()
+    assert decide(bench, ids=[""]) == 2
+    assert "give 4 characters of an id or more" in capsys.readouterr().err
+    assert [entry["entry"] for entry in log_of(bench)] == ["held"]
+
+
+def test_a_file_that_was_changed_is_held_anew(bench: Bench, time: Time) -> None:
+    """As the message says: the round's own answer is another file."""
+    with pytest.raises(StillHeldError):
+        OneSite(bench).ask()
+    ((replies,),) = [held_at(state(bench))]
+    (held,) = replies
+    for file in (replies.folder / held.id).glob("*.blob"):
+        with open(file, "r+b") as content:
+            content.write(b"spoilt")
+    assert decide(bench, all=True) == 2
+    (replies.folder / f"{held.id}.json").unlink()
+    with pytest.raises(StillHeldError):
+        OneSite(bench).ask(attempt=2)
+    assert decide(bench, all=True) == 0
+    assert OneSite(bench).ask(attempt=3).header.status == "ok"
 
 
 def test_a_file_that_was_changed_is_not_released(bench: Bench, time: Time, capsys: pytest.CaptureFixture[str]) -> None:

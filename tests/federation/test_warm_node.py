@@ -16,7 +16,7 @@ from client_app.warm_node import Worker
 from client_app.warm_worker import AnotherProgramError, work
 from espalier.launch.node import run_node
 from espalier.settings.mistakes import Mistake
-from espalier.wire.code_hash import bundle_sha256, code_sha256
+from espalier.wire.code_hash import MOST_BYTES, bundle_sha256, code_sha256
 
 ROOT = Path(__file__).parent.parent.parent
 ECHO = "import sys, time\nfor line in sys.stdin:\n    open(sys.argv[1], 'a').write(line)\n    print('answered', flush=True)\n"
@@ -73,6 +73,14 @@ def test_what_is_no_bundle_is_refused() -> None:
         work(b"no archive", None, None)  # type: ignore[arg-type]
 
 
+def test_a_bundle_that_would_fill_the_memory_is_refused() -> None:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("client_app/large.py", bytes(MOST_BYTES + 1))
+    with pytest.raises(zipfile.BadZipFile, match="more than"):
+        bundle_sha256(packed.getvalue())
+
+
 def until(what: Callable[[], bool]) -> None:
     """Return when something has become true."""
     for _ in range(3000):
@@ -101,6 +109,8 @@ def test_tasks_go_one_by_one_to_a_worker_that_is_started_again_when_it_ended(tmp
     [
         (["--isolation", "subprocess"], "", 1.0, "--isolation: espalier node sets this itself"),
         (["--allow-runtime-dependency-installation"], "", 1.0, "or does not allow it; leave it out"),
+        (["--isol", "subprocess"], "", 1.0, "--isol: espalier node sets this itself"),
+        (["--appio-ssl-certfile=x.pem"], "", 1.0, "--appio-ssl-certfile: espalier node sets this itself"),
         ([], "", 0.0, "--warm-seconds 0: must be above 0"),
         ([], "0.0.0.0:9094", 1.0, "must be a loopback address"),
     ],

@@ -223,6 +223,20 @@ def test_an_authority_that_comes_later_is_that_of_the_sites_that_are_there(tmp_p
     assert (tmp_path / "sites" / "c" / "ca.crt").read_bytes() == (tmp_path / "ca" / "ca.crt").read_bytes()
 
 
+def test_another_authority_comes_to_all_sites(made: Path) -> None:
+    """After a lost server key: what is moved away is made anew, and every site gets the certificate."""
+    before = files(made / "sites")
+    for folder in ("ca", "server"):
+        (made / folder).rename(made / f"old-{folder}")
+    assert main(["keys", str(made), *SERVER]) == 0
+    certificate = (made / "ca" / "ca.crt").read_bytes()
+    assert certificate != (made / "old-ca" / "ca.crt").read_bytes()
+    after = files(made / "sites")
+    assert {name for name in after if after[name] != before[name]} == {"a/ca.crt", "b.1/ca.crt"}
+    assert (after["a/ca.crt"], after["b.1/ca.crt"]) == (certificate, certificate)
+    assert list(public_keys(str(made / "server" / "sites"))) == ["a", "b.1"]
+
+
 # ----- refusals -------------------------------------------------------------------------------------------------------
 
 

@@ -126,10 +126,28 @@ def test_what_a_crash_leaves_stops_nothing_and_is_told(tmp_path: Path, kept: int
     assert entry["unchained"] == {"bytes": len(torn) + 1, "sha256": hashlib.sha256(torn + b"\n").hexdigest()}
     checked = chain_check(path)
     assert (checked.fault, checked.entries, checked.num_bytes) == ("", 4, 110)
-    told = "line 4: is torn: a process ended while it wrote, and its reply did not leave; entry 4 tells of it"
-    assert checked.notes == [told]
+    (told,) = checked.notes
+    assert told.startswith("line 4: is torn: ")
+    assert told.endswith("; entry 4 tells of it")
     path.write_bytes(after.replace(torn + b"\n", b"", 1))
     assert "is not what that found there" in chain_check(path).fault
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"garbage", b"\x00" * 40, b'{"\x1b[2J', b'{"before":1,"number":NaN,"sha256":"x"}'],
+    ids=["words", "zeros", "control", "NaN"],
+)
+def test_what_no_process_leaves_is_a_fault(tmp_path: Path, line: bytes) -> None:
+    """Also where an honest entry behind it tells of it; and the site goes on."""
+    path = filled(tmp_path)
+    path.write_bytes(path.read_bytes() + line + b"\n")
+    chain(tmp_path).append({"bytes": 50})
+    checked = chain_check(path)
+    if line.isascii() and line.startswith(b'{"before"'):
+        assert checked.notes[0].startswith("line 5: is torn")
+    else:
+        assert checked.fault == "line 5: is no entry of the chain, nor the beginning of one"
 
 
 def test_two_crashes_in_a_row_are_told_too(tmp_path: Path) -> None:
