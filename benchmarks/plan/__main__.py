@@ -75,18 +75,33 @@ def _text(folder: Path, pattern: str) -> str:
 def measured(config: Mapping[str, Any], folder: Path) -> dict[str, float]:
     """Plan and run, and the figures of both."""
     given = {**config, "out-dir": str(folder / "runs")}
-    plan = _in_a_fresh_process("benchmarks.plan.predict", json.dumps(given))
+    plan = planned(given)
     found = _in_a_fresh_process("benchmarks.plan.measure", json.dumps(given), str(folder))
     sums = {way: sum(own[way] for own in found["bytes"].values()) for way in ("down", "up")}
-    clients = found["clients"]
-    return {
-        "down_planned": plan["down"], "down_measured": sums["down"], "up_planned": plan["up"], "up_measured": sums["up"],
-        "client_planned": plan["client"], "client_measured": max(max(own["peaks"].values()) for own in clients),
-        "server_planned": plan["server"], "server_measured": max(found["server"]["peaks"].values()),
-        "client_libraries": plan["client_libraries"], "server_libraries": plan["server_libraries"],
-        "disk_planned": plan["disk"], "disk_measured": found["disk"],
-        "seconds_planned": plan["seconds"], "seconds_measured": max(own["seconds"].get("train", 0.0) for own in clients),
-    }  # fmt: skip
+    clients, server = found["clients"], found["server"]
+    return plan | {
+        "down_measured": sums["down"],
+        "up_measured": sums["up"],
+        "client_measured": max(max(own["peaks"].values()) for own in clients),
+        "server_measured": max(server["peaks"].values()),
+        "disk_measured": found["disk"],
+        "seconds_measured": max(own["seconds"].get("train", 0.0) for own in clients),
+    }
+
+
+def planned(config: Mapping[str, Any]) -> dict[str, float]:
+    """The plan's figures alone."""
+    return _in_a_fresh_process("benchmarks.plan.predict", json.dumps(config))
+
+
+def again(rows: Rows, models: Mapping[str, str]) -> None:
+    """Plan all runs anew whose measurements are there, after formulas were changed."""
+    for row in rows.rows:
+        with tempfile.TemporaryDirectory() as folder:
+            config = settings_of(row["method"], models[row["model"]], Path(folder))
+            row |= {name: f"{value:.6g}" for name, value in planned(config).items()}
+    lines = [",".join(row[name] for name in KEYS + FIGURES) for row in rows.rows]
+    rows.path.write_text("\n".join([",".join(KEYS + FIGURES), *lines, ""]))
 
 
 def _in_a_fresh_process(module: str, *arguments: str) -> dict[str, Any]:
@@ -144,12 +159,15 @@ def main() -> None:
     parser.add_argument("--name", help="how the table calls it")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "studies" / "plan.csv")
+    parser.add_argument("--again", action="store_true", help="measure nothing, and plan anew what was measured")
     given = parser.parse_args()
     conditions = {"common": COMMON, "pruning": PRUNING, "tuning": TUNING, "own": {key: dict(own) for key, own in OWN.items()}}
     rows = Rows(given.out, KEYS, FIGURES, conditions)
     with _models(given) as models:
+        if given.again:
+            again(rows, models)
         cells = ({"model": name, "method": method} for name in models for method in given.methods)
-        for cell in rows.missing(cells):
+        for cell in () if given.again else rows.missing(cells):
             with tempfile.TemporaryDirectory() as folder:
                 config = settings_of(cell["method"], models[cell["model"]], Path(folder))
                 rows.add(cell, **measured(config, Path(folder)))

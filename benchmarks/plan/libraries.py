@@ -19,11 +19,17 @@ open_model("demo").new_skeleton()
 open_model("demo").tokenizer
 torch.ones(512, 512) @ torch.ones(512, 512)
 """
+COMPILE = """
+import torch
+from pruning_kernels.local import LocalPruning
+LocalPruning("wanda", 0.5, "row").prune_mask(torch.zeros(1024, 1024), torch.ones(1024))
+"""
+"""Kernels are compiled, or read from where they are kept."""
 IMPORTS = {
-    "client": "import numba, client_app.fedprllm",
+    "client": f"import client_app.fedprllm\n{COMPILE}",
     "tuning client": "import peft, client_app.tuning",
     "nf4 client": "import peft, bitsandbytes, client_app.tuning",
-    "server": "import numba, server_app.app, strategies.methods.fedprllm, server_app.outcomes.pruned",
+    "server": f"import server_app.app, strategies.methods.fedprllm, server_app.outcomes.pruned\n{COMPILE}",
     "tuning server": "import peft, server_app.app, strategies.methods.fedpetuning, server_app.outcomes.adapters",
 }
 TELL = 'print(int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) * 1024)'

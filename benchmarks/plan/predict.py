@@ -21,10 +21,11 @@ def main() -> None:
     speed = Speeds(measured_capability(set_up(settings, Path("."))) / 1000)
     total, rounds = plan.traffic.total(), plan.traffic.cases["usual"].num_rounds
     found = {
-        "down": total.down, "up": total.up, "client": plan.client.peak, "server": plan.server.peak,
-        "client_libraries": plan.client.libraries, "server_libraries": plan.server.libraries,
-        "disk": sum(size for name, size in plan.disk.server.items() if name != "replies of a round"),
-        "seconds": rounds * seconds(plan.work.operations(), 0, speed),
+        "down_planned": total.down, "up_planned": total.up, "client_planned": plan.client.peak,
+        "server_planned": plan.server.peak, "client_libraries": plan.client.libraries,
+        "server_libraries": plan.server.libraries,
+        "disk_planned": sum(size for name, size in plan.disk.server.items() if name != "replies of a round"),
+        "seconds_planned": rounds * seconds(plan.work.operations(), 0, speed),
     }  # fmt: skip
     print(json.dumps(found))
 

@@ -77,6 +77,8 @@ def _server(settings: RunSettings, model: OpenedModel, traffic: RunTraffic) -> d
     )
     whole = sizes.parameters * sizes.stored
     writes_model = not settings.tunes or settings.lora.merge
+    if settings.tunes:  # the first adapters are kept too, and the last are written for peft
+        results += 2 * results // max(1, len(by_round))
     found = {
         "replies of a round": inbox,
         "checkpoint": results,

@@ -11,11 +11,11 @@ from typing import Literal
 Process = Literal["client", "tuning client", "nf4 client", "server", "tuning server", "SuperLink", "SuperNode"]
 
 LIBRARIES: Mapping[Process, int] = {
-    "client": 480_000_000,
-    "tuning client": 490_000_000,
-    "nf4 client": 530_000_000,
-    "server": 480_000_000,
-    "tuning server": 490_000_000,
+    "client": 550_000_000,
+    "tuning client": 500_000_000,
+    "nf4 client": 510_000_000,
+    "server": 550_000_000,
+    "tuning server": 505_000_000,
     "SuperLink": 155_000_000,
     "SuperNode": 130_000_000,
 }
