@@ -9,6 +9,7 @@ from espalier.settings.fedprllm import FedPrLLMSettings
 from espalier.settings.fedsoda import FedSodaSettings
 from espalier.settings.llm_streamline import LlmStreamlineSettings
 from espalier.settings.personal import PersonalModelSettings
+from espalier.settings.pruning import PruningSettings
 from espalier.settings.run import RunSettings
 from server_app.planning.flower import superlink_disk
 from server_app.planning.sizes import Sizes
@@ -87,12 +88,8 @@ def _server(settings: RunSettings, model: OpenedModel, traffic: RunTraffic) -> d
     }
     if writes_model:
         found["model/"] = whole
-    if settings.method in MASKED:
+    if isinstance(settings.job, PruningSettings):
         found["masks"] = model.plan.num_weights // 8
     if isinstance(settings.job, FedSodaSettings):
         found["sub-model/"] = sub_model(settings, model).num_bytes
     return found
-
-
-MASKED = ("fedprllm", "fedspallm")
-"""Methods that write ``masks.safetensors``."""
