@@ -26,10 +26,12 @@ LocalPruning("wanda", 0.5, "row").prune_mask(torch.zeros(1024, 1024), torch.ones
 """
 """Kernels are compiled, or read from where they are kept."""
 IMPORTS = {
-    "client": f"import client_app.fedprllm\n{COMPILE}",
+    "client": "import client_app.slicegpt",
+    "pruning client": f"import client_app.fedprllm\n{COMPILE}",
     "tuning client": "import peft, client_app.tuning",
     "nf4 client": "import peft, bitsandbytes, client_app.tuning",
-    "server": f"import server_app.app, strategies.methods.fedprllm, server_app.outcomes.pruned\n{COMPILE}",
+    "server": "import server_app.app, strategies.methods.slicegpt, server_app.outcomes.sliced",
+    "pruning server": f"import server_app.app, strategies.methods.fedprllm, server_app.outcomes.pruned\n{COMPILE}",
     "tuning server": "import peft, server_app.app, strategies.methods.fedpetuning, server_app.outcomes.adapters",
 }
 TELL = 'print(int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) * 1024)'

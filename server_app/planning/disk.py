@@ -33,16 +33,20 @@ class Disk:
     superlink: int
 
 
-def disk_of(settings: RunSettings, model: OpenedModel, traffic: RunTraffic, *, usual_client: int = 0) -> Disk:
-    """Of a run; a client's quantised base is kept for later runs too."""
+def disk_of(settings: RunSettings, model: OpenedModel, traffic: RunTraffic, parameters: int, *, simulation: bool) -> Disk:
+    """Of a run; a client's quantised base is kept for later runs. ``parameters``: of the model that the run leads to."""
+    job = settings.job
+    own = parameters * Sizes(settings, model).stored if isinstance(job, PersonalModelSettings) and job.keep_models else 0
+    at_client = {} if simulation or not own else {"its own model": own}
+    at_server = {"clients/": own * settings.num_clients} if simulation and own else {}
     return Disk(
-        _client(settings, model, traffic, usual_client),
-        _server(settings, model, traffic),
+        _client(settings, model, traffic) | at_client,
+        _server(settings, model, traffic, parameters) | at_server,
         superlink_disk(traffic.total().largest, settings.num_clients),
     )
 
 
-def _client(settings: RunSettings, model: OpenedModel, traffic: RunTraffic, client: int) -> dict[str, int]:
+def _client(settings: RunSettings, model: OpenedModel, traffic: RunTraffic, client: int = 0) -> dict[str, int]:
     rounds: dict[int, list[int]] = {}
     for one in traffic.exchanges(client):
         if one.kind in ("train", "fetch", "deliver"):
@@ -60,12 +64,10 @@ def _client(settings: RunSettings, model: OpenedModel, traffic: RunTraffic, clie
     if settings.tunes and settings.training.base == "nf4" and job.NEEDS_BASE_MODEL:
         shapes = [linear.shape for block in model.plan.blocks for linear in block.linears]
         found["the quantised base"] = nf4_bytes(shapes, settings.training.double_quantisation)
-    if isinstance(job, PersonalModelSettings) and job.keep_models:
-        found["its own model, at most"] = sizes.parameters * sizes.stored
     return found
 
 
-def _server(settings: RunSettings, model: OpenedModel, traffic: RunTraffic) -> dict[str, int]:
+def _server(settings: RunSettings, model: OpenedModel, traffic: RunTraffic, parameters: int) -> dict[str, int]:
     sizes, clients = Sizes(settings, model), range(settings.num_clients)
     exchanges = [one for client in clients for one in traffic.exchanges(client)]
     by_round: dict[int, int] = {}
@@ -76,7 +78,7 @@ def _server(settings: RunSettings, model: OpenedModel, traffic: RunTraffic) -> d
     results = max(
         (sum(one.up for one in traffic.exchanges(client) if one.kind in ("train", "fetch")) for client in clients), default=0
     )
-    whole = sizes.parameters * sizes.stored
+    whole = parameters * sizes.stored
     writes_model = not settings.tunes or settings.lora.merge
     if settings.tunes:  # the first adapters are kept too, and the last are written for peft
         results += 2 * results // max(1, len(by_round))

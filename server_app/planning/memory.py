@@ -8,13 +8,26 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-Process = Literal["client", "tuning client", "nf4 client", "server", "tuning server", "SuperLink", "SuperNode"]
+Process = Literal[
+    "client",
+    "pruning client",
+    "tuning client",
+    "nf4 client",
+    "server",
+    "pruning server",
+    "tuning server",
+    "SuperLink",
+    "SuperNode",
+]
+"""Pruning processes have compiled kernels, tuning ones peft."""
 
 LIBRARIES: Mapping[Process, int] = {
-    "client": 550_000_000,
+    "client": 485_000_000,
+    "pruning client": 550_000_000,
     "tuning client": 500_000_000,
     "nf4 client": 510_000_000,
-    "server": 550_000_000,
+    "server": 485_000_000,
+    "pruning server": 550_000_000,
     "tuning server": 505_000_000,
     "SuperLink": 155_000_000,
     "SuperNode": 130_000_000,

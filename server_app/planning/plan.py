@@ -56,7 +56,7 @@ class Plan:
     @cached_property
     def disk(self) -> Disk:
         """On all disks."""
-        return disk_of(self.settings, self.model, self.traffic)
+        return disk_of(self.settings, self.model, self.traffic, self.work.result_parameters(), simulation=self.simulation)
 
     def seconds_of_round(self, client: int, speeds: Speeds) -> float:
         """Of a client's round, with what it sends and gets in the busiest one."""

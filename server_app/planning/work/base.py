@@ -58,6 +58,10 @@ class Work(ABC):
         """Additions and multiplications of passing so many tokens through the model, or through so many numbers of it."""
         return 2.0 * tokens * (self.sizes.parameters - self.sizes.embeddings if numbers is None else numbers)
 
+    def result_parameters(self) -> int:
+        """Parameters of the model that the run leads to, or each client."""
+        return self.sizes.parameters
+
     # ----- what all servers do --------------------------------------------------------------------------------------------
 
     def measured(self) -> list[Moment]:
@@ -67,12 +71,12 @@ class Work(ABC):
         number = max(sum(self.texts.num_windows), texts * (chosen.max_windows or OWN_WINDOWS))
         return evaluation(self.sizes, number, chosen.window_tokens, "evaluating,")
 
-    def exported(self, parameters: int | None = None) -> list[Moment]:
+    def exported(self) -> list[Moment]:
         """Moments of checking an export: the model as transformers loads it, whole, beside the pieces of logits."""
         chosen = self.settings.evaluation
         if self.settings.export_check == "streamed":
             return evaluation(self.sizes, EXPORT_WINDOWS, chosen.window_tokens, "checking the export,")
-        return [self.reloaded(parameters or self.sizes.parameters)]
+        return [self.reloaded(self.result_parameters())]
 
     def reloaded(self, parameters: int) -> Moment:
         """A whole model of transformers that computes a few logits; its files are mapped while it is loaded."""

@@ -4,8 +4,11 @@ from collections.abc import Mapping
 
 from espalier.settings.fedprllm import FedPrLLMSettings
 from espalier.settings.fedspallm import FedSpaLLMSettings
+from espalier.settings.flap import FlapSettings
 from espalier.settings.slicegpt import SliceGptSettings
-from server_app.planning.memory import Memory, Moment
+from espalier.settings.structured import CutSettings
+from espalier.wire.plan import ModelPlan
+from server_app.planning.memory import Memory, Moment, Process
 from server_app.planning.streamed import FLOAT32, FLOAT64, walk
 from server_app.planning.work.base import Work
 
@@ -15,6 +18,9 @@ INBOX_STRETCH = 8 * 1024 * 1024
 
 class ByBlock(Work):
     """A walk, something watched in each block, and an evaluation."""
+
+    CLIENT: Process = "client"
+    SERVER: Process = "server"
 
     def watched(self) -> Mapping[str, int]:
         """What is found out in a block, bytes by what it is."""
@@ -27,7 +33,7 @@ class ByBlock(Work):
     def client(self) -> Memory:
         """The walk over calibration windows, then over the evaluation's."""
         walked = walk(self.sizes, *self.windows, self.watched(), "calibrating,")
-        return Memory("client", (*walked, *self.evaluated, self.received()))
+        return Memory(self.CLIENT, (*walked, *self.evaluated, self.received()))
 
     def server(self, simulation: bool) -> Memory:
         """Folding, the export's check, and the evaluation; the baseline walks as a client does, over all windows."""
@@ -35,7 +41,7 @@ class ByBlock(Work):
         if simulation and self.settings.evaluation.centralized != "off":
             windows, tokens = self.windows
             moments += walk(self.sizes, windows * self.settings.num_clients, tokens, self.watched(), "pooled data,")
-        return Memory("server", tuple(moments))
+        return Memory(self.SERVER, tuple(moments))
 
     def folding(self) -> list[Moment]:
         """Moments of folding replies."""
@@ -55,6 +61,8 @@ class ByBlock(Work):
 class Masking(ByBlock):
     """FedPrLLM: a mask of a byte per weight until it is packed."""
 
+    CLIENT, SERVER = "pruning client", "pruning server"
+
     def watched(self) -> Mapping[str, int]:
         """Masks, and where SparseGPT's score is asked for, the grams of all inputs."""
         masks = {"masks": self.sizes.largest_block}
@@ -71,6 +79,8 @@ class Masking(ByBlock):
 
 class KeptWeights(ByBlock):
     """FedSpaLLM: SparseGPT has the grams of a block, and the matrix that it solves."""
+
+    CLIENT, SERVER = "pruning client", "pruning server"
 
     def watched(self) -> Mapping[str, int]:
         """Grams and factors, the matrix in float32, and the masks and kept weights of the block."""
@@ -95,9 +105,15 @@ class KeptWeights(ByBlock):
 class Fluctuations(ByBlock):
     """FLAP: mean and spread of two inputs; its result is a smaller model."""
 
-    def exported(self, parameters: int | None = None) -> list[Moment]:
-        """The smaller model is at most as large."""
-        return super().exported(parameters)
+    def result_parameters(self) -> int:
+        """Without the share that goes."""
+        return smaller(self.model.plan, self.settings.of(FlapSettings))
+
+
+def smaller(plan: ModelPlan, job: CutSettings, share: float | None = None) -> int:
+    """Parameters of a model without ``share`` of what it is a share of, or that of the settings."""
+    of_what = plan.num_parameters if job.share_of == "model" else plan.num_weights
+    return plan.num_parameters - round((job.share if share is None else share) * of_what)
 
 
 class Components(ByBlock):
@@ -108,13 +124,32 @@ class Components(ByBlock):
         return {"second moments": 3 * FLOAT64 * self.sizes.width**2}
 
     def client(self) -> Memory:
-        """Also the eigenvectors of one place."""
+        """Also the eigenvectors of one place, and the sliced model where it is evaluated."""
         found = super().client()
-        return Memory("client", (*found.moments, self._eigenvectors()))
+        rotated = [self._rotated()] if self.evaluated else []
+        return Memory(self.CLIENT, (*found.moments, self._eigenvectors(), *rotated))
 
     def folding(self) -> list[Moment]:
-        """Moments of a place, pooled, and their eigenvectors."""
-        return [self._eigenvectors()]
+        """Moments of a place, pooled, and their eigenvectors; and what is made of the largest tensor when it is written."""
+        return [self._eigenvectors(), self._rotated()]
+
+    def result_parameters(self) -> int:
+        """All that reads or writes the residual stream is narrower; each block gets two matrices, from basis to basis."""
+        sizes, blocks = self.sizes, len(self.model.plan.blocks)
+        width = self.settings.of(SliceGptSettings).width(sizes.width)
+        outer = sizes.embeddings + sizes.head  # a head of its own, also where it was tied
+        return round((self.model.plan.num_weights + outer) * width / sizes.width) + 2 * blocks * width**2
+
+    def _rotated(self) -> Moment:
+        """The largest tensor: as it is read, its pieces in float64, all of them together, and as it is stored then."""
+        sizes = self.sizes
+        width = self.settings.of(SliceGptSettings).width(sizes.width)
+        largest = max(sizes.embeddings, sizes.head, sizes.largest_matrix)
+        made = largest // sizes.width * width
+        bases = {"bases": 3 * FLOAT64 * sizes.width * width}
+        return Moment(
+            "rotating a tensor", {**bases, "the tensor": sizes.stored * (largest + made), "in float64": 2 * FLOAT64 * made}
+        )
 
     def _eigenvectors(self) -> Moment:
         held = {"moments and eigenvectors": 6 * FLOAT64 * self.sizes.width**2}

@@ -9,6 +9,8 @@ import torch
 from espalier.modeling.opened import OpenedModel
 from espalier.modeling.quantised import nf4_bytes
 from espalier.settings.fedsoda import FedSodaSettings
+from espalier.settings.fedspine import FedSpineSettings
+from espalier.settings.personal import PersonalModelSettings
 from espalier.settings.sft_p import SftPSettings
 from espalier.settings.task import TEXT
 from espalier.training.step_memory import step_bytes
@@ -21,6 +23,7 @@ from server_app.planning.sizes import Sizes
 from server_app.planning.streamed import FLOAT32, evaluation, walk
 from server_app.planning.sub_model import sub_model
 from server_app.planning.work.base import OWN_WINDOWS, Work
+from server_app.planning.work.by_block import smaller
 from strategies.engine.virtual_clock import FROZEN, TRAINED
 
 COPIES = 5
@@ -144,8 +147,17 @@ class Masked(Tuned):
 
     def checked(self) -> list[Moment]:
         """There is no model of all: clients' models are made here one at a time, and evaluated."""
-        job = self.settings.of(SftPSettings)
-        return self.measured() if job else []
+        return []
+
+    def result_parameters(self) -> int:
+        """Of the client that keeps most."""
+        job, plan = self.settings.of(SftPSettings), self.model.plan
+        share = min(job.share_of_client(client) for client in range(self.settings.num_clients))
+        return plan.num_parameters - round(share * (plan.num_parameters if job.share_of == "model" else plan.num_weights))
+
+    def client(self) -> Memory:
+        """Also its own model, loaded again."""
+        return with_own_model(self, super().client())
 
 
 class Spined(Tuned):
@@ -154,6 +166,23 @@ class Spined(Tuned):
     def checked(self) -> list[Moment]:
         """The adapter of all is checked on nothing."""
         return []
+
+    def result_parameters(self) -> int:
+        """Without the share that each device ends without."""
+        return smaller(self.model.plan, self.settings.of(FedSpineSettings))
+
+    def client(self) -> Memory:
+        """Also its own model, loaded again."""
+        return with_own_model(self, super().client())
+
+
+def with_own_model(work: Tuned, memory: Memory) -> Memory:
+    """A client that writes its own model, where it does, and loads it again beside the base that it trained on."""
+    job = work.settings.of(PersonalModelSettings)
+    if not job.keep_models:
+        return memory
+    own = Moment("loading its own model again", work.reloaded(work.result_parameters()).parts)
+    return Memory(memory.process, (*memory.moments, own.beside(work.weights())))
 
 
 class SubTuned(Tuned):

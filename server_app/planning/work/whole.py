@@ -6,7 +6,7 @@ from espalier.settings.llm_streamline import LlmStreamlineSettings
 from espalier.training.step_memory import whole_step_bytes
 from server_app.planning.memory import Memory, Moment
 from server_app.planning.streamed import FLOAT32, walk
-from server_app.planning.work.by_block import ByBlock
+from server_app.planning.work.by_block import ByBlock, smaller
 
 GRADIENT, MOMENTS = 1, 2
 """Numbers beside each that is trained."""
@@ -14,6 +14,10 @@ GRADIENT, MOMENTS = 1, 2
 
 class WholeGradient(ByBlock):
     """LLM-Pruner: the model in float32, and a gradient for each weight of its blocks."""
+
+    def result_parameters(self) -> int:
+        """Without the share that goes."""
+        return smaller(self.model.plan, self.settings.of(LlmPrunerSettings))
 
     def _gradient(self, windows: int, tokens: int) -> Moment:
         job, weights = self.settings.of(LlmPrunerSettings), self.model.plan.num_weights
@@ -47,6 +51,11 @@ class WholeGradient(ByBlock):
 
 class OneLayer(ByBlock):
     """LLM-Streamline: hidden states before and behind a stretch of blocks, and a block that is trained."""
+
+    def result_parameters(self) -> int:
+        """Fewer blocks."""
+        blocks = len(self.model.plan.blocks)
+        return self.sizes.parameters - self.settings.of(LlmStreamlineSettings).fewer_blocks(blocks) * self.sizes.largest_block
 
     def client(self) -> Memory:
         """The comparison of blocks, the walk to the stretch, and the training."""

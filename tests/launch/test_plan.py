@@ -1,0 +1,48 @@
+"""The words of ``espalier plan``, as they reach the app."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import espalier.launch.plan as of_plan
+from espalier.launch.command import main
+
+ROOT = str(Path(__file__).parents[2])
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
+    """What the app is asked for."""
+    found: list[tuple[str, dict[str, Any]]] = []
+
+    def note(_: Path, module: str, document: dict[str, Any]) -> int:
+        found.append((module, document))
+        return 0
+
+    monkeypatch.setattr(of_plan, "run_in_app", note)
+    return found
+
+
+def test_the_words_are_those_of_a_run(asked: list[tuple[str, dict[str, Any]]]) -> None:
+    assert main(["plan", "fedspallm", "num-clients=3", "--app", ROOT, "--teraflops", "2", "--measure"]) == 0
+    ((module, document),) = asked
+    assert module == "server_app.planning.command"
+    assert (document["run"]["method"], document["run"]["num-clients"]) == ("fedspallm", 3)
+    assert (document["teraflops"], document["megabits"], document["measure"]) == (2.0, 0.0, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--megabits", "-1"], "--megabits -1: must be greater than 0"),
+        (["fedprllm.sparsity=2"], "fedprllm.sparsity"),
+        (["no-such-preset"], "no-such-preset"),
+    ],
+)
+def test_wrong_words_are_told_before_anything_is_opened(
+    words: list[str], told: str, asked: list[tuple[str, dict[str, Any]]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", *words, "--app", ROOT]) == 2
+    assert told in capsys.readouterr().err
+    assert not asked
