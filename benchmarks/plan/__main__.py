@@ -49,7 +49,7 @@ OWN: Mapping[str, Mapping[str, Any]] = {
         "fedsoda.adapter-layers": 1,
     },
     "llm-streamline": {"federation.rounds": 2, "llm-streamline.steps": 2},
-    "fedspine": {"fedspine.allocation": "fixed"},
+    "fedspine": {"fedspine.allocation": "fixed", "lora.targets": "all"},
 }  # fmt: skip
 """Small runs of each method."""
 
