@@ -252,7 +252,7 @@ def test_a_decision_is_final(bench: Bench, time: Time) -> None:
         OneSite(bench).ask()
     listed_before = waiting(state(bench))
     assert decide(bench, refuse=[listed_before[0][1].id]) == 0
-    with pytest.raises(Mistake, match="was refused by .* which is final"):
+    with pytest.raises(Mistake, match=r"was refused by .* which is final"):
         list(decide_on(state(bench), listed_before, True))
     assert [entry["entry"] for entry in log_of(bench)] == ["held", "refused"]
     assert OneSite(bench).ask(attempt=2).header.status == "failed"
