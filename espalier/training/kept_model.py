@@ -8,6 +8,7 @@ Covers: a model that is lent again is as it was when it was loaded, whatever it 
 modules that a method puts into ``whole``, which it takes out itself.
 """
 
+import gc
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,5 +64,11 @@ def kept_model(
 
 
 def forget_model() -> None:
-    """Free the memory of the model that this thread keeps."""
-    _SHELF.kept = None
+    """Free the memory of the model that this thread keeps.
+
+    peft's modules and their hooks refer to each other, so that the collector alone frees them; else a client whose model changes,
+    as FedSpine's does, would hold the one before beside it.
+    """
+    if _SHELF.kept is not None:
+        _SHELF.kept = None
+        gc.collect()
