@@ -8,6 +8,7 @@ from espalier.settings.flap import FlapSettings
 from espalier.settings.slicegpt import SliceGptSettings
 from espalier.settings.structured import CutSettings
 from espalier.wire.plan import ModelPlan
+from pruning_kernels.compiled import WORTH_COMPILING
 from server_app.planning.memory import Memory, Moment, Process
 from server_app.planning.streamed import FLOAT32, FLOAT64, walk
 from server_app.planning.work.base import Work
@@ -19,8 +20,23 @@ INBOX_STRETCH = 8 * 1024 * 1024
 class ByBlock(Work):
     """A walk, something watched in each block, and an evaluation."""
 
-    CLIENT: Process = "client"
-    SERVER: Process = "server"
+    SELECTS = False
+    """Whether kernels select weights, or count votes."""
+
+    @property
+    def compiles(self) -> bool:
+        """Whether kernels are compiled: for large matrices alone."""
+        return self.SELECTS and self.sizes.largest_matrix >= WORTH_COMPILING
+
+    @property
+    def client_process(self) -> Process:
+        """Whose libraries a client has."""
+        return "pruning client" if self.compiles else "client"
+
+    @property
+    def server_process(self) -> Process:
+        """Whose libraries the server has."""
+        return "pruning server" if self.compiles else "server"
 
     def watched(self) -> Mapping[str, int]:
         """What is found out in a block, bytes by what it is."""
@@ -33,7 +49,7 @@ class ByBlock(Work):
     def client(self) -> Memory:
         """The walk over calibration windows, then over the evaluation's."""
         walked = walk(self.sizes, *self.windows, self.watched(), "calibrating,")
-        return Memory(self.CLIENT, (*walked, *self.evaluated, self.received()))
+        return Memory(self.client_process, (*walked, *self.evaluated, self.received()))
 
     def server(self, simulation: bool) -> Memory:
         """Folding, the export's check, and the evaluation; the baseline walks as a client does, over all windows."""
@@ -41,7 +57,7 @@ class ByBlock(Work):
         if simulation and self.settings.evaluation.centralized != "off":
             windows, tokens = self.windows
             moments += walk(self.sizes, windows * self.settings.num_clients, tokens, self.watched(), "pooled data,")
-        return Memory(self.SERVER, tuple(moments))
+        return Memory(self.server_process, tuple(moments))
 
     def folding(self) -> list[Moment]:
         """Moments of folding replies."""
@@ -61,7 +77,7 @@ class ByBlock(Work):
 class Masking(ByBlock):
     """FedPrLLM: a mask of a byte per weight until it is packed."""
 
-    CLIENT, SERVER = "pruning client", "pruning server"
+    SELECTS = True
 
     def watched(self) -> Mapping[str, int]:
         """Masks, and where SparseGPT's score is asked for, the grams of all inputs."""
@@ -80,7 +96,7 @@ class Masking(ByBlock):
 class KeptWeights(ByBlock):
     """FedSpaLLM: SparseGPT has the grams of a block, and the matrix that it solves."""
 
-    CLIENT, SERVER = "pruning client", "pruning server"
+    SELECTS = True
 
     def watched(self) -> Mapping[str, int]:
         """Grams and factors, the matrix in float32, and the masks and kept weights of the block."""
@@ -127,7 +143,7 @@ class Components(ByBlock):
         """Also the eigenvectors of one place, and the sliced model where it is evaluated."""
         found = super().client()
         rotated = [self._rotated()] if self.evaluated else []
-        return Memory(self.CLIENT, (*found.moments, self._eigenvectors(), *rotated))
+        return Memory(self.client_process, (*found.moments, self._eigenvectors(), *rotated))
 
     def folding(self) -> list[Moment]:
         """Moments of a place, pooled, and their eigenvectors; and what is made of the largest tensor when it is written."""
