@@ -66,8 +66,8 @@ def kept_model(
 def forget_model() -> None:
     """Free the memory of the model that this thread keeps.
 
-    peft's modules and their hooks refer to each other, so that the collector alone frees them; else a client whose model changes,
-    as FedSpine's does, would hold the one before beside it.
+    peft's modules and their hooks refer to each other, so that the collector alone frees them; else a client whose model
+    changes, as FedSpine's does, would hold the one before beside it.
     """
     if _SHELF.kept is not None:
         _SHELF.kept = None
