@@ -76,7 +76,7 @@ def measured(config: Mapping[str, Any], folder: Path) -> dict[str, float]:
     """Plan and run, and the figures of both."""
     given = {**config, "out-dir": str(folder / "runs")}
     plan = planned(given)
-    found = _in_a_fresh_process("benchmarks.plan.measure", json.dumps(given), str(folder))
+    found = _in_a_fresh_process("benchmarks.plan.measure", given, str(folder))
     sums = {way: sum(own[way] for own in found["bytes"].values()) for way in ("down", "up")}
     clients, server = found["clients"], found["server"]
     return plan | {
@@ -91,7 +91,7 @@ def measured(config: Mapping[str, Any], folder: Path) -> dict[str, float]:
 
 def planned(config: Mapping[str, Any]) -> dict[str, float]:
     """The plan's figures alone."""
-    return _in_a_fresh_process("benchmarks.plan.predict", json.dumps(config))
+    return _in_a_fresh_process("benchmarks.plan.predict", config)
 
 
 def again(rows: Rows, models: Mapping[str, str]) -> None:
@@ -104,8 +104,9 @@ def again(rows: Rows, models: Mapping[str, str]) -> None:
     rows.path.write_text("\n".join([",".join(KEYS + FIGURES), *lines, ""]))
 
 
-def _in_a_fresh_process(module: str, *arguments: str) -> dict[str, Any]:
-    done = subprocess.run([sys.executable, "-m", module, *arguments], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+def _in_a_fresh_process(module: str, config: Mapping[str, Any], *arguments: str) -> dict[str, Any]:
+    command = [sys.executable, "-m", module, *arguments]
+    done = subprocess.run(command, input=json.dumps(config), stdout=subprocess.PIPE, text=True, cwd=ROOT)
     if done.returncode:
         raise Mistake(f"{module} ended with {done.returncode}; see above\n{done.stdout[-2000:]}")
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

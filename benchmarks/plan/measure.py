@@ -1,4 +1,4 @@
-"""One run, measured; started in a fresh process: ``python -m benchmarks.plan.measure '{"method": ..., ...}' FOLDER``."""
+"""One run, whose flat configuration is on stdin, measured in a fresh process; its files are left in the folder that is named."""
 
 import json
 import sys
@@ -15,7 +15,7 @@ def main() -> None:
     """Run and print the figures as the last line."""
     from server_app.app import run_method
 
-    config, folder = json.loads(sys.argv[1]), Path(sys.argv[2])
+    config, folder = json.load(sys.stdin), Path(sys.argv[1])
     nodes = [{"partition-id": client, "num-partitions": config["num-clients"]} for client in range(config["num-clients"])]
     peaks = _peaks_by_event()
     with state_in(folder / "state"):

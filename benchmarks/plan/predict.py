@@ -1,4 +1,4 @@
-"""The plan of one run, in a fresh process: ``python -m benchmarks.plan.predict '{"method": ..., ...}'``."""
+"""The plan of one run, whose flat configuration is on stdin, in a fresh process."""
 
 import json
 import sys
@@ -15,7 +15,7 @@ from server_app.public_tests import public_tests
 
 def main() -> None:
     """Print the figures as one line."""
-    settings = parse(json.loads(sys.argv[1]), simulation=True)
+    settings = parse(json.load(sys.stdin), simulation=True)
     model = open_model(settings.model)
     plan = Plan(settings, model, public_tests(settings, model))
     speed = Speeds(measured_capability(set_up(settings, Path("."))) / 1000)
