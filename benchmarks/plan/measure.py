@@ -1,4 +1,4 @@
-"""One run, whose flat configuration is on stdin, measured in a fresh process; its files are left in the folder that is named."""
+"""One run, whose configuration is on stdin, measured in a fresh process; its files are left in the folder that is named."""
 
 import json
 import sys
