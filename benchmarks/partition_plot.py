@@ -14,7 +14,7 @@ from typing import get_args
 from espalier.corpora.partition import Kind, Partition
 from espalier.corpora.tasks.catalogue import TASKS, task_named
 from espalier.corpora.tasks.reading import read_items
-from espalier.corpora.tasks.sharing import share_of_items
+from espalier.corpora.tasks.sharing import shares_of_items
 from espalier.settings.mistakes import Mistake
 
 MOST_LABELS = 10
@@ -26,7 +26,7 @@ NO_LABEL = "items"
 def counts_per_client(partition: Partition, path: str, task: str) -> list[Counter[str]]:
     """Items of each client by label, with the rarer labels taken together."""
     items = list(read_items(task_named(task), path, "--file"))
-    shares = [share_of_items(partition, client, items) for client in range(partition.num_clients)]
+    shares = shares_of_items(partition, items)
     counts = [Counter(item.label or NO_LABEL for item in share) for share in shares]
     total: Counter[str] = sum(counts, Counter())
     shown = {label for label, _ in total.most_common(MOST_LABELS)}

@@ -21,11 +21,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What the study asks for."""
     parser.add_argument("--model", required=True, help="directory of a Hugging Face model, an encoder or a language model")
     parser.add_argument("--task", required=True, help="task.name of the settings, for instance sst2 or dolly")
-    parser.add_argument("--train", type=Path, help="records that are dealt out to the devices by class, alpha 0.5")
+    parser.add_argument("--train", type=Path, help="records that are dealt out to the devices by class")
+    parser.add_argument("--alpha", type=float, default=0.5, help="how evenly --train is dealt out: data.alpha")
     parser.add_argument("--clients", type=Path, help="directory of the devices' records, client_<number>.jsonl")
     parser.add_argument("--test", type=Path, required=True, help="records of the test items")
     parser.add_argument("--parts", nargs="+", choices=tasks.PARTS, default=["methods"])
     parser.add_argument("--shares", type=float, nargs="+", default=list(tasks.SHARES))
+    parser.add_argument("--only", nargs="+", help="of the parts' rows those of these models, for instance bandits schedule")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--steps", type=int, default=10, help="of a round")
@@ -72,12 +74,13 @@ def work(given: argparse.Namespace) -> None:
     rows = Rows(path.with_suffix(".csv"), tasks.KEYS, tasks.FIGURES, conditions)
     curves = Rows(path.with_name(f"{path.name}-curves.csv"), tasks.CURVE_KEYS, tasks.CURVE_FIGURES, conditions)
     bench = Bench(common, given.model, [], given.seeds, given.work.absolute())
-    tasks.measure(bench, rows, curves, list(tasks.cells(given.parts, given.shares, common)), metric)
+    wanted = [cell for cell in tasks.cells(given.parts, given.shares, common) if not given.only or cell.model in given.only]
+    tasks.measure(bench, rows, curves, wanted, metric)
     write_report(TITLE.format(given.task), found_in(rows, curves, metric), conditions, path)
 
 
 def _data(given: argparse.Namespace) -> dict[str, Any]:
-    dealt = {"data.partition": "dirichlet", "data.alpha": 0.5} if given.train else {}
+    dealt = {"data.partition": "dirichlet", "data.alpha": given.alpha} if given.train else {}
     return {"data.source": "jsonl", **dealt}
 
 

@@ -23,14 +23,16 @@ KEYS = ("seed", "fleet", "share", "model")
 FIGURES = ("score", "worst", "pruned", "seconds", "waiting", "megabytes_up", "megabytes_down")
 CURVE_KEYS, CURVE_FIGURES = (*KEYS, "round"), ("seconds", "score", "worst")
 DEVICES, FLEET, SHARES = 10, "high", (0.3, 0.5)
-SCHEDULE = "schedule"
-GRID = tuple(product((0.1, 0.2, 0.3, 0.4, 0.5), (2, 8, 32)))
+SCHEDULE, WHOLE = "schedule", "FedPETuning"
+GRID = tuple(product((0.1, 0.3, 0.5), (2, 8, 32)))
 """Fixed share and rank: each of the one with each of the other."""
 STEPS = (20, 40)
 """Of a round, as many in all as elsewhere (tau)."""
 FLEETS = ("low", "medium")
 MANY, MANY_ROUNDS, MANY_FLEET = 80, 5, "full"
-PARTS = ("methods", "grid", "steps", "fleets", "many")
+ALPHAS = (1.0, 0.1)
+"""Other distributions of the classes."""
+PARTS = ("methods", "grid", "steps", "fleets", "many", "alphas")
 MEGA = 1e6
 
 
@@ -69,6 +71,11 @@ def cells(parts: Sequence[str], shares: Sequence[float], common: Mapping[str, An
             yield from _unpruned(fleet)
             for name in (BANDIT, SCHEDULE):
                 yield _pruned(fleet, shares[-1], name, CHOICES[name])
+    if "alphas" in parts:
+        for alpha in ALPHAS:
+            yield Cell(FLEET, 0.0, f"{WHOLE}, alpha {alpha:g}", {**UNPRUNED[WHOLE], "data.alpha": alpha})
+            for name in (BANDIT, SCHEDULE):
+                yield _pruned(FLEET, shares[-1], f"{name}, alpha {alpha:g}", {**CHOICES[name], "data.alpha": alpha})
     if "many" in parts:
         for name in (BANDIT, SCHEDULE):
             varied = {"num-clients": MANY, "federation.rounds": MANY_ROUNDS, "evaluation.every": MANY_ROUNDS}
@@ -102,7 +109,8 @@ def measure(bench: Bench, rows: Rows, curves: Rows, wanted: Sequence[Cell], metr
             continue
         varied = {"num-clients": DEVICES, **cell.changes, "seed": seed}
         flat = {**bench.common, **varied}
-        run = bench.run(f"{seed}-{cell.fleet}-{cell.share:g}-{cell.model.replace('/', '')}", varied)
+        fleet = f"{cell.fleet}-" if cell.share else ""  # what does not prune does not know of one
+        run = bench.run(f"{seed}-{fleet}{cell.share:g}-{cell.model.replace('/', '')}", varied)
         looks = json.loads((run / "rounds.json").read_text())["rounds"]
         for row in _curve(looks, flat, cell, metric):
             if curves.missing(iter([{**cell.key(seed), "round": row["round"]}])):
@@ -136,10 +144,6 @@ def own_scores(look: Mapping[str, Any], metric: str) -> list[float]:
 def worst(scores: Sequence[float], metric: str) -> float:
     """Of losses the largest, of accuracies the smallest."""
     return max(scores) if metric == "loss" else min(scores)
-
-
-def _of_shared(flat: Mapping[str, Any], cell: Cell) -> dict[str, float | None]:
-    return {"pruned": None, "waiting": waiting_of_shared(parse(flat), fleet_named(cell.fleet))}
 
 
 def _of_devices(run: Path, document: Mapping[str, Any]) -> dict[str, float | None]:

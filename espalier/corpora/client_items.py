@@ -2,6 +2,8 @@
 
 import re
 from collections.abc import Iterable
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from espalier.corpora.client_text import LEAST_PREDICTIONS, own_file
@@ -12,7 +14,7 @@ from espalier.corpora.tasks.catalogue import task_named
 from espalier.corpora.tasks.item import Item
 from espalier.corpora.tasks.reading import read_hub_items, read_items
 from espalier.corpora.tasks.scored_items import ScoredItems, class_items, scored_items
-from espalier.corpora.tasks.sharing import share_of_items, split_items
+from espalier.corpora.tasks.sharing import shares_of_items, split_items
 from espalier.corpora.tasks.task import Task
 from espalier.settings.mistakes import Mistake
 from espalier.settings.node import NodeSettings
@@ -49,7 +51,7 @@ def client_items(settings: RunSettings, node: NodeSettings, client: int) -> tupl
         own = read_items(task, own_file(data.path, client, settings.num_clients))
     else:
         deal = Partition(data.partition, settings.num_clients, data.alpha, settings.seed)
-        own = share_of_items(deal, client, _shared(settings, task))
+        own = _dealt(settings, task, deal)[client]
     train, held_out = split_items(own)
     if not train:
         raise Mistake(
@@ -58,11 +60,23 @@ def client_items(settings: RunSettings, node: NodeSettings, client: int) -> tupl
     return train, held_out
 
 
-def _shared(settings: RunSettings, task: Task) -> Iterable[Item]:
-    """The one body of items that simulated clients share."""
+def _dealt(settings: RunSettings, task: Task, deal: Partition) -> list[list[Item]]:
+    """The one body of items that simulated clients share, by client."""
     if settings.data.source == "hub":
-        return read_hub_items(task, _training_split(settings, task), settings.data.path, settings.data.hub_config)
-    return read_items(task, settings.data.path)
+        items = read_hub_items(task, _training_split(settings, task), settings.data.path, settings.data.hub_config)
+        return shares_of_items(deal, items)
+    try:
+        found = Path(settings.data.path).stat()
+    except OSError:  # reading says what is wrong
+        return shares_of_items(deal, read_items(task, settings.data.path))
+    version = found.st_ino, found.st_size, found.st_mtime_ns
+    return _dealt_file(deal, task.name, settings.data.path, version)
+
+
+@lru_cache(maxsize=1)
+def _dealt_file(deal: Partition, task: str, path: str, version: tuple[int, ...]) -> list[list[Item]]:
+    """A file's items by client; the simulated clients of a process read it once, as long as it stays the same ``version``."""
+    return shares_of_items(deal, read_items(task_named(task), path))
 
 
 def _training_split(settings: RunSettings, task: Task) -> str:

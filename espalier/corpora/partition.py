@@ -46,14 +46,22 @@ class Partition:
     seed: int
 
     def share_of(self, client: int, records: Iterable[L]) -> list[L]:
-        """The records of one client, in their order; the shares of all clients are disjoint and complete."""
-        records = list(records)
+        """The records of one client, in their order."""
+        return self.shares(records)[client]
+
+    def shares(self, records: Iterable[L]) -> list[list[L]]:
+        """The records of each client, in their order; the shares of all clients are disjoint and complete."""
+        records, dealt = list(records), [list[L]() for _ in range(self.num_clients)]
         if self.kind == "by-field":
             labels = sorted({record.label for record in records})
-            mine = {label for place, label in enumerate(labels) if place % self.num_clients == client}
-            return [record for record in records if record.label in mine]
+            owners = {label: place % self.num_clients for place, label in enumerate(labels)}
+            for record in records:
+                dealt[owners[record.label]].append(record)
+            return dealt
         ends = {label: self._ends(label) for label in {record.label for record in records}}
-        return [record for record in records if _owner(record, ends[record.label]) == client]
+        for record in records:
+            dealt[_owner(record, ends[record.label])].append(record)
+        return dealt
 
     def chooser(
         self, client: int, labels: Iterable[str]

@@ -55,7 +55,7 @@ def test_a_row_is_what_its_run_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert float(own["score"]) == pytest.approx(fmean(last["scores"]["acc"].values()), rel=1e-5)
     assert float(own["worst"]) == pytest.approx(min(last["scores"]["acc"].values()), rel=1e-5)
     assert float(own["seconds"]) == pytest.approx(json.loads((run / "summary.json").read_text())["virtual_seconds"], rel=1e-5)
-    (shared,) = (tmp_path / "runs" / "0-high-0-FedPETuning" / "runs").iterdir()
+    (shared,) = (tmp_path / "runs" / "0-0-FedPETuning" / "runs").iterdir()
     settings, fleet = parse(json.loads((shared / "run.json").read_text())["settings"]), fleet_of("high")
     assert fleet is not None
     own = dict(zip(names, found["FedPETuning"].split(","), strict=True))

@@ -37,8 +37,8 @@ def distinct(items: Iterable[Item]) -> list[Item]:
     return list(seen.values())
 
 
-def share_of_items(partition: Partition, client: int, items: Iterable[Item]) -> list[Item]:
-    """One client's items, each once; the shares of all clients are disjoint and complete.
+def shares_of_items(partition: Partition, items: Iterable[Item]) -> list[list[Item]]:
+    """Each client's items, each once; the shares of all clients are disjoint and complete.
 
     Raises
     ------
@@ -51,4 +51,4 @@ def share_of_items(partition: Partition, client: int, items: Iterable[Item]) -> 
             f"data.partition = {partition.kind!r}: the task has records without a label; choose 'iid' or 'quantity', or give "
             "each record its label"
         )
-    return partition.share_of(client, items)
+    return partition.shares(items)

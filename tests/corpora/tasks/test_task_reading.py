@@ -128,7 +128,7 @@ def test_a_dataset_that_is_not_there_is_a_mistake(dataset: str) -> None:
         list(read_hub_items(TASKS["sst2"], "train", f"{dataset}/nowhere"))
 
 
-def hub_run(**changes: str) -> RunSettings:
+def hub_run(**changes: Any) -> RunSettings:
     """A run on sst2 of the hub, some keys changed; two underscores are a dot, one is a hyphen."""
     given = {key.replace("__", ".").replace("_", "-"): value for key, value in changes.items()}
     return parse({"method": "fedpetuning", "task.name": "sst2", "data.source": "hub"} | given)
@@ -177,3 +177,25 @@ def test_clients_train_on_the_tasks_own_split_unless_the_run_names_one(
     hub = TASKS[task].hub
     own = "auxiliary_train" if task == "mmlu" else "train"
     assert asked == [(hub.name, hub.config or None, named or own)]
+
+
+def test_simulated_clients_of_a_process_read_their_file_once_until_it_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = [f"{SECRET} number {n}" for n in range(60)]
+    path = write(tmp_path, *({"sentence": word, "label": 0} for word in words[:40]))
+    settings = hub_run(data__source="jsonl", data__path=path, num_clients=3)
+    read: list[str] = []
+    monkeypatch.setattr(
+        "espalier.corpora.client_items.read_items", lambda task, path: read.append(path) or read_items(task, path)
+    )
+
+    def of_all() -> list[str]:
+        own = [client_items(settings, simulated_node(), client) for client in range(3)]
+        return sorted(item.texts[0] for parts in own for part in parts for item in part)
+
+    assert of_all() == of_all() == sorted(words[:40])
+    assert read == [path]
+    write(tmp_path, *({"sentence": word, "label": 0} for word in words))
+    assert of_all() == sorted(words)
+    assert read == [path, path]

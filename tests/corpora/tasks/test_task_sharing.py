@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from espalier.corpora.partition import Kind, Partition
 from espalier.corpora.tasks.item import Item
-from espalier.corpora.tasks.sharing import share_of_items, split_items
+from espalier.corpora.tasks.sharing import shares_of_items, split_items
 from espalier.settings.mistakes import Mistake
 
 KINDS: tuple[Kind, ...] = ("iid", "by-field", "dirichlet", "quantity")
@@ -38,15 +38,14 @@ def test_a_question_with_another_answer_stays_on_its_side() -> None:
 @given(st.sampled_from(KINDS), st.integers(1, 7), st.integers(0, 3))
 def test_shares_are_disjoint_and_complete_in_any_order(kind: Kind, clients: int, seed: int) -> None:
     partition = Partition(kind, clients, 0.5, seed)
-    shares = [share_of_items(partition, client, [*ITEMS, *ITEMS[:50]]) for client in range(clients)]
+    shares = shares_of_items(partition, [*ITEMS, *ITEMS[:50]])
+    assert len(shares) == clients
     assert Counter(item for share in shares for item in share) == Counter(ITEMS)
-    assert [set(share) for share in shares] == [
-        set(share_of_items(partition, client, reversed(ITEMS))) for client in range(clients)
-    ]
+    assert [set(share) for share in shares] == [set(share) for share in shares_of_items(partition, reversed(ITEMS))]
 
 
 def test_by_field_gives_whole_labels() -> None:
-    labels = [{item.label for item in share_of_items(Partition("by-field", 2, 1.0, 0), client, ITEMS)} for client in range(2)]
+    labels = [{item.label for item in share} for share in shares_of_items(Partition("by-field", 2, 1.0, 0), ITEMS)]
     assert labels == [{"wood-0", "wood-2"}, {"wood-1"}]
 
 
@@ -54,5 +53,5 @@ def test_by_field_gives_whole_labels() -> None:
 def test_items_without_labels_are_not_dealt_out_by_label(kind: Kind) -> None:
     bare = [Item(("Which?",), ("#### 4",), 0)]
     with pytest.raises(Mistake, match=f"data.partition = '{kind}': the task has records without a label; choose 'iid'"):
-        share_of_items(Partition(kind, 2, 0.5, 0), 0, bare)
-    assert sum(len(share_of_items(Partition("quantity", 2, 0.5, 0), client, bare)) for client in range(2)) == 1
+        shares_of_items(Partition(kind, 2, 0.5, 0), bare)
+    assert sum(map(len, shares_of_items(Partition("quantity", 2, 0.5, 0), bare))) == 1
