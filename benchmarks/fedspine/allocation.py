@@ -42,8 +42,8 @@ CHOICES: dict[str, dict[str, Any]] = {
     "schedule, zero-fill": {"fedspine.allocation": "fixed", "fedspine.aggregation": "zero-fill"},
 }
 """Settings of FedSpine by name."""
-UNPRUNED = {
-    "FedPETuning": {"method": "fedpetuning"},
+UNPRUNED: dict[str, dict[str, Any]] = {
+    "FedPETuning": {"method": "fedpetuning", "lora.merge": True},
     "HetLoRA": {"method": "hetlora", "hetlora.ranks": "8,8,8,4,4,4,2,2,2,2"},
 }
 """LoRA of the whole model, for the perplexity that pruning costs; ranks by what the fleet's devices can do."""

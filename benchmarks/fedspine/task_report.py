@@ -7,11 +7,12 @@ from statistics import fmean, stdev
 from typing import Any
 
 from benchmarks.fedspallm.rows import Row, Rows
+from benchmarks.fedspine import cuts
 from benchmarks.fedspine.allocation import BANDIT, CHOICES, UNPRUNED
 from benchmarks.fedspine.tasks import FLEET, GRID, SCHEDULE
 from benchmarks.paired import Pair, paired_table
 
-METHODS = (*UNPRUNED, *CHOICES)
+METHODS = (*UNPRUNED, *CHOICES, cuts.FIRST, *cuts.LAST)
 UNPRUNED_SHARE = "0.0"
 
 

@@ -27,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--test", type=Path, required=True, help="records of the test items")
     parser.add_argument("--parts", nargs="+", choices=tasks.PARTS, default=["methods"])
     parser.add_argument("--shares", type=float, nargs="+", default=list(tasks.SHARES))
+    parser.add_argument("--calibration", type=Path, help="public text for what LLM-Pruner cuts (--parts cuts)")
     parser.add_argument("--only", nargs="+", help="of the parts' rows those of these models, for instance bandits schedule")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--rounds", type=int, default=20)
@@ -75,7 +76,9 @@ def work(given: argparse.Namespace) -> None:
     curves = Rows(path.with_name(f"{path.name}-curves.csv"), tasks.CURVE_KEYS, tasks.CURVE_FIGURES, conditions)
     bench = Bench(common, given.model, [], given.seeds, given.work.absolute())
     wanted = [cell for cell in tasks.cells(given.parts, given.shares, common) if not given.only or cell.model in given.only]
-    tasks.measure(bench, rows, curves, wanted, metric)
+    if any(cell.cut for cell in wanted) and not (given.calibration and given.calibration.is_file()):
+        raise Mistake("tasks: --parts cuts needs --calibration FILE, public text for LLM-Pruner; name one")
+    tasks.measure(bench, rows, curves, wanted, metric, given.calibration)
     write_report(TITLE.format(given.task), found_in(rows, curves, metric), conditions, path)
 
 

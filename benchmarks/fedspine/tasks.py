@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal
 
 from benchmarks.fedspallm.rows import Rows
+from benchmarks.fedspine import cuts
 from benchmarks.fedspine.allocation import BANDIT, CHOICES, UNPRUNED
 from benchmarks.fedspine.curves import fleet_named, seconds_of_shared, waiting_of_shared
 from benchmarks.smaller.bench import Bench
@@ -32,7 +33,7 @@ FLEETS = ("low", "medium")
 MANY, MANY_ROUNDS, MANY_FLEET = 80, 5, "full"
 ALPHAS = (1.0, 0.1)
 """Other distributions of the classes."""
-PARTS = ("methods", "grid", "steps", "fleets", "many", "alphas")
+PARTS = ("methods", "cuts", "grid", "steps", "fleets", "many", "alphas")
 MEGA = 1e6
 
 
@@ -45,6 +46,8 @@ class Cell:
     """0: nothing is pruned."""
     model: str
     changes: Mapping[str, Any]
+    cut: Literal["", "first", "last"] = ""
+    """When LLM-Pruner cuts the model that all share, if it does."""
 
     def key(self, seed: int) -> dict[str, Any]:
         """Its row's."""
@@ -57,6 +60,10 @@ def cells(parts: Sequence[str], shares: Sequence[float], common: Mapping[str, An
         yield from _unpruned(FLEET)
         for share, name in product(shares, CHOICES):
             yield _pruned(FLEET, share, name, CHOICES[name])
+    if "cuts" in parts:
+        for share in shares:
+            yield Cell(FLEET, share, cuts.FIRST, UNPRUNED[WHOLE], "first")
+            yield from (Cell(FLEET, share, name, UNPRUNED[WHOLE], "last") for name in cuts.LAST)
     if "grid" in parts:
         for share, rank in GRID:
             yield _pruned(FLEET, share, f"{SCHEDULE}, rank {rank}", {**CHOICES[SCHEDULE], "fedspine.rank": rank, **_wide(rank)})
@@ -102,19 +109,23 @@ def _wide(rank: int) -> dict[str, Any]:
     return {"lora.rank": rank, "lora.alpha": 2.0 * rank} if rank > 8 else {}
 
 
-def measure(bench: Bench, rows: Rows, curves: Rows, wanted: Sequence[Cell], metric: str) -> None:
-    """Do the runs that are missing, and write down what they came to."""
+def measure(
+    bench: Bench, rows: Rows, curves: Rows, wanted: Sequence[Cell], metric: str, calibration: Path | None = None
+) -> None:
+    """Do the runs that are missing, and write down what they came to; what is cut by LLM-Pruner needs text for calibration."""
     for seed, cell in product(bench.seeds, wanted):
         if not rows.missing(iter([cell.key(seed)])):
             continue
         varied = {"num-clients": DEVICES, **cell.changes, "seed": seed}
+        if cell.cut == "first":
+            assert calibration is not None
+            varied["model"] = str(cuts.cut_model(bench, calibration, cell.share, seed) / "model")
         flat = {**bench.common, **varied}
-        fleet = f"{cell.fleet}-" if cell.share else ""  # what does not prune does not know of one
-        run = bench.run(f"{seed}-{fleet}{cell.share:g}-{cell.model.replace('/', '')}", varied)
+        run = bench.run(_folder(seed, cell), varied)
         looks = json.loads((run / "rounds.json").read_text())["rounds"]
         for row in _curve(looks, flat, cell, metric):
-            if curves.missing(iter([{**cell.key(seed), "round": row["round"]}])):
-                curves.add({**cell.key(seed), "round": row.pop("round")}, **row)
+            if cell.cut != "last" and curves.missing(iter([{**cell.key(seed), "round": row["round"]}])):
+                curves.add({**cell.key(seed), "round": row["round"]}, **{name: row[name] for name in CURVE_FIGURES})
         document = json.loads((run / "summary.json").read_text())
         of_devices = _of_devices(run, document) or {
             "pruned": None,
@@ -123,8 +134,20 @@ def measure(bench: Bench, rows: Rows, curves: Rows, wanted: Sequence[Cell], metr
         clients = len(document["clients"])
         figures = {f"megabytes_{way}": document[f"bytes_{way}"] / clients / MEGA for way in ("up", "down")}
         last = own_scores(looks[-1], metric)
+        if cell.cut == "last":
+            assert calibration is not None
+            cut = cuts.cut_model(bench, calibration, cell.share, seed, cell.model, run / "model")
+            last = [cuts.score_of(bench, cut / "model", metric)]
         own = {"seconds": row["seconds"], **of_devices, **figures}
         rows.add(cell.key(seed), score=fmean(last), worst=worst(last, metric), **own)
+
+
+def _folder(seed: int, cell: Cell) -> str:
+    """Where a run is kept; what does not prune does not know of a fleet, and what is cut last was one of those before."""
+    if cell.cut == "last":
+        return f"{seed}-0-{WHOLE}"
+    fleet = f"{cell.fleet}-" if cell.share else ""
+    return f"{seed}-{fleet}{cell.share:g}-{cell.model.replace('/', '')}"
 
 
 def _curve(looks: Sequence[Mapping[str, Any]], flat: Mapping[str, Any], cell: Cell, metric: str) -> Iterator[dict[str, Any]]:

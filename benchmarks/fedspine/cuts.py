@@ -1,0 +1,45 @@
+"""Baselines that cut one smaller model for all, with LLM-Pruner on public text: before LoRA's rounds, or when they are over.
+
+They are of language models alone: LLM-Pruner's scores are gradients of the loss of the next token.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.fedspine.allocation import CUT_FIRST, CUTS_LAST, PRUNED_FIRST
+from benchmarks.smaller.bench import Bench
+from espalier.evaluation.scores import score
+from espalier.modeling.computing import Computing
+from espalier.modeling.opened import open_model
+from espalier.modeling.whole import load_whole
+from espalier.settings.run import parse
+from server_app.public_tests import public_tests
+
+FIRST = PRUNED_FIRST
+LAST: Mapping[str, tuple[str, Mapping[str, Any]]] = CUTS_LAST
+WINDOW_TOKENS = 128
+
+
+def cut_model(bench: Bench, calibration: Path, share: float, seed: int, last: str = "", model: Path | None = None) -> Path:
+    """The directory of the run that cut a share of the model, or of a ``model`` that was tuned; ``last`` names how."""
+    name, how = LAST[last] if last else ("LLM-Pruner", CUT_FIRST)
+    text = {"task.name": "text", "task.test-path": "", "data.source": "text", "data.partition": "iid"}
+    own = {"seed": seed, "llm-pruner.share": share, "data.window-tokens": WINDOW_TOKENS, "data.path": str(calibration)}
+    chosen = {"model": str(model)} if model else {}
+    common = {key: value for key, value in bench.common.items() if key.split(".")[0] not in ("training", "lora", "task", "federation")}
+    rest = Bench({**common, "evaluation.every": 0}, bench.model, bench.private, bench.seeds, bench.work)
+    return rest.run(f"{seed}-{share:g}-{name}", {**text, **how, **own, **chosen, "num-clients": bench.common["num-clients"]})
+
+
+def score_of(bench: Bench, directory: Path, metric: str) -> float:
+    """What a model that was cut reaches on the task's items."""
+    settings = parse({**bench.common, "method": "fedpetuning", "model": str(directory)})
+    model = open_model(settings.model)
+    tests = public_tests(settings, model)
+    assert tests.encoded is not None
+    device = torch.device("cpu")
+    whole = load_whole(model, Computing(device, torch.float32, settings.threads), "float32")
+    return score(whole, tests.encoded, False, settings.training.batch_size, device)[metric]
