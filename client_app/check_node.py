@@ -2,8 +2,8 @@
 
 It goes through all that the node would read, and prints what it found; while that takes long, how far it is.
 Covers: what is found is shown on this terminal alone.
-Does not cover: whether the SuperLink can be reached, and whether the server has the same program and model; their hashes are
-shown, to compare.
+Does not cover: the memory that the work takes, which the plan of a run says; whether the SuperLink can be reached, and whether
+the server has the same program and model; their hashes are shown, to compare.
 """
 
 import sys
@@ -87,5 +87,4 @@ def main(given: Mapping[str, Any]) -> int:
     except Mistake as mistake:
         print(f"espalier: {mistake}", file=sys.stderr)
         return 2
-    print(f"\nThe node can take part in such a run (method {given['run'].get('method', 'fedprllm')}).")
     return 0

@@ -1,7 +1,8 @@
 """What ``espalier check-node`` tells of a node beside its files: what it would accept, its disk and device, what it would send.
 
 Covers: figures of this machine and of the run's contracts; they are shown on this terminal alone.
-Does not cover: the memory that the work takes; what others will write on the same disk meanwhile.
+Does not cover: the memory that the work takes (``server_app/planning/client_memory.py`` says it); what others will write on
+the same disk meanwhile.
 """
 
 import os
@@ -13,6 +14,7 @@ from pathlib import Path
 
 from client_app.limits import amounts, runs_answered
 from client_app.site import Site
+from espalier.modeling.machine_memory import machine_memory
 from espalier.settings.mistakes import Mistake
 from espalier.settings.node import MOST
 from espalier.storage.private import ROUNDS_KEPT
@@ -57,23 +59,13 @@ def device(site: Site) -> Iterator[str]:
     """
     computing = site.computing
     yield f"on {computing.device.type}, {computing.threads} threads of {os.cpu_count()} processors"
-    total, free = memory()
+    total, free = machine_memory()
     yield f"memory of this machine {_large(total)}, {_large(free)} available"
     if computing.device.type == "cuda":
         import torch
 
         found, (free, total) = torch.cuda.get_device_properties(computing.device), torch.cuda.mem_get_info(computing.device)
         yield f"{found.name}, memory {_large(total)}, {_large(free)} free"
-
-
-def memory() -> tuple[int, int]:
-    """Bytes of memory of this machine, and how many of them are available to a new process."""
-    page = os.sysconf("SC_PAGE_SIZE")
-    total, free = page * os.sysconf("SC_PHYS_PAGES"), page * os.sysconf("SC_AVPHYS_PAGES")
-    for line in Path("/proc/meminfo").read_text().splitlines() if Path("/proc/meminfo").exists() else ():
-        if line.startswith("MemAvailable:"):
-            free = 1024 * int(line.split()[1])
-    return total, free
 
 
 def disk(folder: Path, site: Site, outlook: Outlook) -> Iterator[str]:

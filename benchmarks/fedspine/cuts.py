@@ -21,6 +21,8 @@ from server_app.public_tests import public_tests
 FIRST = PRUNED_FIRST
 LAST: Mapping[str, tuple[str, Mapping[str, Any]]] = CUTS_LAST
 WINDOW_TOKENS = 128
+OF_TUNING = ("training", "lora", "task", "federation")
+"""Tables of settings that a cut has no use for."""
 
 
 def cut_model(bench: Bench, calibration: Path, share: float, seed: int, last: str = "", model: Path | None = None) -> Path:
@@ -29,7 +31,7 @@ def cut_model(bench: Bench, calibration: Path, share: float, seed: int, last: st
     text = {"task.name": "text", "task.test-path": "", "data.source": "text", "data.partition": "iid"}
     own = {"seed": seed, "llm-pruner.share": share, "data.window-tokens": WINDOW_TOKENS, "data.path": str(calibration)}
     chosen = {"model": str(model)} if model else {}
-    common = {key: value for key, value in bench.common.items() if key.split(".")[0] not in ("training", "lora", "task", "federation")}
+    common = {key: value for key, value in bench.common.items() if key.split(".")[0] not in OF_TUNING}
     rest = Bench({**common, "evaluation.every": 0}, bench.model, bench.private, bench.seeds, bench.work)
     return rest.run(f"{seed}-{share:g}-{name}", {**text, **how, **own, **chosen, "num-clients": bench.common["num-clients"]})
 

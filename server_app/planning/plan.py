@@ -72,13 +72,13 @@ class Plan:
         least, usual, most = map(self.traffic.total, CASES)
         traffic, clients = self.traffic, range(self.settings.num_clients)
         per_client = max(traffic.of_client(client).up + traffic.of_client(client).down for client in clients)
-        total = f"{_size(usual.up + usual.down)} in all"
+        total = f"{as_size(usual.up + usual.down)} in all"
         if self.traffic.open_questions:
-            total += f" ({_size(least.up + least.down)} to {_size(most.up + most.down)})"
-        client, server = _size(sum(self.disk.client.values())), _size(sum(self.disk.server.values()))
-        memory = f"about {_size(self.client.peak)} per client and {_size(self.server.peak)} of the server"
+            total += f" ({as_size(least.up + least.down)} to {as_size(most.up + most.down)})"
+        client, server = as_size(sum(self.disk.client.values())), as_size(sum(self.disk.server.values()))
+        memory = f"about {as_size(self.client.peak)} per client and {as_size(self.server.peak)} of the server"
         return [
-            f"planned      messages: {_size(per_client)} per client, {total}",
+            f"planned      messages: {as_size(per_client)} per client, {total}",
             f"planned      memory: {memory}; disk: {client} per client and {server} of the server",
         ]
 
@@ -96,14 +96,14 @@ class Plan:
     def _bytes(self) -> list[str]:
         rows = [("round", "message", "down", "up", "messages")]
         for (server_round, kind), one in self._shortened():
-            rows.append((server_round, kind, _size(one[0]), _size(one[1]), str(one[2])))
+            rows.append((server_round, kind, as_size(one[0]), as_size(one[1]), str(one[2])))
         lines = ["Bytes of one client (client 0), by round", *_table(rows)]
         for case in CASES if self.traffic.open_questions else CASES[1:2]:
             own, total = self.traffic.of_client(0, case), self.traffic.total(case)
             name = "" if not self.traffic.open_questions else f", {case}"
             lines.append(
-                f"in all{name}: {_size(own.down)} down and {_size(own.up)} up per client, {_size(total.down)} and "
-                f"{_size(total.up)} at the server in {total.messages} requests; largest message {_size(total.largest)}"
+                f"in all{name}: {as_size(own.down)} down and {as_size(own.up)} up per client, {as_size(total.down)} and "
+                f"{as_size(total.up)} at the server in {total.messages} requests; largest message {as_size(total.largest)}"
             )
         if self.traffic.open_questions:
             lines.append(f"left open: {self.traffic.open_questions}")
@@ -130,18 +130,18 @@ class Plan:
         known += [("the SuperLink", superlink(largest)), ("a SuperNode", supernode(largest))]
         lines = ["Memory, resident at its peak (libraries: measured constants; the rest: from shapes)"]
         for who, memory in known:
-            parts = ", ".join(f"{name} {_size(size)}" for name, size in memory.largest.parts.items() if size)
+            parts = ", ".join(f"{name} {as_size(size)}" for name, size in memory.largest.parts.items() if size)
             lines.append(
-                f"  {who:<14} {_size(memory.peak):>9}: libraries {_size(memory.libraries)}; {memory.largest.name}: {parts}"
+                f"  {who:<14} {as_size(memory.peak):>9}: libraries {as_size(memory.libraries)}; {memory.largest.name}: {parts}"
             )
         return lines
 
     def _disk(self) -> list[str]:
         disk, lines = self.disk, ["Disk, at its fullest"]
         for who, parts in (("a client", disk.client), ("the server", disk.server)):
-            told = ", ".join(f"{name} {_size(size)}" for name, size in parts.items() if size)
-            lines.append(f"  {who:<14} {_size(sum(parts.values())):>9}: {told}")
-        return [*lines, f"  {'the SuperLink':<14} {_size(disk.superlink):>9}: messages under way"]
+            told = ", ".join(f"{name} {as_size(size)}" for name, size in parts.items() if size)
+            lines.append(f"  {who:<14} {as_size(sum(parts.values())):>9}: {told}")
+        return [*lines, f"  {'the SuperLink':<14} {as_size(disk.superlink):>9}: messages under way"]
 
     def _time(self, speeds: Speeds) -> list[str]:
         found = self.seconds_of_round(0, speeds)
@@ -162,7 +162,7 @@ def _alike(one: Sequence[tuple[str, int, int, int]], other: Sequence[tuple[str, 
     return list(one) == list(other)
 
 
-def _size(num_bytes: float) -> str:
+def as_size(num_bytes: float) -> str:
     """Bytes for people, in powers of 1000."""
     for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if num_bytes >= scale:
