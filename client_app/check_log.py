@@ -11,6 +11,7 @@ from typing import Any
 
 from espalier.settings.mistakes import Mistake
 from espalier.storage.chain_check import Checked, chain_check
+from espalier.wire.printable import without_control
 
 FOLDER = "egress"
 KINDS = {"reply": ("reply", "replies"), "held": ("held",) * 2, "released": ("released",) * 2, "refused": ("refused",) * 2}
@@ -37,6 +38,8 @@ def logs_of(where: Path) -> list[Path]:
 def described(path: Path, checked: Checked) -> Iterator[str]:
     """What was found in a log, a line each."""
     yield str(path)
+    if is_renamed(path, checked):
+        yield "  RENAMED  is of another run or site than its name says: somebody moved it here"
     if checked.origin is not None:
         yield f"  run {checked.origin['lineage']}, site {checked.origin['site']}"
         counts = [f"{number} {KINDS.get(kind, (kind,) * 2)[number != 1]}" for kind, number in sorted(checked.kinds.items())]
@@ -55,6 +58,16 @@ def described(path: Path, checked: Checked) -> Iterator[str]:
         yield "  EMPTY    there is no entry"
 
 
+def is_renamed(path: Path, checked: Checked) -> bool:
+    """Whether a log stands where another run's or site's belongs; one that was copied elsewhere may be called as one likes."""
+    return checked.origin is not None and path.parent.name == FOLDER and path.stem != "-".join(checked.origin.values())
+
+
+def shown(line: str) -> str:
+    """A line without control characters, of which a log that somebody wrote may be full."""
+    return without_control(line, keep="")
+
+
 def main(given: Mapping[str, Any]) -> int:
     """Check logs; 0 if all are whole, 1 if one is broken or lacks a noted hash, 2 if one has no chain or is not read."""
     wanted: Sequence[str] = given["heads"]
@@ -62,11 +75,11 @@ def main(given: Mapping[str, Any]) -> int:
     try:
         for path in logs_of(Path(given["where"]).expanduser()):
             checked = chain_check(path, wanted)
-            print("\n".join(described(path, checked)), flush=True)
+            print("\n".join(map(shown, described(path, checked))), flush=True)
             for head, number in checked.seen.items():
                 missing.discard(head)
                 print(f"  the noted hash is that of entry {number} of {checked.entries}: nothing up to it is missing")
-            code = BROKEN if checked.fault else code or (0 if checked.entries else UNKNOWN)
+            code = BROKEN if checked.fault or is_renamed(path, checked) else code or (0 if checked.entries else UNKNOWN)
     except Mistake as mistake:
         print(f"espalier: {mistake}", file=sys.stderr)
         return UNKNOWN

@@ -1,7 +1,8 @@
 """What a site's owner allows a run: methods, sizes, and how many runs. Asked at enrolment, and again before every work.
 
 Covers: a run whose settings ask for more than the site's limits is refused before anything is opened, with the key and both
-numbers; so is a run that is one too many among those of which the site keeps state (``keep-days``).
+numbers; so is a run that is one too many among those of which the site keeps state (``keep-days``), and one in which others
+could say the site's name (``require-site-keys``).
 Does not cover: how much is asked within the limits, or a node whose owner removes its state, which forgets its runs.
 """
 
@@ -28,6 +29,8 @@ def require_allowed(site: Site, header: Header) -> None:
             lines.append(f"{limit.replace('_', '-')} = {most}: {asked} = {amount}")
     if _is_one_run_too_many(site, header.lineage):
         lines.append(f"most-runs = {site.node.most('most_runs')}: so many runs were answered within keep-days")
+    if site.node.require_site_keys and not site.settings.site_keys:
+        lines.append("require-site-keys: anybody could say this site's name in this run; its server needs site-keys")
     if lines:
         text = "\n".join(f"  {line}" for line in lines)
         raise Mistake(f"this site does not allow the run; lower it, or have the site's owner change --node-config:\n{text}")

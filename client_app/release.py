@@ -26,9 +26,14 @@ SHOWN_TENSORS = 12
 Waiting = list[tuple[HeldReplies, Held]]
 
 
-def waiting(root: Path) -> Waiting:
-    """All replies below a state directory on which nobody decided."""
-    return [(replies, held) for replies in held_at(root) for held in replies if replies.decision(held) is None]
+def waiting(root: Path) -> tuple[Waiting, list[Mistake]]:
+    """All replies below a state directory on which nobody decided, and what is wrong with those that cannot be read."""
+    found, damaged = Waiting(), list[Mistake]()
+    for replies in held_at(root):
+        undecided, mistakes = replies.undecided()
+        found += [(replies, held) for held in undecided]
+        damaged += mistakes
+    return found, damaged
 
 
 def chosen(found: Waiting, ids: Sequence[str]) -> Waiting:
@@ -137,7 +142,9 @@ def main(given: Mapping[str, Any]) -> int:
     try:
         if not root.is_dir():
             raise Mistake(f"release: {root}: is no directory; name the state-dir of the site's node")
-        found = waiting(root)
+        found, damaged = waiting(root)
+        for mistake in damaged:  # the others can be decided on
+            print(f"espalier: {mistake}", file=sys.stderr)
         for replies, held in chosen(found, given["show"]):
             print("\n".join(shown(replies, held)))
         refused, released = chosen(found, given["refuse"]), found if given["all"] else chosen(found, given["ids"])
@@ -152,6 +159,6 @@ def main(given: Mapping[str, Any]) -> int:
     except Mistake as mistake:
         print(f"espalier: {mistake}", file=sys.stderr)
         return 2
-    if not (given["show"] or refused or released):
+    if not (given["show"] or refused or released) and (found or not damaged):
         print("\n".join(listed(held for _, held in found)) if found else f"Nothing is held in {root}.")
-    return 0
+    return 2 if damaged else 0

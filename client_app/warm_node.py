@@ -85,9 +85,9 @@ class Worker:
 
 
 def main(order: dict[str, Any]) -> int:
-    """Serve a SuperNode; ``order`` has its ``address``, ``warm-seconds`` and ``secret``, hexadecimal."""
+    """Serve a SuperNode; ``order`` has its ``address``, ``warm-seconds``, ``most-idle-bytes`` and ``secret``, hexadecimal."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # a worker that waits for a task does not spin
-    told = json.dumps({key: order[key] for key in ("address", "warm-seconds")})
+    told = json.dumps({key: order[key] for key in ("address", "warm-seconds", "most-idle-bytes")})
     worker = Worker([sys.executable, "-P", "-m", "client_app.warm_worker", told])
     claim_tasks(Desk(order["address"]), worker.is_free, worker.hand_on, bytes.fromhex(order["secret"]))
     return 0

@@ -2,7 +2,8 @@
 
 It reads tokens from its standard input, a line each, and says on its standard output when it has answered. A bundle with
 another program than the installed one is refused: nothing of it is installed, imported or run. It ends when nothing came for a
-while, which gives its memory back, and at once when whoever started it ends.
+while, which gives its memory back, and at once when whoever started it ends. Where it holds more memory between tasks than it
+may, it lets the model go that it trained last; if that is not enough, it ends.
 
 Covers: a submitter that sends a changed program. Does not cover: what the installed program does when it is asked to; the
 message contracts and the site's limits do.
@@ -20,7 +21,10 @@ from flwr.app import Context, Message
 
 from client_app.flower_tasks import Desk, answer_task
 from client_app.warm_node import LEAVING
+from espalier.modeling.machine_memory import resident
 from espalier.wire.code_hash import bundle_sha256, code_sha256
+
+MEGA = 10**6
 
 
 class AnotherProgramError(RuntimeError):
@@ -48,7 +52,7 @@ def work(bundle: bytes, message: Message, context: Context) -> Message:
 
 def main(order: dict[str, Any]) -> NoReturn:
     """Answer tasks until standard input ends, which is asked for when there is none for ``warm-seconds``."""
-    desk, warm_seconds = Desk(order["address"]), float(order["warm-seconds"])
+    desk, warm_seconds, most_idle = Desk(order["address"]), float(order["warm-seconds"]), int(order["most-idle-bytes"])
     answers = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever else is printed belongs into the node's log
     tokens: SimpleQueue[str] = SimpleQueue()
@@ -61,7 +65,20 @@ def main(order: dict[str, Any]) -> NoReturn:
             continue
         answer_task(desk, token, work)
         gc.collect()
-        os.write(answers, b"answered\n")
+        keeps = fits_idle(most_idle)
+        os.write(answers, b"answered\n" if keeps else b"answered\n" + LEAVING)
+
+
+def fits_idle(most: int) -> bool:
+    """Whether this process, when it has let go what it can, holds no more than ``most`` bytes; 0: any number."""
+    if not most or resident() <= most:
+        return True
+    if (shelf := sys.modules.get("espalier.training.kept_model")) is not None:
+        shelf.forget_model()
+    if (held := resident()) <= most:
+        return True
+    print(f"espalier: the worker holds {held // MEGA} MB, may hold {most // MEGA} MB between tasks, and ends", file=sys.stderr)
+    return False
 
 
 def _read(tokens: "SimpleQueue[str]") -> None:

@@ -117,7 +117,7 @@ def _node(given: argparse.Namespace, words: Sequence[str]) -> int:
     for number in INTERRUPTS:
         signal.signal(number, _interrupt)
     try:
-        return run_node(find_app(None), words, given.clientappio_api_address, given.warm_seconds)
+        return run_node(find_app(None), words, given.clientappio_api_address, given.warm_seconds, given.most_idle_megabytes)
     except Mistake as mistake:
         print(f"espalier: {mistake}", file=sys.stderr)
         return 2
@@ -177,6 +177,10 @@ def _parser() -> argparse.ArgumentParser:
     node.add_argument(
         "--warm-seconds", type=float, default=900.0, help="a worker without a task ends after so long; default 900"
     )
+    node.add_argument(
+        "--most-idle-megabytes", type=int, default=0, metavar="N",
+        help="a worker that holds more memory between tasks lets its model go, and ends if that is not enough; default 0: any",
+    )  # fmt: skip
     node.add_argument("--clientappio-api-address", default="", metavar="HOST:PORT", help="loopback; default: a free port")
     run = commands.add_parser("run", help="simulate a federation on this machine, or start a run on a SuperLink")
     run.add_argument(

@@ -29,9 +29,10 @@ POLL_SECONDS = 0.2
 STOP_SECONDS = 20.0
 """In which a SuperNode says that it leaves."""
 MOST_WARM_SECONDS = 7 * 86_400
+MEGA = 10**6
 
 
-def run_node(app: Path, words: Sequence[str], address: str, warm_seconds: float) -> int:
+def run_node(app: Path, words: Sequence[str], address: str, warm_seconds: float, most_idle_megabytes: int = 0) -> int:
     """Run a node until it ends or is ended; returns the SuperNode's exit code.
 
     Parameters
@@ -40,13 +41,14 @@ def run_node(app: Path, words: Sequence[str], address: str, warm_seconds: float)
     words : further options, which ``flower-supernode`` takes
     address : of its ClientAppIo API; empty: a free port of this machine
     warm_seconds : how long a worker waits for the next task before it ends
+    most_idle_megabytes : a worker that holds more between tasks lets its model go, or ends; 0: any number
 
     Raises
     ------
     Mistake
         An option is one that the command sets itself, or a number is out of range.
     """
-    _check(words, address, warm_seconds)
+    _check(words, address, warm_seconds, most_idle_megabytes)
     address = address or f"{LOOPBACK}:{_free_port()}"
     secret = secrets.token_bytes(32)
     with tempfile.TemporaryDirectory(prefix="espalier-node-") as folder:
@@ -56,7 +58,12 @@ def run_node(app: Path, words: Sequence[str], address: str, warm_seconds: float)
         command = [_supernode(), *words, "--isolation", "process", "--clientappio-api-address", address]
         command += ["--superexec-auth-secret-file", str(file)]
         with kept(command, Path(folder), os.environ, Path.cwd(), grace=STOP_SECONDS) as supernode:
-            order = {"address": address, "warm-seconds": warm_seconds, "secret": secret.hex()}
+            order = {
+                "address": address,
+                "warm-seconds": warm_seconds,
+                "secret": secret.hex(),
+                "most-idle-bytes": most_idle_megabytes * MEGA,
+            }
             with started_in_app(app, WARM_NODE, order) as desk:
                 while supernode.poll() is None:
                     if desk.poll() is not None:
@@ -66,12 +73,14 @@ def run_node(app: Path, words: Sequence[str], address: str, warm_seconds: float)
             return supernode.returncode
 
 
-def _check(words: Sequence[str], address: str, warm_seconds: float) -> None:
+def _check(words: Sequence[str], address: str, warm_seconds: float, most_idle_megabytes: int) -> None:
     given = [word.partition("=")[0] for word in words if word.startswith("--") and word != "--"]
     if own := sorted({word for word in given if any(option.startswith(word) for option in OWN)}):
         raise Mistake(f"{', '.join(own)}: espalier node sets this itself, or does not allow it; leave it out")
     if not 0 < warm_seconds <= MOST_WARM_SECONDS:
         raise Mistake(f"--warm-seconds {warm_seconds:g}: must be above 0 and at most {MOST_WARM_SECONDS}")
+    if most_idle_megabytes < 0:
+        raise Mistake(f"--most-idle-megabytes {most_idle_megabytes}: must be 0 or more; 0 sets no bound")
     if address and address.rpartition(":")[0] not in (LOOPBACK, "localhost", "[::1]"):
         raise Mistake(
             f"--clientappio-api-address {address}: must be a loopback address, as tasks are handed out there unencrypted"

@@ -67,6 +67,11 @@ class NodeSettings(Table):
         description="The site's private key, with which it says its name in runs whose server has the sites' public keys "
         "(`site-keys`); it may be that of `--auth-supernode-private-key`. Only the site's account may read it.",
     )
+    require_site_keys: bool = Field(
+        False,
+        description="Whether the site takes part only in runs whose server has the sites' public keys (`site-keys`), so that "
+        "nobody else can say its name there.",
+    )
     data_path: str = Field(
         "",
         description="The site's own text, or its records of a task, used whole. Without it the site has only Python's "

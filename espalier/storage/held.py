@@ -83,8 +83,22 @@ class HeldReplies:
 
     def __iter__(self) -> Iterator[Held]:
         """All of them, decided or not, the oldest first; raises Mistake where one is damaged."""
-        found = [self._read(path) for path in self.folder.glob("*.json") if len(path.stem) == ID_LENGTH]
-        yield from sorted(found, key=lambda held: (held.entry["time"], held.entry["round"], held.id))
+        yield from in_order([self._read(path) for path in self._documents()])
+
+    def undecided(self) -> tuple[list[Held], list[Mistake]]:
+        """Those on which nobody decided, the oldest first, and what is wrong with those that cannot be read."""
+        found, damaged = list[Held](), list[Mistake]()
+        for path in self._documents():
+            try:
+                held = self._read(path)
+                if self.decision(held) is None:
+                    found.append(held)
+            except Mistake as mistake:
+                damaged.append(mistake)
+        return in_order(found), damaged
+
+    def _documents(self) -> list[Path]:
+        return sorted(path for path in self.folder.glob("*.json") if len(path.stem) == ID_LENGTH)
 
     def has(self, held: Held) -> bool:
         """Whether it is here, or was decided."""
@@ -177,6 +191,11 @@ class HeldReplies:
         if found["digest"] != held.digest or path != self._document(held):
             raise Mistake(f"{path}: does not describe the reply that it is named for; remove it, and the reply is held anew")
         return held
+
+
+def in_order(found: Sequence[Held]) -> list[Held]:
+    """The oldest first."""
+    return sorted(found, key=lambda held: (held.entry["time"], held.entry["round"], held.id))
 
 
 def held_at(root: Path) -> list[HeldReplies]:

@@ -250,12 +250,34 @@ def test_a_decision_is_final(bench: Bench, time: Time) -> None:
     """Also for an officer who listed the replies before it."""
     with pytest.raises(StillHeldError):
         OneSite(bench).ask()
-    listed_before = waiting(state(bench))
+    listed_before, _ = waiting(state(bench))
     assert decide(bench, refuse=[listed_before[0][1].id]) == 0
     with pytest.raises(Mistake, match=r"was refused by .* which is final"):
         list(decide_on(state(bench), listed_before, True))
     assert [entry["entry"] for entry in log_of(bench)] == ["held", "refused"]
     assert OneSite(bench).ask(attempt=2).header.status == "failed"
+
+
+def test_a_damaged_document_keeps_nobody_from_deciding_on_others(
+    bench: Bench, time: Time, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(StillHeldError):
+        OneSite(bench).ask()
+    ((replies,),) = [held_at(state(bench))]
+    (held,) = replies
+    damaged = replies.folder / f"{'0' * len(held.id)}.json"
+    damaged.write_text("{}")
+    assert decide(bench) == 2
+    shown = capsys.readouterr()
+    assert str(damaged) in shown.err
+    assert held.id in shown.out
+    assert decide(bench, all=True) == 2
+    assert capsys.readouterr().out.startswith(f"released   {held.id}")
+    assert decide(bench) == 2
+    assert "Nothing is held" not in capsys.readouterr().out
+    damaged.unlink()
+    assert decide(bench) == 0
+    assert OneSite(bench).ask(attempt=2).header.status == "ok"
 
 
 def test_a_reply_is_called_by_four_characters_or_more(bench: Bench, time: Time, capsys: pytest.CaptureFixture[str]) -> None:

@@ -187,6 +187,7 @@ def test_python_s_own_texts_may_be_read(bench: Bench) -> None:
         ({}, {"method": "fedpetuning", "training__batch_size": 16385}, "most-batch-tokens = 262144: .* of a sequence = 262160"),
         ({"most-rounds": 2}, {"method": "fedspallm", "federation__rounds": 3}, "most-rounds = 2: federation.rounds = 3"),
         ({"allow-methods": "fedspallm,hetlora"}, {}, "allow-methods = 'fedspallm,hetlora': the run's method is 'fedprllm'"),
+        ({"require-site-keys": True}, {}, "require-site-keys: anybody could say this site's name in this run"),
     ],
 )  # fmt: skip
 def test_what_a_site_does_not_allow_is_refused_in_words(

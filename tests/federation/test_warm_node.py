@@ -13,8 +13,9 @@ from flwr.cli.build import build_fab_from_disk
 
 from client_app import flower_tasks
 from client_app.warm_node import Worker
-from client_app.warm_worker import AnotherProgramError, work
+from client_app.warm_worker import AnotherProgramError, fits_idle, work
 from espalier.launch.node import run_node
+from espalier.modeling.machine_memory import machine_memory, resident
 from espalier.settings.mistakes import Mistake
 from espalier.wire.code_hash import MOST_BYTES, bundle_sha256, code_sha256
 
@@ -102,6 +103,37 @@ def test_tasks_go_one_by_one_to_a_worker_that_is_started_again_when_it_ended(tmp
     until(lambda: tokens.exists() and tokens.read_text().splitlines() == ["task 0", "task 1", "task 2"])
     if worker._process is not None:
         worker._process.kill()
+
+
+def test_a_worker_that_holds_too_much_lets_its_model_go_and_ends_if_that_is_not_enough(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    held, forgotten = [900], list[str]()
+
+    def forget() -> None:
+        forgotten.append("model")
+        held[0] -= 300
+
+    monkeypatch.setattr("client_app.warm_worker.resident", lambda: held[0])
+    monkeypatch.setattr("espalier.training.kept_model.forget_model", forget)
+    assert fits_idle(0)
+    assert fits_idle(900)
+    assert not forgotten
+    assert fits_idle(700)
+    assert forgotten == ["model"]
+    assert not fits_idle(200)
+    assert "the worker holds 0 MB, may hold 0 MB between tasks, and ends" in capsys.readouterr().err
+
+
+def test_what_this_process_holds_grows_with_what_it_makes() -> None:
+    before = resident()
+    block = bytearray(b"x") * (1 << 26)
+    assert before + len(block) // 2 < resident() <= machine_memory()[0]
+
+
+def test_a_bound_below_0_is_refused() -> None:
+    with pytest.raises(Mistake, match="--most-idle-megabytes -1: must be 0 or more"):
+        run_node(ROOT, [], "", 1.0, -1)
 
 
 @pytest.mark.parametrize(

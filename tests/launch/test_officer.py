@@ -50,6 +50,25 @@ def test_a_broken_log_is_named_with_its_first_broken_line(state: Path, capsys: p
     assert shown.count("  whole    head ") == 2
 
 
+def test_a_log_in_the_place_of_another_is_told(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A copy of it elsewhere may be called as one likes."""
+    folder = state / "egress"
+    copy = state / "kept.jsonl"
+    copy.write_bytes((folder / "run-2-a.jsonl").read_bytes())
+    assert check(copy) == 0
+    (folder / "run-2-a.jsonl").replace(folder / "run-1-b.jsonl")
+    assert check(state) == 1
+    assert "  RENAMED  is of another run or site than its name says" in capsys.readouterr().out
+
+
+def test_what_somebody_wrote_into_a_log_does_not_steer_the_terminal(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    egress_log(state, "run-3", "a").append({"entry": "re\x1b[2Jply", "time": "\x1b[31mnow"})
+    assert check(state) == 0
+    shown = capsys.readouterr().out
+    assert "\x1b" not in shown
+    assert "re?[2Jply" in shown
+
+
 def test_a_noted_hash_finds_an_end_that_was_cut_off(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = state / "egress" / "run-2-a.jsonl"
     noted = chain_check(path).head
