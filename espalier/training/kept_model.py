@@ -67,8 +67,11 @@ def forget_model() -> None:
     """Free the memory of the model that this thread keeps.
 
     peft's modules and their hooks refer to each other, so that the collector alone frees them; else a client whose model
-    changes, as FedSpine's does, would hold the one before beside it.
+    changes, as FedSpine's does, would hold the one before beside it. What is there besides, libraries above all, is looked
+    through once, and then left out of the collector's rounds, which it would make a third of a second long.
     """
     if _SHELF.kept is not None:
         _SHELF.kept = None
         gc.collect()
+        if not gc.get_freeze_count():
+            gc.freeze()

@@ -1,6 +1,8 @@
 """What happens to nodes: a network that is slow and loses packets, workers that are killed, sites that come late."""
 
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -10,13 +12,19 @@ from pathlib import Path
 import psutil
 import pytest
 from deployment import BIN, Federation, environment, espalier, eventually, federation, process
-from interrupted import SETTINGS, SITES, finished_rounds, repeated, results_of, started, summary, without_traffic
+from devices import NEEDS_CUDA
+from interrupted import ROOT, SETTINGS, SITES, finished_rounds, repeated, results_of, started, summary, without_traffic
 from slow_network import SERVER, Ends, slow_network
 
 pytestmark = pytest.mark.faults
 
 FLEET, CONTROL = f"{SERVER}:9092", "127.0.0.1:9093"
 WARM, PLAIN = SITES
+TUNED = (
+    "fedpetuning", "num-clients=2", "quorum=1.0", "federation.rounds=2", "training.steps=400", "evaluation.max-windows=4",
+    "evaluation.centralized=off", "evaluation.local-only=false", "deadline-seconds=240.0", "attempts=4", "--app", str(ROOT),
+)  # fmt: skip
+"""Rounds that take so long that sites tell of their steps."""
 
 
 def listens(ends: Ends, address: str) -> bool:
@@ -66,6 +74,42 @@ def test_a_worker_killed_in_a_round_is_replaced(tmp_path: Path, whole: Path) -> 
     clients = summary(results_of(tmp_path))["clients"]
     assert [client["status"] for client in clients] == ["completed", "completed"]
     assert without_traffic(results_of(tmp_path)).items() <= repeated(whole).items()
+
+
+def test_a_worker_killed_in_mid_step_costs_time_alone(tmp_path: Path) -> None:
+    adapters = []
+    for name in ("undisturbed", "killed"):
+        folder = tmp_path / name
+        folder.mkdir()
+        with (
+            federation(folder, SITES, warm=(WARM,)) as running,
+            started(folder, "run", *TUNED, "--superlink", running.control) as espalier_run,
+        ):
+            if name == "killed":
+                _kill_in_mid_step(folder, running)
+            eventually(lambda: espalier_run.poll() is not None)
+            assert espalier_run.returncode == 0, (folder / "command.log").read_text()
+        adapters.append((results_of(folder) / "adapter" / "adapter_model.safetensors").read_bytes())
+    assert adapters[0] == adapters[1]
+
+
+def _kill_in_mid_step(folder: Path, running: Federation) -> None:
+    """Kill the worker that has told of a step, and answered nothing yet: it is stopped first, so that it does not go on."""
+    eventually(lambda: re.search(rf"{WARM} +train: training step", (folder / f"supernode-{WARM}.log").read_text()) is not None)
+    (worker,) = workers(running, WARM)
+    os.kill(worker, signal.SIGSTOP)
+    (log,) = (folder / WARM / "egress").iterdir()
+    assert not [line for line in log.read_text().splitlines() if json.loads(line)["kind"] == "train"]
+    os.kill(worker, signal.SIGKILL)
+
+
+@NEEDS_CUDA
+def test_two_nodes_share_a_gpu(tmp_path: Path, whole: Path) -> None:
+    with federation(tmp_path, SITES, dict.fromkeys(SITES, 'device="cuda"'), warm=SITES) as running:
+        done = espalier(tmp_path, "run", *SETTINGS, "--superlink", running.control)
+        assert done.returncode == 0, done.stdout + done.stderr
+    clients = summary(results_of(tmp_path))["clients"]
+    assert [client["status"] for client in clients] == ["completed", "completed"]
 
 
 def test_a_site_that_comes_while_others_wait_takes_part(tmp_path: Path, whole: Path) -> None:
