@@ -1,4 +1,5 @@
-"""What a device's step costs: seconds and memory of LoRA by pruning ratio and rank, and of tuning all weights beside it.
+"""What a device's step costs: seconds and memory of LoRA by pruning ratio and rank, and of tuning all weights beside it; and
+what a forward pass of the smaller model costs in the end.
 
 A LLaMA of random weights is made first. Each cell is measured in a fresh process, in turns: some steps of LoRA on all matrices
 of a model of which a share of the units is cut (drawn at random, of each kind in each block alike), also while what units are
@@ -26,6 +27,7 @@ from espalier.modeling.computing import Computing
 from espalier.modeling.opened import OpenedModel
 from espalier.modeling.whole import load_whole
 from espalier.settings.fedspine import FedSpineSettings
+from espalier.settings.mistakes import Mistake
 from espalier.settings.run import RunSettings, parse
 from espalier.training.adapter_training import AdapterTraining
 from espalier.training.initial import initial_adapters
@@ -35,22 +37,27 @@ from espalier.training.unit_importance import UnitImportance
 from espalier.wire.adapters import adapter_plan
 
 RATIOS, RANKS, ALL, MEASURED = (0.0, 0.3, 0.5), (2, 8, 32), "all weights", ", measuring units"
+INFERENCE = ", a forward pass"
+"""Of the smaller model without LoRA."""
 CONDITIONS = ("shape", "batch", "tokens", "steps", "repeats", "threads")
 COLUMNS = {
     "trained, M": ("trained", 1e-6, 2), "a step, s": ("seconds", 1, 2), "peak memory, MiB": ("peak_mib", 1, 0),
     "a round one way, MiB": ("sent_mib", 1, 2),
 }  # fmt: skip
 """Heading -> figure, factor, digits."""
+PASS = (("seconds", 3), ("peak_mib", 0))
+"""Of a forward pass: figure, digits."""
 MIB = 1 << 20
 Steps = Callable[[int, int], object]
 """Take steps: the first one's number, and how many."""
 
 
 def cells() -> dict[str, tuple[float, int, bool] | None]:
-    """What is measured by name: ratio, rank, and whether units are; None trains all weights."""
+    """What is measured by name: ratio, rank (0: a forward pass alone), and whether units are; None trains all weights."""
     found: dict[str, tuple[float, int, bool] | None] = {ALL: None}
     found |= {f"p = {ratio:.0%}, r = {rank}": (ratio, rank, False) for ratio, rank in product(RATIOS, RANKS)}
-    return found | {f"p = {ratio:.0%}, r = {RANKS[1]}{MEASURED}": (ratio, RANKS[1], True) for ratio in RATIOS}
+    found |= {f"p = {ratio:.0%}, r = {RANKS[1]}{MEASURED}": (ratio, RANKS[1], True) for ratio in RATIOS}
+    return found | {f"p = {ratio:.0%}{INFERENCE}": (ratio, 0, False) for ratio in RATIOS}
 
 
 def measure(given: argparse.Namespace, cell: str) -> dict[str, float]:
@@ -61,11 +68,14 @@ def measure(given: argparse.Namespace, cell: str) -> dict[str, float]:
     model = OpenedModel(Path(given.model))
     if ratio:
         model = OpenedModel(model.directory, structure_of(model, ratio, "kind"))
-    settings = _settings(given, rank)
+    settings = _settings(given, rank or RANKS[0])
     model.new_skeleton()  # whatever is imported later would count as the training's memory
     adapter_plan(model.plan, settings.lora)
     before = peak()
-    steps, trained = _of_all(model, settings, given) if chosen is None else _of_lora(model, settings, given, chosen[2])
+    if chosen is None:
+        steps, trained = _of_all(model, settings, given)
+    else:
+        steps, trained = _of_lora(model, settings, given, chosen[2]) if rank else (_of_inference(model, given), 0)
     steps(0, 1)  # the first one makes what later ones have
     started = time.perf_counter()
     steps(1, given.steps)
@@ -112,6 +122,18 @@ def _of_all(model: OpenedModel, settings: RunSettings, given: argparse.Namespace
     return loop.run, sum(value.numel() for value in parameters.values())
 
 
+def _of_inference(model: OpenedModel, given: argparse.Namespace) -> Steps:
+    """Forward passes, each over a batch of sequences, all logits."""
+    whole, (windows,) = load_whole(model, _computing(given), "float32"), _sequences(given).windows
+
+    @torch.no_grad()
+    def forward(first: int, number: int) -> None:
+        for step in range(first, first + number):
+            whole(input_ids=windows[(step * given.batch + torch.arange(given.batch)) % len(windows)], use_cache=False)
+
+    return forward
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Of the command line."""
     parser.add_argument("--shape", default="0.1b", choices=tuple(SHAPES))
@@ -120,6 +142,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--only", default="", help="measure cells with this in their names; others stay as they are in --out")
     parser.add_argument("--out", type=Path, default=Path("docs/studies"))
     parser.add_argument("--model", default="", help=argparse.SUPPRESS)
     parser.add_argument("--measure", default="", help=argparse.SUPPRESS)
@@ -130,7 +153,9 @@ def work(given: argparse.Namespace) -> None:
     if given.measure:
         print(json.dumps(measure(given, given.measure)))
         return
-    found: dict[str, list[dict[str, float]]] = {cell: [] for cell in cells()}
+    found: dict[str, list[dict[str, float]]] = {cell: [] for cell in cells() if given.only in cell}
+    conditions = {key: getattr(given, key) for key in CONDITIONS}
+    kept = _kept(given, conditions)
     with tempfile.TemporaryDirectory() as folder:
         save_model(Path(folder), SHAPES[given.shape])
         given.model = folder
@@ -141,9 +166,26 @@ def work(given: argparse.Namespace) -> None:
         cell: {key: (min if key == "seconds" else median)(row[key] for row in own) for key in own[0]}
         for cell, own in found.items()
     }
-    results = {"conditions": {key: getattr(given, key) for key in CONDITIONS}, "rows": rows}
+    results = {"conditions": conditions, "rows": {cell: (kept | rows)[cell] for cell in cells()}}
     (given.out / "fedspine-steps.json").write_text(json.dumps(results, indent=1) + "\n")
     report(results, given.out / "fedspine-steps")
+
+
+def _kept(given: argparse.Namespace, conditions: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """The rows that are not measured anew.
+
+    Raises
+    ------
+    Mistake
+        There are none, or they were measured under other conditions.
+    """
+    path, wanted = given.out / "fedspine-steps.json", [cell for cell in cells() if given.only not in cell]
+    if not wanted:
+        return {}
+    there = json.loads(path.read_text()) if path.exists() else {"conditions": None, "rows": {}}
+    if there["conditions"] != conditions or not set(wanted) <= set(there["rows"]):
+        raise Mistake(f"--only {given.only}: {path} has not all other rows, or others' conditions; measure all cells")
+    return {cell: there["rows"][cell] for cell in wanted}
 
 
 def _in_a_fresh_process(given: argparse.Namespace, cell: str) -> dict[str, float]:
@@ -156,7 +198,9 @@ def _in_a_fresh_process(given: argparse.Namespace, cell: str) -> dict[str, float
 
 def report(results: dict[str, Any], path: Path) -> None:
     """Write ``<path>.md`` and ``<path>.png``."""
-    rows, conditions = results["rows"], results["conditions"]
+    conditions = results["conditions"]
+    passes = {cell: row for cell, row in results["rows"].items() if cell.endswith(INFERENCE)}
+    rows = {cell: row for cell, row in results["rows"].items() if cell not in passes}
     plain = rows[f"p = {0:.0%}, r = {RANKS[1]}"]
     lines = [
         "# What a step costs a device",
@@ -172,6 +216,12 @@ def report(results: dict[str, Any], path: Path) -> None:
     for name, row in rows.items():
         texts = [f"{row[key] * factor:,.{digits}f} ({row[key] / plain[key]:.2f})" for key, factor, digits in COLUMNS.values()]
         lines.append(f"| {name} | {' | '.join(texts)} |")
+    lines += ["", "A forward pass of the smaller model without LoRA, in brackets the share of the whole model's:", ""]
+    lines += ["| | a pass, s | peak memory, MiB |", "|---|---:|---:|"]
+    whole = passes[f"p = {0:.0%}{INFERENCE}"]
+    for name, row in passes.items():
+        seconds, memory = (f"{row[key]:,.{digits}f} ({row[key] / whole[key]:.2f})" for key, digits in PASS)
+        lines.append(f"| {name} | {seconds} | {memory} |")
     path.with_suffix(".md").write_text("\n".join([*lines, "", f"![Shares](./{path.name}.png)", ""]))
     _plot(rows, plain, path.with_suffix(".png"))
 
