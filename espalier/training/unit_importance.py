@@ -107,9 +107,10 @@ class UnitImportance:
         given = inputs[0]
         if not given.requires_grad:
             return
+        values = given.detach()  # a hook that knew what it hangs on would keep a step's activations for good
 
         def add(gradient: Tensor) -> None:
-            products = (given.detach() * gradient).flatten(0, -2).sum(0, dtype=torch.float64)
+            products = (values * gradient).flatten(0, -2).sum(0, dtype=torch.float64)
             own = products.view(-1, size).sum(1)
             self._of_masks[key] = self._of_masks[key] + own if key in self._of_masks else own
 

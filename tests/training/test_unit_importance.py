@@ -1,5 +1,7 @@
 """What a device learns of its units: by the paper's equations with dense matrices, and the same whether cut or masked."""
 
+import gc
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -210,6 +212,20 @@ def masked_copy(directory: Path, target: Path, family: str, cuts: Any) -> Opened
                     zero_out(value, f"{name}.{kind}", family, cut)
         save_file(tensors, file, {"format": "pt"})
     return OpenedModel(target)
+
+
+@pytest.mark.parametrize("score", ["mask", "exact"])
+def test_what_was_watched_is_freed(directories: dict[str, Path], score: str) -> None:
+    """Else every step's activations would stay."""
+    training, watch = watched(OpenedModel(directories["llama"]), score=score)
+    prefix, paths = FILES["llama"]
+    module, seen = training.adapted.whole.get_submodule(f"{prefix}.0.{paths['mlp.down']}"), list[Any]()
+    module.register_forward_pre_hook(lambda _, inputs: seen.append(weakref.ref(inputs[0])))
+    with watch.watching():
+        training.run(start_with_head(training), 0, 2)
+    gc.collect()
+    assert len(seen) == 2
+    assert [ref() for ref in seen] == [None, None]
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
