@@ -84,7 +84,7 @@ def write_report(title: str, found: Found, conditions: Mapping[str, Any], path: 
 def _table(found: Found, fleet: str, share: str) -> list[str]:
     rows, targets = found.of_group(found.rows, fleet, share), found.targets(fleet, share)
     models = [model for model in dict.fromkeys(row["model"] for row in rows) if not _of_grid(model)]
-    if not models or set(models) <= set(UNPRUNED):
+    if BANDIT not in models:  # of this share only the grid was measured
         return []
     lines = [
         f"## Fleet `{fleet}`, {float(share):.0%} pruned",
@@ -159,7 +159,6 @@ def plot(title: str, found: Found, path: Path) -> None:
             style = "--" if model in UNPRUNED else "-"
             (drawn[model],) = axes.plot(times, scores, style, marker="o", markersize=3, linewidth=1, color=colours[model])
         axes.set_xlabel("seconds of the fleet")
-        axes.set_xscale("log")
         axes.set_title(f"{fleet}, {float(share):.0%} pruned")
         axes.grid(alpha=0.3)
     figure.axes[-1].legend(drawn.values(), drawn.keys(), loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=8)
