@@ -34,7 +34,8 @@ CHOICES: dict[str, dict[str, Any]] = {
     BANDIT: {},
     "bandits, the paper's factor": PAPER,
     "bandits, one rank (w/o A_T)": {"fedspine.adaptive-rank": False},
-    "bandits, one ratio (w/o A_P)": {"fedspine.adaptive-pruning": False},
+    "bandits, one ratio": {"fedspine.adaptive-pruning": False},
+    "bandits, nothing pruned (w/o A_P)": {"fedspine.adaptive-pruning": False, "fedspine.share": 0.0},
     "chance": {"fedspine.allocation": "random"},
     "schedule": {"fedspine.allocation": "fixed"},
     "schedule, rank 2": {"fedspine.allocation": "fixed", "fedspine.rank": 2},
@@ -154,7 +155,7 @@ def _of_devices(run: Path, document: dict[str, Any]) -> dict[str, float | None]:
         return dict.fromkeys(("pruned", "virtual_seconds", "waiting_seconds"))
     rounds = json.loads(path.read_text())["rounds"]
     return {
-        "pruned": fmean(client["metrics"]["pruned"] for client in document["clients"]),
+        "pruned": fmean(client["metrics"]["pruned"] for client in document["clients"] if "pruned" in client["metrics"]),
         "virtual_seconds": document["virtual_seconds"],
         "waiting_seconds": fmean(note["waiting_seconds"] for note in rounds),
     }

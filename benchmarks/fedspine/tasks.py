@@ -175,6 +175,6 @@ def _of_devices(run: Path, document: Mapping[str, Any]) -> dict[str, float | Non
         return {}
     rounds = json.loads(path.read_text())["rounds"]
     return {
-        "pruned": fmean(client["metrics"]["pruned"] for client in document["clients"]),
+        "pruned": fmean(client["metrics"]["pruned"] for client in document["clients"] if "pruned" in client["metrics"]),
         "waiting": fmean(note["waiting_seconds"] for note in rounds),
     }

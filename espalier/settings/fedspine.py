@@ -37,11 +37,12 @@ class FedSpineSettings(AdapterAveraging, CutSettings, PersonalModelSettings):
 
     share: float = Field(
         0.3,
-        gt=0,
+        ge=0,
         lt=1,
         description="Share of the parameters that every device ends without (p*), at least, and with `selection` of `kind` or "
         "`block` less than one unit beyond it of each kind in each block, or in each block. A unit is a key-value group of "
-        "attention (a head, where each has its own keys and values) or a feed-forward channel.",
+        "attention (a head, where each has its own keys and values) or a feed-forward channel. "
+        "0: nothing goes, and ranks alone are chosen (the paper without A_P).",
     )
     selection: Literal["global", "block", "kind"] = Field(
         "kind",
@@ -63,7 +64,7 @@ class FedSpineSettings(AdapterAveraging, CutSettings, PersonalModelSettings):
         "relative",
         description="What is chosen of the ratio: how much further to prune, or, as the paper has it, the ratio itself.",
     )
-    adaptive_pruning: bool = Field(True, description="The ratio is chosen; false: the fixed schedule (the paper without A_P).")
+    adaptive_pruning: bool = Field(True, description="The ratio is chosen; false: the fixed schedule.")
     adaptive_rank: bool = Field(True, description="The rank is chosen; false: `rank` (the paper without A_T).")
     rank: int = Field(0, ge=0, description="Rank in round 1, and wherever ranks are not chosen; 0: `lora.rank`.")
     rank_min: int = Field(2, ge=1, description="Lowest rank that is chosen; the highest is `lora.rank`.")

@@ -163,6 +163,15 @@ class TestFedSpine(PersonalPromises):
         assert len({letter.blobs["structure"] for letter in second}) == 2  # before the answer, and after it
         assert not any("structure" in letter.blobs for letter in letters if letter.header.server_round < 2)
 
+    def test_a_share_of_0_prunes_nothing_and_chooses_ranks(self, bench: Bench) -> None:
+        """The paper without A_P."""
+        changes = {"fedspine__share": 0.0, "federation__rounds": 3, "lora__rank": 8}
+        folder = bench.run(**changes)
+        assert [structures(folder, client)["pruned"] for client in range(4)] == [0.0] * 4
+        devices = [device for note in refinements(folder) for device in note["devices"].values()]
+        assert {device["pruned"] for device in devices} == {0.0}
+        assert len({device["rank"] for device in devices}) > 1
+
     @pytest.mark.parametrize(
         ("spoil", "words"),
         [
