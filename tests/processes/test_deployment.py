@@ -173,7 +173,8 @@ def officer(folder: Path) -> Iterator[None]:
     def decide_again_and_again() -> None:
         while not ended.wait(0.1):
             for site in HOLDS:
-                list(decide(folder / site, waiting(folder / site), released=True))
+                listed, _ = waiting(folder / site)
+                list(decide(folder / site, listed, released=True))
 
     thread = Thread(target=decide_again_and_again)
     thread.start()
