@@ -1,4 +1,4 @@
-"""The study of FedSpine on a task as Markdown tables and a plot."""
+"""The study of FedSpine on a task as Markdown tables and plots."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,13 +7,21 @@ from statistics import fmean, stdev
 from typing import Any
 
 from benchmarks.fedspallm.rows import Row, Rows
-from benchmarks.fedspine import cuts
+from benchmarks.fedspine import cuts, task_bars
 from benchmarks.fedspine.allocation import BANDIT, CHOICES, UNPRUNED
-from benchmarks.fedspine.tasks import FLEET, GRID, SCHEDULE
+from benchmarks.fedspine.tasks import FLEET, GRID, MANY_FLEET, SCHEDULE
 from benchmarks.paired import Pair, paired_table
 
 METHODS = (*UNPRUNED, *CHOICES, cuts.FIRST, *cuts.LAST)
 UNPRUNED_SHARE = "0.0"
+VARIED = {
+    " steps": "Other numbers of steps in a round, as many in all",
+    ", alpha ": "Other distributions of the classes",
+    " devices": "Many devices",
+}
+"""What rows have in their names that vary one thing, and the heads of their tables."""
+COLUMNS = ("score", "worst", "pruned", "seconds", "waiting", "megabytes_up", "megabytes_down")
+HEAD = ("| | score | worst | pruned | seconds | waiting | MB up | MB down |", "|---|---|---|---|---|---|---|---|")
 
 
 @dataclass(frozen=True)
@@ -76,38 +84,61 @@ def write_report(title: str, found: Found, conditions: Mapping[str, Any], path: 
     ]
     for fleet, share in found.groups():
         lines += _table(found, fleet, share)
-    lines += [*_grid(found), f"![{title}](./{path.name}.png)", ""]
+    lines += [*_varied(found), *_grid(found), f"![{title}](./{path.name}.png)", ""]
+    if panels := _bars(found, conditions):
+        lines += [f"![Bars](./{path.name}-bars.png)", ""]
+        task_bars.plot(panels, f"{title}, seed 0", path.with_name(f"{path.name}-bars.png"))
     path.with_suffix(".md").write_text("\n".join(lines))
     plot(title, found, path.with_suffix(".png"))
 
 
 def _table(found: Found, fleet: str, share: str) -> list[str]:
     rows, targets = found.of_group(found.rows, fleet, share), found.targets(fleet, share)
-    models = [model for model in dict.fromkeys(row["model"] for row in rows) if not _of_grid(model)]
+    models = [model for model in dict.fromkeys(row["model"] for row in rows) if model in METHODS]
     if BANDIT not in models:  # of this share only the grid was measured
         return []
     lines = [
         f"## Fleet `{fleet}`, {float(share):.0%} pruned",
         "",
         *([f"All come to {fmean(targets.values()):.4g}.", ""] if targets else []),
-        "| | score | worst | pruned | seconds | waiting | MB up | MB down | seconds to what all come to |",
-        "|---|---|---|---|---|---|---|---|---|",
+        f"{HEAD[0]} {task_bars.WHAT_ALL_COME_TO} |",
+        f"{HEAD[1]}---|",
     ]
     for model in models:
         own = [row for row in rows if row["model"] == model]
-        cells = [
-            _cell(own, name) for name in ("score", "worst", "pruned", "seconds", "waiting", "megabytes_up", "megabytes_down")
-        ]
         soon = found.seconds_to(fleet, share, model)
         reached = f"{fmean(soon):.3g}" if soon and len(soon) == len({row["seed"] for row in own}) else ""
-        lines.append(f"| {model} | {' | '.join(cells)} | {reached} |")
+        lines.append(f"{_line_of(model, own)} {reached} |")
     arms = {(model, "score"): {r["seed"]: float(r["score"]) for r in rows if r["model"] == model} for model in models}
     pairs = [Pair(BANDIT, model) for model in models if model != BANDIT]
     return [*lines, "", *(paired_table(arms, pairs, ["score"], "Score", 4) if _several(rows) else [])]
 
 
-def _of_grid(model: str) -> bool:
-    return model.startswith(f"{SCHEDULE}, rank") and model not in CHOICES
+def _line_of(model: str, rows: Sequence[Row]) -> str:
+    return f"| {model} | {' | '.join(_cell(rows, name) for name in COLUMNS)} |"
+
+
+def _varied(found: Found) -> Iterator[str]:
+    """Rows that vary one thing, each kind in a table."""
+    for mark, head in VARIED.items():
+        models = list(dict.fromkeys(row["model"] for row in found.rows if mark in row["model"]))
+        if models:
+            fleet = MANY_FLEET if mark == " devices" else FLEET
+            yield from (f"## {head}, fleet `{fleet}`", "", *HEAD)
+            yield from (_line_of(model, [row for row in found.rows if row["model"] == model]) for model in models)
+            yield ""
+
+
+def _bars(found: Found, conditions: Mapping[str, Any]) -> dict[str, task_bars.Bars]:
+    """The panels of the second plot, of a share with which more than one fleet was measured, or more than one alpha."""
+    panels: dict[str, task_bars.Bars] = {}
+    for share in dict.fromkeys(row["share"] for row in found.rows if row["model"] == BANDIT):
+        fleets = task_bars.by_fleet(found.rows, found.curves, share, found.metric == "loss")
+        alpha = conditions["settings"].get("data.alpha")
+        alphas = task_bars.by_alpha(found.rows, FLEET, share, alpha) if alpha else {}
+        panels |= {task_bars.WHAT_ALL_COME_TO: fleets} if fleets else {}
+        panels |= {"accuracy, mean over devices": alphas} if alphas else {}
+    return panels
 
 
 def _several(rows: Sequence[Row]) -> bool:
@@ -156,7 +187,7 @@ def plot(title: str, found: Found, path: Path) -> None:
         rows = found.of_group(found.curves, fleet, share)
         for model in (model for model in METHODS if any(row["model"] == model for row in rows)):
             times, scores = zip(*_line(rows, model), strict=True)
-            style = "--" if model in UNPRUNED else "-"
+            style = "--" if model in UNPRUNED else "-" if METHODS.index(model) < 10 else ":"
             (drawn[model],) = axes.plot(times, scores, style, marker="o", markersize=3, linewidth=1, color=colours[model])
         axes.set_xlabel("seconds of the fleet")
         axes.set_title(f"{fleet}, {float(share):.0%} pruned")

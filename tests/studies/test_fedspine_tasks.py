@@ -11,6 +11,7 @@ from tiny_model import save_tiny_roberta
 from benchmarks.fedspine import task_study, tasks
 from benchmarks.fedspine.allocation import CHOICES
 from benchmarks.fedspine.curves import seconds_of_shared
+from benchmarks.fedspine.task_bars import by_alpha, by_fleet
 from benchmarks.fedspine.task_report import Found
 from benchmarks.reports import write_again
 from espalier.settings.mistakes import Mistake
@@ -88,6 +89,25 @@ def test_when_a_score_is_reached_that_all_methods_come_to() -> None:
     assert [found.seconds_to("high", "0.5", name) for name in names] == [[30], [15], [18], []]
     losses = [{**row, "score": str(1 - float(row["score"]))} for row in rows]
     assert Found(losses, losses, "loss").seconds_to("high", "0.5", "bandits") == [15]
+
+
+def test_bars_of_fleets_and_alphas() -> None:
+    """Both come to 0.7 at best with one fleet or the other, so bars are the first rounds at 0.7; HetLoRA has one fleet."""
+    points = [
+        ("low", "0.0", "FedPETuning", 3, 0.7), ("low", "0.5", "bandits", 2, 0.6), ("low", "0.5", "bandits", 4, 0.8),
+        ("high", "0.0", "FedPETuning", 9, 0.7), ("high", "0.5", "bandits", 5, 0.7), ("high", "0.0", "HetLoRA", 1, 0.1),
+    ]  # fmt: skip
+    names = ("fleet", "share", "model", "seconds", "score")
+    curves = [dict(zip(names, map(str, point), strict=True), seed="0") for point in points]
+    assert by_fleet(curves, curves, "0.5", of_loss=False) == {
+        "low": {"FedPETuning": 3, "bandits": 4},
+        "high": {"FedPETuning": 9, "bandits": 5},
+    }
+    assert by_fleet(curves, curves[:2], "0.5", of_loss=False) == {}
+    ends = [("0.5", "bandits", "0.8"), ("0.5", "bandits, alpha 0.1", "0.5"), ("0.0", "FedPETuning", "0.9")]
+    rows = [{"seed": "0", "fleet": "high", "share": share, "model": name, "score": score} for share, name, score in ends]
+    assert by_alpha(rows, "high", "0.5", 10.0) == {"alpha 10": {"bandits": 0.8}, "alpha 0.1": {"bandits": 0.5}}
+    assert by_alpha(rows[:1], "high", "0.5", 10.0) == {}
 
 
 def test_records_that_are_not_there_are_named(tmp_path: Path) -> None:

@@ -1,0 +1,86 @@
+"""Bars of the study on a task: how long until all come to the same score, by fleet, and what they come to, by alpha."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.fedspallm.rows import Row
+
+Bars = Mapping[str, Mapping[str, float]]
+"""Their heights, by group and model."""
+WHAT_ALL_COME_TO = "seconds to what all come to"
+
+
+def by_fleet(rows: Sequence[Row], curves: Sequence[Row], share: str, of_loss: bool) -> Bars:
+    """Seconds of each fleet until models first are at one score, which all of them reach in all fleets; seed 0.
+
+    Only models that were measured with every fleet have bars. Rounds in between were not measured.
+    """
+    counted = [row for row in curves if row["seed"] == "0" and row["share"] in (share, "0.0")]
+    measured = {row["fleet"] for row in rows if row["model"] == "bandits" and row["share"] == share}
+    fleets = [fleet for fleet in ("low", "medium", "high") if fleet in measured]
+    own = {fleet: {row["model"] for row in counted if row["fleet"] == fleet} for fleet in fleets}
+    models = [model for model in dict.fromkeys(row["model"] for row in counted) if all(model in own[at] for at in fleets)]
+    if len(fleets) < 2 or not models:
+        return {}
+    best, worst = (min, max) if of_loss else (max, min)
+    points = {(fleet, model): _points(counted, fleet, model) for fleet in fleets for model in models}
+    target = worst(best(score for _, score in found) for found in points.values())
+    return {
+        fleet: {
+            model: min(at for at, score in points[fleet, model] if (score <= target if of_loss else score >= target))
+            for model in models
+        }
+        for fleet in fleets
+    }
+
+
+def _points(rows: Sequence[Row], fleet: str, model: str) -> list[tuple[float, float]]:
+    own = [row for row in rows if (row["fleet"], row["model"]) == (fleet, model)]
+    return [(float(row["seconds"]), float(row["score"])) for row in own]
+
+
+def by_alpha(rows: Sequence[Row], fleet: str, share: str, alpha: float) -> Bars:
+    """What models come to with the study's ``alpha`` and with others, most even first; seed 0."""
+    counted = [row for row in rows if row["seed"] == "0" and row["fleet"] == fleet and row["share"] in (share, "0.0")]
+    found: dict[float, dict[str, float]] = {}
+    for row in counted:
+        model, marked, own = row["model"].partition(", alpha ")
+        if marked:
+            found.setdefault(float(own), {})[model] = float(row["score"])
+    models = dict.fromkeys(model for scores in found.values() for model in scores)
+    if not models:
+        return {}
+    found[alpha] = {row["model"]: float(row["score"]) for row in counted if row["model"] in models}
+    return {f"alpha {own:g}": found[own] for own in sorted(found, reverse=True)}
+
+
+def plot(panels: Mapping[str, Bars], title: str, path: Path) -> None:
+    """Grouped bars, a panel per label of the vertical axis."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(1.5 + 4.0 * len(panels), 4.0), layout="constrained")
+    FigureCanvasAgg(figure)
+    models = list(dict.fromkeys(model for bars in panels.values() for heights in bars.values() for model in heights))
+    drawn: dict[str, Any] = {}
+    for axes, (label, bars) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
+        own = [model for model in models if any(model in heights for heights in bars.values())]
+        width = 0.8 / len(own)
+        for place, model in enumerate(own):
+            at = [group + (place - (len(own) - 1) / 2) * width for group, name in enumerate(bars) if model in bars[name]]
+            heights = [bars[name][model] for name in bars if model in bars[name]]
+            drawn[model] = axes.bar(at, heights, width, color=f"C{models.index(model) % 10}")
+        axes.set_xticks(range(len(bars)), list(bars))
+        axes.set_ylabel(label)
+        axes.set_ylim(*_limits([height for heights in bars.values() for height in heights.values()], label))
+        axes.grid(axis="y", alpha=0.3)
+    figure.axes[-1].legend(drawn.values(), drawn.keys(), loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=8)
+    figure.suptitle(title, fontsize=10)
+    figure.savefig(path, dpi=120, metadata={"Software": None})
+
+
+def _limits(heights: Sequence[float], label: str) -> tuple[float, float]:
+    """Times begin at 0; scores, of which only differences count, a little below the least."""
+    room = 0.1 * (max(heights) - min(heights))
+    return (0.0, max(heights) * 1.05) if label == WHAT_ALL_COME_TO else (min(heights) - 3 * room, max(heights) + room)
