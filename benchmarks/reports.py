@@ -14,13 +14,10 @@ from benchmarks.fedsoda import studies as fedsoda_studies
 from benchmarks.fedspallm import report as fedspallm
 from benchmarks.fedspallm import rows as by_columns
 from benchmarks.fedspallm import studies as fedspallm_studies
-from benchmarks.fedspine import allocation as fedspine_allocation
-from benchmarks.fedspine import curves as fedspine_curves
 from benchmarks.fedspine import regret as fedspine_regret
 from benchmarks.fedspine import task_report as fedspine_task_report
 from benchmarks.fedspine import task_study as fedspine_task_study
 from benchmarks.fedspine import tasks as fedspine_tasks
-from benchmarks.fedspine.curves import write_curves
 from benchmarks.fedspine.report import write_report as write_regret
 from benchmarks.sft_p import studies as sft_p_studies
 from benchmarks.smaller import studies as smaller_studies
@@ -59,11 +56,6 @@ def write_again(csv: Path) -> bool:
         fedspallm.write_report(variants, by_columns.Rows(csv, variants.keys, variants.figures, conditions), conditions, path)
     elif csv.stem == "fedspine-regret":
         write_regret(by_columns.Rows(csv, fedspine_regret.KEYS, fedspine_regret.FIGURES, conditions), path)
-    elif csv.stem == "fedspine-allocation":
-        own = fedspine_allocation.ALLOCATION
-        fedspallm.write_report(own, by_columns.Rows(csv, own.keys, own.figures, conditions), conditions, path)
-    elif csv.stem == "fedspine-allocation-curves":
-        write_curves(by_columns.Rows(csv, fedspine_curves.KEYS, fedspine_curves.FIGURES, conditions), path)
     elif family == "fedspine" and "metric" in conditions:
         if not name.endswith("-curves"):
             own_rows = by_columns.Rows(csv, fedspine_tasks.KEYS, fedspine_tasks.FIGURES, conditions)

@@ -2,27 +2,20 @@
 
     python -m benchmarks.fedspine regret [--seeds 0 1 2] [--out docs/studies]
     python -m benchmarks.fedspine steps [--shape 0.1b] [--out docs/studies]
-    python -m benchmarks.fedspine allocation --model DIRECTORY --private FILE --private FILE --text NAME=FILE --text NAME=FILE
     python -m benchmarks.fedspine tasks --model ENCODER --task sst2 --train FILE --test FILE --parts methods grid
     python -m benchmarks.fedspine tasks --model DIRECTORY --task dolly --clients DIRECTORY --test FILE
 
-Every private file is a domain's text, and is dealt out among the devices of that domain. Results go to
-``fedspine-<study>.csv`` row by row, so that a study that was stopped goes on, then to a Markdown table and a plot.
+Results go to ``fedspine-<study>.csv`` row by row, so that a study that was stopped goes on, then to a Markdown table and plots.
 """
 
 import argparse
 import sys
 from pathlib import Path
 
-from benchmarks.fedspallm import report
 from benchmarks.fedspallm.rows import Rows
 from benchmarks.fedspine import steps, task_study
-from benchmarks.fedspine.allocation import ALLOCATION, FLEET, TRAINED, curves_of, dealt_to_devices
-from benchmarks.fedspine.curves import write_curves
 from benchmarks.fedspine.regret import FIGURES, KEYS, NOISE, ROUNDS, measure
 from benchmarks.fedspine.report import write_report
-from benchmarks.smaller import bench as whole_runs
-from benchmarks.smaller.bench import add_arguments
 from espalier.settings.mistakes import Mistake
 
 
@@ -35,12 +28,11 @@ def main(arguments: list[str] | None = None) -> int:
     regret = commands.add_parser("regret", help="cumulative regret of S-UCB, of random arms and of the best fixed arm")
     regret.add_argument("--seeds", type=int, nargs="+", default=list(range(10)))
     regret.add_argument("--out", type=Path, default=Path("docs/studies"))
-    add_arguments(commands.add_parser("allocation", help=ALLOCATION.title), work="runs/fedspine", threads=1)
     steps.add_arguments(commands.add_parser("steps", help="seconds and memory of a step by pruning ratio and rank; no text"))
     task_study.add_arguments(commands.add_parser("tasks", help="scores of devices' own models on a task, by the fleet's clock"))
     given = parser.parse_args(arguments)
     try:
-        {"regret": _regret, "allocation": _allocation, "steps": steps.work, "tasks": task_study.work}[given.study](given)
+        {"regret": _regret, "steps": steps.work, "tasks": task_study.work}[given.study](given)
     except Mistake as mistake:
         print(f"{mistake}", file=sys.stderr)
         return 2
@@ -52,15 +44,6 @@ def _regret(given: argparse.Namespace) -> None:
     rows = Rows(path.with_suffix(".csv"), KEYS, FIGURES, {"rounds": ROUNDS, "noise": NOISE})
     measure(rows, given.seeds)
     write_report(rows, path)
-
-
-def _allocation(given: argparse.Namespace) -> None:
-    path = given.out / "fedspine-allocation"
-    given.private = dealt_to_devices(given.private, given.work.absolute() / "devices")
-    stated = {"training": TRAINED, "fleet": FLEET}
-    rows, conditions = whole_runs.measure(given, ALLOCATION, path, {}, stated)
-    report.write_report(ALLOCATION, rows, conditions, path)
-    write_curves(curves_of(rows), path.with_name(f"{path.name}-curves"))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.fedspine.allocation import CUT_FIRST, CUTS_LAST, PRUNED_FIRST
+from benchmarks.fedspine.compared import CUT_FIRST, CUTS_LAST, PRUNED_FIRST
 from benchmarks.smaller.bench import Bench
 from espalier.evaluation.scores import score
 from espalier.modeling.computing import Computing

@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.fedspallm.rows import Row, Rows
 from benchmarks.fedspine import cuts, task_bars
-from benchmarks.fedspine.allocation import BANDIT, CHOICES, UNPRUNED
+from benchmarks.fedspine.compared import BANDIT, CHOICES, UNPRUNED
 from benchmarks.fedspine.tasks import FLEET, GRID, MANY_FLEET, SCHEDULE
 from benchmarks.paired import Pair, paired_table
 

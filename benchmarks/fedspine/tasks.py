@@ -15,8 +15,8 @@ from typing import Any, Literal
 
 from benchmarks.fedspallm.rows import Rows
 from benchmarks.fedspine import cuts
-from benchmarks.fedspine.allocation import BANDIT, CHOICES, UNPRUNED
-from benchmarks.fedspine.curves import fleet_named, seconds_of_shared, waiting_of_shared
+from benchmarks.fedspine.compared import BANDIT, CHOICES, UNPRUNED
+from benchmarks.fedspine.shared_times import fleet_named, seconds_of_shared, waiting_of_shared
 from benchmarks.smaller.bench import Bench
 from espalier.settings.run import parse
 
@@ -31,7 +31,7 @@ STEPS = (20, 40)
 """Of a round, as many in all as elsewhere (tau)."""
 FLEETS = ("low", "medium")
 MANY, MANY_ROUNDS, MANY_FLEET = 80, 5, "full"
-ALPHAS = (1.0, 0.1)
+ALPHAS = (1.0, 0.5, 0.1)
 """Other distributions of the classes."""
 PARTS = ("methods", "cuts", "grid", "steps", "fleets", "many", "alphas")
 MEGA = 1e6

@@ -6,14 +6,16 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
-from tiny_model import save_tiny_roberta
+from bench import private_text
+from tiny_model import save_tiny_llama, save_tiny_roberta
 
-from benchmarks.fedspine import task_study, tasks
-from benchmarks.fedspine.allocation import CHOICES
-from benchmarks.fedspine.curves import seconds_of_shared
+from benchmarks.fedspine import cuts, task_study, tasks
+from benchmarks.fedspine.compared import CHOICES
+from benchmarks.fedspine.shared_times import seconds_of_shared
 from benchmarks.fedspine.task_bars import by_alpha, by_fleet
 from benchmarks.fedspine.task_report import Found
 from benchmarks.reports import write_again
+from espalier.modeling.opened import OpenedModel
 from espalier.settings.mistakes import Mistake
 from espalier.settings.run import parse
 from strategies.methods.refining_time import fleet_of
@@ -69,6 +71,28 @@ def test_a_row_is_what_its_run_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert (tmp_path / "fedspine-sst2.md").read_text() == report
     task_study.work(given(tmp_path, "--train", str(train), "--parts", "methods", "grid"))
     assert len((tmp_path / "fedspine-sst2.csv").read_text().splitlines()) == len(rows)
+
+
+def test_models_that_llm_pruner_cuts_before_and_after_the_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both kinds of cut are runs of their own, kept like others; what is cut last is scored after the rounds."""
+    spared = {"llm-pruner.spare-first": 0, "llm-pruner.spare-last": 0, "data.windows": 2}
+    monkeypatch.setattr(cuts, "CUT_FIRST", cuts.CUT_FIRST | spared)
+    monkeypatch.setattr(cuts, "LAST", {name: (run, how | spared) for name, (run, how) in cuts.LAST.items()})
+    monkeypatch.setattr(cuts, "WINDOW_TOKENS", 16)
+    monkeypatch.setattr(tasks, "DEVICES", 2)
+    records(tmp_path / "test.jsonl", ITEMS)
+    train, model = records(tmp_path / "train.jsonl", 60), save_tiny_llama(tmp_path / "llama", positions=256)
+    words = ["--train", str(train), "--parts", "cuts", "--model", str(model)]
+    public = tmp_path / "public.txt"
+    public.write_text("\n\n".join(private_text(client) for client in range(3)))
+    with pytest.raises(Mistake, match="--parts cuts needs --calibration FILE"):
+        task_study.work(given(tmp_path, *words))
+    task_study.work(given(tmp_path, *words, "--calibration", str(public)))
+    text = (tmp_path / "fedspine-sst2.csv").read_text()
+    assert all(name in text for name in (cuts.FIRST, *cuts.LAST))
+    for run in ("0-0.3-LLM-Pruner", "0-0.3-Mask Tuning", "0-0.3-all of Mask Tuning"):
+        (made,) = (tmp_path / "runs" / run / "runs").iterdir()
+        assert OpenedModel(made / "model").plan.num_parameters < OpenedModel(model).plan.num_parameters
 
 
 def test_when_a_score_is_reached_that_all_methods_come_to() -> None:

@@ -1,0 +1,40 @@
+"""What is compared: FedSpine with bandits, a schedule or chance, LoRA of the whole model, and models that LLM-Pruner cuts."""
+
+from typing import Any
+
+from benchmarks.smaller.bench import WINDOWS
+
+BANDIT = "bandits"
+PAPER = {"fedspine.exploration": 2.0, "fedspine.granularity": 0.2, "fedspine.discount": 0.95}
+CHOICES: dict[str, dict[str, Any]] = {
+    BANDIT: {},
+    "bandits, the paper's factor": PAPER,
+    "bandits, one rank (w/o A_T)": {"fedspine.adaptive-rank": False},
+    "bandits, one ratio": {"fedspine.adaptive-pruning": False},
+    "bandits, nothing pruned (w/o A_P)": {"fedspine.adaptive-pruning": False, "fedspine.share": 0.0},
+    "chance": {"fedspine.allocation": "random"},
+    "schedule": {"fedspine.allocation": "fixed"},
+    "schedule, rank 2": {"fedspine.allocation": "fixed", "fedspine.rank": 2},
+    "FedAPT": {"fedspine.allocation": "fixed", "fedspine.score": "mask", "fedspine.eta": 0.85},
+    "schedule, zero-fill": {"fedspine.allocation": "fixed", "fedspine.aggregation": "zero-fill"},
+}
+"""Settings of FedSpine by name."""
+UNPRUNED: dict[str, dict[str, Any]] = {
+    "FedPETuning": {"method": "fedpetuning", "lora.merge": True},
+    "HetLoRA": {"method": "hetlora", "hetlora.ranks": "8,8,8,4,4,4,2,2,2,2"},
+}
+"""LoRA of the whole model, for the perplexity that pruning costs; ranks by what the fleet's devices can do."""
+CUT_FIRST = {"method": "llm-pruner", "llm-pruner.selection": "block", "data.windows": WINDOWS}
+MERGED = {"method": "fedpetuning", "lora.merge": True, "evaluation.every": 0}
+PRUNED_FIRST = "LLM-Pruner, then FedPETuning"
+"""One smaller model for all, cut before the rounds begin; what the cut itself takes is not counted."""
+CUT_LAST = {**CUT_FIRST, "llm-pruner.element": "squared", "llm-pruner.selection": "search"}
+PRUNED_LAST = "FedPETuning, then Mask Tuning"
+"""One smaller model for all, cut when the rounds are over (FedLoRA + Prune), by the search of Mask Tuning alone."""
+REFINED_LAST = "FedPETuning, then all of Mask Tuning"
+"""The same, rearranged and rescaled too."""
+CUTS_LAST: dict[str, tuple[str, dict[str, Any]]] = {
+    PRUNED_LAST: ("Mask Tuning", CUT_LAST),
+    REFINED_LAST: ("all of Mask Tuning", {**CUT_LAST, "llm-pruner.rearrange": "all", "llm-pruner.rescale": "all"}),
+}
+"""Name of the run and settings of each."""
