@@ -4,11 +4,13 @@ Covers and does not cover: see ``storage/hash_chain``. A log whose end was cut o
 that was noted before.
 """
 
+import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from espalier.settings.home import at_home
 from espalier.settings.mistakes import Mistake
 from espalier.storage.chain_check import Checked, chain_check
 from espalier.wire.printable import without_control
@@ -27,9 +29,14 @@ def logs_of(where: Path) -> list[Path]:
     Mistake
         There is none.
     """
-    if where.is_file():
-        return [where]
-    found = sorted((where / FOLDER).glob("*.jsonl")) if where.is_dir() else []
+    try:
+        if where.is_file():
+            return [where]
+        found = sorted(path for path in (where / FOLDER).iterdir() if path.suffix == ".jsonl") if where.is_dir() else []
+    except FileNotFoundError:
+        found = []
+    except OSError as error:
+        raise Mistake(f"check-log: {where}: cannot be read ({error.strerror}); look as the node's account") from None
     if not found:
         raise Mistake(f"check-log: {where}: is no egress log, and no state directory or run directory with any")
     return found
@@ -58,6 +65,19 @@ def described(path: Path, checked: Checked) -> Iterator[str]:
         yield "  EMPTY    there is no entry"
 
 
+def noted(word: str) -> str:
+    """A hash that somebody noted, in the letters that logs have.
+
+    Raises
+    ------
+    Mistake
+        It is none, or not all of it.
+    """
+    if re.fullmatch("[0-9a-fA-F]{64}", word) is None:
+        raise Mistake(f"--head {word[:80]!r}: is no hash; give all 64 characters that check-log printed behind 'head'")
+    return word.lower()
+
+
 def is_renamed(path: Path, checked: Checked) -> bool:
     """Whether a log stands where another run's or site's belongs; one that was copied elsewhere may be called as one likes."""
     return checked.origin is not None and path.parent.name == FOLDER and path.stem != "-".join(checked.origin.values())
@@ -70,19 +90,25 @@ def shown(line: str) -> str:
 
 def main(given: Mapping[str, Any]) -> int:
     """Check logs; 0 if all are whole, 1 if one is broken or lacks a noted hash, 2 if one has no chain or is not read."""
-    wanted: Sequence[str] = given["heads"]
-    missing, code = set(wanted), 0
+    code = 0
     try:
-        for path in logs_of(Path(given["where"]).expanduser()):
+        wanted, logs = [noted(word) for word in given["heads"]], logs_of(at_home(given["where"]))
+    except Mistake as mistake:
+        print(f"espalier: {mistake}", file=sys.stderr)
+        return UNKNOWN
+    missing = set(wanted)
+    for path in logs:
+        try:
             checked = chain_check(path, wanted)
+        except Mistake as mistake:
+            print(f"espalier: {mistake}", file=sys.stderr)
+            code = code or UNKNOWN
+        else:
             print("\n".join(map(shown, described(path, checked))), flush=True)
             for head, number in checked.seen.items():
                 missing.discard(head)
                 print(f"  the noted hash is that of entry {number} of {checked.entries}: nothing up to it is missing")
             code = BROKEN if checked.fault or is_renamed(path, checked) else code or (0 if checked.entries else UNKNOWN)
-    except Mistake as mistake:
-        print(f"espalier: {mistake}", file=sys.stderr)
-        return UNKNOWN
     for head in sorted(missing):
         print(f"BROKEN     no entry has the noted hash {head}: what ended with it was cut off, or made anew")
     return BROKEN if missing else code

@@ -18,9 +18,10 @@ from client_app.own_name import own_key
 from client_app.readiness import require_ready
 from client_app.site import Site
 from espalier.pace.beats import Pace, heard_by
+from espalier.settings.home import at_home
 from espalier.settings.mistakes import Mistake
 from espalier.settings.site_keys import fingerprint
-from espalier.storage.private import private_folder
+from espalier.storage.private import private_folder, require_writable
 from espalier.training.client_data import read_client_data
 from espalier.wire.code_hash import code_sha256
 from espalier.wire.messages import UNREAD
@@ -43,6 +44,9 @@ def look(node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> Itera
     require_allowed(site, UNREAD)  # a run that has not begun
     yield f"site       {site.name}"
     yield f"state      {(folder := private_folder(site.node.state_root()))}"
+    require_writable(folder, "state-dir")
+    if site.node.models_dir:
+        require_writable(private_folder(at_home(site.node.models_dir)), "models-dir")
     yield f"program    {code_sha256()[:12]}"
     if site.node.site_key or site.settings.site_keys:
         yield f"site-key   {site.node.site_key}: {fingerprint(own_key(site).public_key())}"

@@ -26,6 +26,8 @@ from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, 
 FLOWER = "1.31"
 """The version that all this was tried with."""
 
+Told = Callable[[Exception], str]
+"""Of an error what the server is told."""
 Work = Callable[[bytes, Message, Context], Message]
 """Of the submitter's bundle, a message and its context: the reply."""
 
@@ -57,7 +59,7 @@ def claim_tasks(desk: Desk, is_free: Callable[[], bool], hand_on: Callable[[str]
     run_superexec(Reception, ClientAppIoStub, desk.address, insecure=True, superexec_auth_secret=secret)
 
 
-def answer_task(desk: Desk, token: str, work: Work) -> None:
+def answer_task(desk: Desk, token: str, work: Work, told: Told) -> None:
     """Pull a task, answer it and push the reply, as Flower's ``run_clientapp`` does, but for what is installed and run."""
     interceptors = [RuntimeVersionClientInterceptor(component_name="flwr-clientapp"), AppIoTokenClientInterceptor(token)]
     channel = create_channel(server_address=desk.address, insecure=True, interceptors=interceptors)
@@ -74,7 +76,7 @@ def answer_task(desk: Desk, token: str, work: Work) -> None:
             reply = work(bundle.content, message, context)
             status, details = SubStatus.COMPLETED, ""
         except Exception as error:
-            details = f"{type(error)}:<'{error}'>"
+            details = told(error)
             reply = Message(Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason=details), reply_to=message)
         push_message(stub, reply, context)
     except grpc.RpcError as error:

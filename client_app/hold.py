@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 
 from client_app.egress_log import described, egress_log, now
+from client_app.no_answer import NoAnswerError
 from client_app.site import Site
 from espalier.settings.mistakes import Mistake
 from espalier.storage.blobs import BlobStore, sha256
@@ -28,7 +29,7 @@ POLL_SECONDS = 0.25
 REFUSED = "an officer of the site did not release it"
 
 
-class StillHeldError(RuntimeError):
+class StillHeldError(NoAnswerError):
     """The server waits no longer for this attempt; the next one is answered from what is kept."""
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from client_app.egress_log import egress_log, now
 from client_app.hold import note_hold
+from espalier.settings.home import at_home
 from espalier.settings.mistakes import Mistake
 from espalier.storage.held import Decision, Held, HeldReplies, held_at
 
@@ -50,7 +51,7 @@ def chosen(found: Waiting, ids: Sequence[str]) -> Waiting:
     for word, pairs in several.items():
         if len(pairs) != 1:
             raise Mistake(f"release: {word!r}: {len(pairs)} held replies are called so; give the id of one that is listed")
-    return [pairs[0] for pairs in several.values()]
+    return list({pairs[0][1].id: pairs[0] for pairs in several.values()}.values())
 
 
 def decide(root: Path, pairs: Waiting, released: bool, reason: str = "") -> Iterator[str]:
@@ -59,24 +60,45 @@ def decide(root: Path, pairs: Waiting, released: bool, reason: str = "") -> Iter
     Raises
     ------
     Mistake
-        This is not the node's account, somebody decided meanwhile, a held file is not what was held, or the log or the
-        decision cannot be written; of this reply nothing is decided.
+        This is not the node's account. Or, when all others are decided: on some nothing was, as somebody decided meanwhile, a
+        held file is not what was held, or the log or the decision cannot be written.
     """
     if pairs:
         require_owner(root)
-    decision = Decision(released, now(), account(os.geteuid()), reason)
-    word = "released" if released else "refused"
+    decision, mistakes = Decision(released, now(), account(os.geteuid()), reason), list[str]()
     for replies, held in pairs:
-        with replies.deciding(held):
-            if released:
-                replies.require_as_shown(held)
-            log = egress_log(root, held.entry["lineage"], held.entry["site"])
-            try:
-                note_hold(log.append, held, word, by=decision.by, **({"reason": reason} if reason else {}))
-            except OSError as error:
-                raise Mistake(f"{log.path}: cannot be written ({error.strerror}); nothing was decided") from None
-            replies.decide(held, decision)
-        yield f"{word:<10} {held.id}  {_what(held.entry)}"
+        try:
+            with replies.deciding(held):
+                _decide(root, replies, held, decision)
+        except Mistake as mistake:
+            mistakes.append(str(mistake))
+        else:
+            yield f"{_word(decision):<10} {held.id}  {_what(held.entry)}"
+    if mistakes:
+        raise Mistake("\n".join(mistakes))
+
+
+def _decide(root: Path, replies: HeldReplies, held: Held, decision: Decision) -> None:
+    """First the log says it, then it counts."""
+    if decision.released:
+        replies.require_as_shown(held)
+    log = egress_log(root, held.entry["lineage"], held.entry["site"])
+    why = {"reason": decision.reason} if decision.reason else {}
+    try:
+        note_hold(log.append, held, _word(decision), by=decision.by, **why)
+    except OSError as error:
+        raise Mistake(f"{log.path}: cannot be written ({error.strerror}); nothing was decided on {held.id}") from None
+    try:
+        replies.decide(held, decision)
+    except OSError as error:
+        raise Mistake(
+            f"{replies.folder}: cannot be written ({error.strerror}); the log has {_word(decision)!r} of {held.id}, "
+            "which is still held all the same: make room, and decide again"
+        ) from None
+
+
+def _word(decision: Decision) -> str:
+    return "released" if decision.released else "refused"
 
 
 def account(uid: int) -> str:
@@ -138,10 +160,15 @@ def _what(entry: Mapping[str, Any]) -> str:
 
 def main(given: Mapping[str, Any]) -> int:
     """List, show, release or refuse, as the words of the command say; 2 where that cannot be done."""
-    root = Path(given["state_dir"]).expanduser()
+    failed = False
     try:
+        root = at_home(given["state_dir"])
         if not root.is_dir():
             raise Mistake(f"release: {root}: is no directory; name the state-dir of the site's node")
+        if given["all"] and given["ids"]:
+            raise Mistake(f"release: {' '.join(given['ids'])} --all: name replies, or release all; not both")
+        if os.geteuid() != 0:  # another account could not look into it, and would see nothing
+            require_owner(root)
         found, damaged = waiting(root)
         for mistake in damaged:  # the others can be decided on
             print(f"espalier: {mistake}", file=sys.stderr)
@@ -152,13 +179,20 @@ def main(given: Mapping[str, Any]) -> int:
         released = [pair for pair in released if pair[1].id not in ids] if given["all"] else released
         if both := sorted(ids & {held.id for _, held in released}):
             raise Mistake(f"release: {', '.join(both)}: cannot be released and refused at once")
-        for line in decide(root, refused, False, given["reason"]):
-            print(line, flush=True)
-        for line in decide(root, released, True, given["reason"]):
-            print(line, flush=True)
+        for pairs, is_released in ((refused, False), (released, True)):
+            try:
+                for line in decide(root, pairs, is_released, given["reason"]):
+                    print(line, flush=True)
+            except Mistake as mistake:
+                print(f"espalier: {mistake}", file=sys.stderr)
+                failed = True
     except Mistake as mistake:
         print(f"espalier: {mistake}", file=sys.stderr)
         return 2
+    except OSError as error:
+        where = error.filename or given["state_dir"]
+        print(f"espalier: release: {where}: {error.strerror}; decide as the node's account", file=sys.stderr)
+        return 2
     if not (given["show"] or refused or released) and (found or not damaged):
         print("\n".join(listed(held for _, held in found)) if found else f"Nothing is held in {root}.")
-    return 2 if damaged else 0
+    return 2 if damaged or failed else 0

@@ -13,6 +13,7 @@ import gc
 import json
 import os
 import sys
+import traceback
 from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any, NoReturn
@@ -20,6 +21,7 @@ from typing import Any, NoReturn
 from flwr.app import Context, Message
 
 from client_app.flower_tasks import Desk, answer_task
+from client_app.no_answer import NoAnswerError
 from client_app.warm_node import LEAVING
 from espalier.modeling.machine_memory import resident
 from espalier.wire.code_hash import bundle_sha256, code_sha256
@@ -27,7 +29,7 @@ from espalier.wire.code_hash import bundle_sha256, code_sha256
 MEGA = 10**6
 
 
-class AnotherProgramError(RuntimeError):
+class AnotherProgramError(NoAnswerError):
     """The run's bundle holds another program than the node's own."""
 
 
@@ -50,6 +52,15 @@ def work(bundle: bytes, message: Message, context: Context) -> Message:
     return app(message, context)
 
 
+def told(error: Exception) -> str:
+    """What the server is told of an error in place of an answer; the node's log has all of it."""
+    if isinstance(error, NoAnswerError):
+        print(f"espalier: {error}", file=sys.stderr, flush=True)
+        return str(error)
+    traceback.print_exception(error)
+    return f"unexpected {type(error).__name__} before the message was read; see this node's log"
+
+
 def main(order: dict[str, Any]) -> NoReturn:
     """Answer tasks until standard input ends, which is asked for when there is none for ``warm-seconds``."""
     desk, warm_seconds, most_idle = Desk(order["address"]), float(order["warm-seconds"]), int(order["most-idle-bytes"])
@@ -63,7 +74,7 @@ def main(order: dict[str, Any]) -> NoReturn:
         except Empty:
             os.write(answers, LEAVING)  # a task that is on its way is answered; else standard input ends
             continue
-        answer_task(desk, token, work)
+        answer_task(desk, token, work, told)
         gc.collect()
         keeps = fits_idle(most_idle)
         os.write(answers, b"answered\n" if keeps else b"answered\n" + LEAVING)

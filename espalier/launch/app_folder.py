@@ -4,11 +4,23 @@ That is a checkout, or what a wheel brings: ``espalier_assets/app`` beside the p
 """
 
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import espalier
 from espalier.settings.mistakes import Mistake
+
+
+def installed_app() -> Path:
+    """The app's directory as it is installed, whatever lies in the current one.
+
+    Raises
+    ------
+    Mistake
+        It is not there.
+    """
+    return _first_app(_installed())
 
 
 def find_app(given: str | None) -> Path:
@@ -21,8 +33,15 @@ def find_app(given: str | None) -> Path:
     Mistake
         None of them holds the app.
     """
+    return _first_app([Path(given)] if given else [Path.cwd(), *_installed()])
+
+
+def _installed() -> list[Path]:
     installed = Path(espalier.__file__).parent.parent
-    candidates = [Path(given)] if given else [Path.cwd(), installed, installed / "espalier_assets" / "app"]
+    return [installed, installed / "espalier_assets" / "app"]
+
+
+def _first_app(candidates: Sequence[Path]) -> Path:
     for candidate in candidates:
         if _is_app(candidate):
             return candidate.resolve()

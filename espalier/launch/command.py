@@ -33,7 +33,7 @@ from typing import Any, NoReturn
 import tomli_w
 
 import espalier
-from espalier.launch.app_folder import find_app
+from espalier.launch.app_folder import find_app, installed_app
 from espalier.launch.check_node import check_node
 from espalier.launch.configuration import configuration
 from espalier.launch.in_app import run_in_app
@@ -74,9 +74,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             signal.signal(number, _interrupt)
     watched = WatchedRun(sys.argv[1:] if arguments is None else arguments)
     try:
+        if given.command == "check-node":  # of what the node would run
+            return check_node(find_app(given.app) if given.app else installed_app(), given.node_config, given.words)
         app = find_app(given.app)
-        if given.command == "check-node":
-            return check_node(app, given.node_config, given.words)
         if given.command == "plan":
             return plan(app, given.words, given.teraflops, given.megabits, measure=given.measure)
         config, settings = configuration(app, given.words, on_this_machine=given.superlink is None)
@@ -117,7 +117,7 @@ def _node(given: argparse.Namespace, words: Sequence[str]) -> int:
     for number in INTERRUPTS:
         signal.signal(number, _interrupt)
     try:
-        return run_node(find_app(None), words, given.clientappio_api_address, given.warm_seconds, given.most_idle_megabytes)
+        return run_node(installed_app(), words, given.clientappio_api_address, given.warm_seconds, given.most_idle_megabytes)
     except Mistake as mistake:
         print(f"espalier: {mistake}", file=sys.stderr)
         return 2
@@ -135,6 +135,11 @@ def _keys(given: argparse.Namespace) -> int:
     except Mistake as mistake:
         print(f"espalier: {mistake}", file=sys.stderr)
         return 2
+    except OSError as error:
+        print(f"espalier: keys: {error.filename or given.directory}: {error.strerror}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
     return 0
 
 
@@ -145,6 +150,8 @@ def _at_the_site(given: argparse.Namespace) -> int:
     except Mistake as mistake:
         print(f"espalier: {mistake}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return 130
 
 
 def _show_app() -> int:
@@ -172,8 +179,10 @@ def _parser() -> argparse.ArgumentParser:
     keys.add_argument("--site", action="append", default=[], metavar="NAME", help="a site, as in its --node-config")
     keys.add_argument("--days", type=int, default=365, help="how long the server's certificate holds; default 365")
     node = commands.add_parser(
-        "node", help="a SuperNode that stays warm, and runs the installed program alone; takes the options of flower-supernode"
-    )
+        "node", help="a SuperNode that stays warm, and runs the installed program alone; takes the options of flower-supernode",
+        epilog="All further options are those of flower-supernode (flower-supernode --help): --superlink, --root-certificates, "
+        "--auth-supernode-private-key, --node-config.",
+    )  # fmt: skip
     node.add_argument(
         "--warm-seconds", type=float, default=900.0, help="a worker without a task ends after so long; default 900"
     )

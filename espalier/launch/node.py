@@ -11,15 +11,18 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from espalier.launch.check_node import read_node_config
 from espalier.launch.in_app import started_in_app
 from espalier.launch.kept import kept
 from espalier.settings.mistakes import Mistake
+from espalier.settings.node import parse_node
 
 WARM_NODE = "client_app.warm_node"
 LOOPBACK = "127.0.0.1"
+NODE_CONFIG = "--node-config"
 OWN = (
     "--isolation", "--superexec-auth-secret-file", "--allow-runtime-dependency-installation",
     "--appio-ssl-certfile", "--appio-ssl-keyfile", "--appio-ssl-ca-certfile",
@@ -77,14 +80,26 @@ def _check(words: Sequence[str], address: str, warm_seconds: float, most_idle_me
     given = [word.partition("=")[0] for word in words if word.startswith("--") and word != "--"]
     if own := sorted({word for word in given if any(option.startswith(word) for option in OWN)}):
         raise Mistake(f"{', '.join(own)}: espalier node sets this itself, or does not allow it; leave it out")
+    for config in _values_of(NODE_CONFIG, words):  # Flower passes over what it cannot read, and over keys that nobody knows
+        parse_node(read_node_config(config))
     if not 0 < warm_seconds <= MOST_WARM_SECONDS:
         raise Mistake(f"--warm-seconds {warm_seconds:g}: must be above 0 and at most {MOST_WARM_SECONDS}")
     if most_idle_megabytes < 0:
         raise Mistake(f"--most-idle-megabytes {most_idle_megabytes}: must be 0 or more; 0 sets no bound")
+    if address and not address.rpartition(":")[2].isdigit():
+        raise Mistake(f"--clientappio-api-address {address}: has no port; write, for instance, {LOOPBACK}:9094")
     if address and address.rpartition(":")[0] not in (LOOPBACK, "localhost", "[::1]"):
         raise Mistake(
             f"--clientappio-api-address {address}: must be a loopback address, as tasks are handed out there unencrypted"
         )
+
+
+def _values_of(option: str, words: Sequence[str]) -> Iterator[str]:
+    """What an option is given as, also by the beginning of its name."""
+    for place, word in enumerate(words):
+        name, is_joined, value = word.partition("=")
+        if len(name) > 2 and option.startswith(name):
+            yield value if is_joined else words[place + 1] if place + 1 < len(words) else ""
 
 
 def _supernode() -> str:

@@ -3,7 +3,7 @@
 import argparse
 from typing import Any
 
-from espalier.launch.app_folder import find_app
+from espalier.launch.app_folder import installed_app
 from espalier.launch.in_app import run_in_app
 
 RELEASE, CHECK_LOG = "release", "check-log"
@@ -40,4 +40,4 @@ def run_officer(given: argparse.Namespace) -> int:
         module, document = "client_app.release", {key: getattr(given, key) for key in keys}
     else:
         module, document = "client_app.check_log", {"where": given.where, "heads": given.head}
-    return run_in_app(find_app(None), module, document)
+    return run_in_app(installed_app(), module, document)

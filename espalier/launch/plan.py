@@ -11,6 +11,7 @@ from espalier.settings.mistakes import Mistake
 
 PLAN = "server_app.planning.command"
 """The module of the app that plans."""
+LEAST_SPEED, MOST_SPEED = 1e-6, 1e9
 
 
 def add_plan(commands: Any) -> argparse.ArgumentParser:
@@ -21,15 +22,13 @@ def add_plan(commands: Any) -> argparse.ArgumentParser:
     parser.add_argument(
         "words", nargs="*", metavar="preset | key=value", help="the run, as for espalier run; default: the demo"
     )
-    parser.add_argument(
-        "--teraflops", type=float, default=0.0, help="what a client computes, 10^12 additions and multiplications a second"
-    )
-    parser.add_argument("--megabits", type=float, default=0.0, help="of a client's line, 10^6 bits a second")
+    parser.add_argument("--teraflops", type=float, help="what a client computes, 10^12 additions and multiplications a second")
+    parser.add_argument("--megabits", type=float, help="of a client's line, 10^6 bits a second")
     parser.add_argument("--measure", action="store_true", help="time matrix products on this machine in place of --teraflops")
     return parser
 
 
-def plan(app: Path, words: Sequence[str], teraflops: float, megabits: float, *, measure: bool) -> int:
+def plan(app: Path, words: Sequence[str], teraflops: float | None, megabits: float | None, *, measure: bool) -> int:
     """Print the plan; 0, or 2 if the run's settings or its model are wrong.
 
     Raises
@@ -38,7 +37,9 @@ def plan(app: Path, words: Sequence[str], teraflops: float, megabits: float, *, 
         A word is no setting, or a speed is none.
     """
     for name, value in (("--teraflops", teraflops), ("--megabits", megabits)):
-        if value < 0:
-            raise Mistake(f"{name} {value:g}: must be greater than 0")
+        if value is not None and not LEAST_SPEED <= value <= MOST_SPEED:
+            raise Mistake(f"{name} {value:g}: must be from {LEAST_SPEED:g} to {MOST_SPEED:g}")
+    if measure and teraflops is not None:
+        raise Mistake(f"--teraflops {teraflops:g} --measure: state the speed, or let it be measured; not both")
     run, _ = configuration(app, words, on_this_machine=True)
     return run_in_app(app, PLAN, {"run": run, "teraflops": teraflops, "megabits": megabits, "measure": measure})

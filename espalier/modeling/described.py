@@ -38,8 +38,10 @@ def described(directory: Path) -> Iterator[Path]:
     try:
         Checkpoint(directory)
     except Mistake:
-        if not (directory / "config.json").is_file() or _has_weights(directory):
+        if _has_weights(directory):
             raise
+        if not (directory / "config.json").is_file():
+            raise Mistake(f"{directory}: has no config.json; name the directory of a model") from None
     else:
         yield directory
         return
@@ -64,6 +66,8 @@ def _write_holes(directory: Path, folder: Path) -> None:
         config: dict[str, Any] = json.loads(path.read_text())
     except (OSError, ValueError):
         raise Mistake(f"{path}: is not a JSON file that can be read; copy the model again") from None
+    if not isinstance(config, dict):
+        raise Mistake(f"{path}: holds no keys and values; copy the model again")
     family = family_of(config, str(path))
     from transformers import AutoConfig
 

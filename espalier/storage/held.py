@@ -13,7 +13,7 @@ import fcntl
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -172,12 +172,19 @@ class HeldReplies:
     def blobs_decided(self, server_round: int) -> dict[str, bool]:
         """Hashes of all blobs of a round that were decided on, and whether they were released; one refusal counts for more."""
         found: dict[str, bool] = {}
-        for held in self:
-            decision = self.decision(held)
-            if decision is not None and held.entry["round"] == server_round:
+        for held, decision in self._decided_ones():
+            if held.entry["round"] == server_round:
                 for blob in held.blobs:
                     found[blob["sha256"]] = found.get(blob["sha256"], True) and decision.released
         return found
+
+    def _decided_ones(self) -> Iterator[tuple[Held, Decision]]:
+        """Those that can be read; what a damaged document would let out is held anew."""
+        for path in self._documents():
+            with suppress(Mistake):
+                held = self._read(path)
+                if (decision := self.decision(held)) is not None:
+                    yield held, decision
 
     def _document(self, held: Held) -> Path:
         return self.folder / f"{held.id}.json"

@@ -17,6 +17,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import IO, Any
 
 from espalier.settings.mistakes import Mistake
@@ -51,6 +52,18 @@ def private_folder(root: Path, *parts: str) -> Path:
     except OSError as error:
         raise _unusable(root, error) from error
     return folder
+
+
+def require_writable(folder: Path, key: str) -> None:
+    """Raise Mistake, with the name of the ``key`` that says where it is, if this process can make no file in a directory."""
+    try:
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise Mistake(
+            f"{key} = {shortened(str(folder))!r}: {error.strerror}; name a directory that this node can write, and check as "
+            "its account"
+        ) from error
 
 
 def mark_as_ours(folder: Path, **more: Any) -> None:

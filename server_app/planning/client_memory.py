@@ -1,7 +1,9 @@
 """The memory that a client's work takes, beside what its machine has; ``espalier check-node`` ends with it.
 
-Covers: the plan's figure for the run's settings and the model at this node, which is an estimate (docs/studies/plan.md).
-Does not cover: a model that the run's server brings; other programs, and other runs at this node, that want memory too.
+Covers: the plan's figure for the run's settings and the model at this node, which is an estimate (docs/studies/plan.md). On a
+CUDA device it is what the same work holds on a CPU, without libraries; the host's own memory is not compared then.
+Does not cover: what CUDA's context and kernels take on the device; a model that the run's server brings; other programs, and
+other runs at this node, that want memory too.
 """
 
 import sys
@@ -57,6 +59,7 @@ def told(memory: Memory, *, on_device: bool) -> str:
             f"memory: the work takes {line}; there are {as_size(total)}. Choose a larger machine, or a run with smaller "
             "batches or shorter windows, training.base = 'nf4', or activations = 'disk'"
         )
+    line += "; CUDA's own context comes on top" if on_device else ""
     return line if peak <= free else f"{line}; that is more than the {as_size(free)} that are free now"
 
 

@@ -60,8 +60,6 @@ class Memory:
 
     process: Process
     moments: tuple[Moment, ...]
-    device: tuple[Moment, ...] = ()
-    """Of a CUDA device, where it computes on one."""
 
     @property
     def libraries(self) -> int:

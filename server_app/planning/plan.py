@@ -77,10 +77,18 @@ class Plan:
             total += f" ({as_size(least.up + least.down)} to {as_size(most.up + most.down)})"
         client, server = as_size(sum(self.disk.client.values())), as_size(sum(self.disk.server.values()))
         memory = f"about {as_size(self.client.peak)} per client and {as_size(self.server.peak)} of the server"
-        return [
+        largest, speeds = most.largest, Speeds()
+        flower = f"{as_size(superlink(largest).peak)} of the SuperLink and {as_size(supernode(largest).peak)} of a SuperNode"
+        stated = f"with {speeds.teraflops:g} teraflops and {speeds.megabits:g} megabits per second"
+        lines = [
             f"planned      messages: {as_size(per_client)} per client, {total}",
             f"planned      memory: {memory}; disk: {client} per client and {server} of the server",
         ]
+        if not self.simulation:
+            superlinks = f"disk of the SuperLink {as_size(self.disk.superlink)}"
+            lines.append(f"planned      memory of Flower's processes: {flower}; {superlinks}")
+        time = f"{self.seconds_of_round(0, speeds):.3g} s {stated}"
+        return [*lines, f"planned      time: a client's round {time} (espalier plan takes other speeds)"]
 
     def long(self, speeds: Speeds) -> list[str]:
         """Everything."""
@@ -141,7 +149,8 @@ class Plan:
         for who, parts in (("a client", disk.client), ("the server", disk.server)):
             told = ", ".join(f"{name} {as_size(size)}" for name, size in parts.items() if size)
             lines.append(f"  {who:<14} {as_size(sum(parts.values())):>9}: {told}")
-        return [*lines, f"  {'the SuperLink':<14} {as_size(disk.superlink):>9}: messages under way"]
+        lines.append(f"  {'the SuperLink':<14} {as_size(disk.superlink):>9}: messages under way")
+        return [*lines, f"  {'a SuperNode':<14} {as_size(0):>9}: messages are in its memory"]
 
     def _time(self, speeds: Speeds) -> list[str]:
         found = self.seconds_of_round(0, speeds)

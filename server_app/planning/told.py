@@ -18,5 +18,6 @@ def tell_plan(settings: RunSettings, model: OpenedModel, tests: PublicTests, *, 
         lines = Plan(settings, model, tests, simulation).short()
     except Exception:
         logging.getLogger("espalier").debug("no plan", exc_info=True)
+        print("planned      nothing: the forecast failed, which is no matter of the run's", flush=True)
         return
     print("\n".join(lines), flush=True)

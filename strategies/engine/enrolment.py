@@ -21,7 +21,7 @@ from espalier.wire.enrolment import Challenge, Enrolment, SignedEnrolment, refus
 from espalier.wire.messages import Letter, NoScalars, read, validate
 from espalier.wire.signed_name import is_signed, new_nonce, statement
 from strategies.engine.roster import Seat
-from strategies.engine.rounds import POLL_SECONDS, Rounds
+from strategies.engine.rounds import POLL_SECONDS, Rounds, error_of
 
 NO_CLIENT = -1
 TELL_SECONDS = 10.0
@@ -163,7 +163,7 @@ class Enroller:
     def _read(self, reply: Message, node_id: int, request: Letter) -> Enrolment | None:
         try:
             if not reply.has_content():
-                raise Mistake(f"Flower reports error {reply.error.code}")
+                raise Mistake(error_of(reply))
             letter = self.rounds.checked(reply, request, Seat(NO_CLIENT, "", node_id))
             if letter.header.status == "ok":
                 return self._known(letter, node_id, request)

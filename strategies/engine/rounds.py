@@ -243,7 +243,7 @@ class Rounds:
     def _accept(self, entry: _Pending, reply: Message, pending: list[_Pending]) -> Letter | None:
         """Check a reply; None means that the client was dropped, is asked again, or is to catch up."""
         if not reply.has_content():
-            self._send_again(entry, pending, f"Flower reports error {reply.error.code}", late=False)
+            self._send_again(entry, pending, error_of(reply), late=False)
             return None
         try:
             letter = self.checked(reply, entry.request, entry.seat)
@@ -326,6 +326,12 @@ class Rounds:
         raise RunFailed(
             f"{number} clients {what}, the quorum is {needed} of {'num-clients =' if of is None else 'the'} {asked}{lines}"
         )
+
+
+def error_of(reply: Message) -> str:
+    """What Flower says in place of an answer, with the node's own words where it has any."""
+    reason = printable(reply.error.reason or "")
+    return f"Flower reports error {reply.error.code}{f': {reason}' if reason else ''}"
 
 
 def _names(pending: list[_Pending]) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from client_app.release import waiting
 from espalier.settings.mistakes import Mistake
 from espalier.settings.node import parse_node
 from espalier.storage.chain_check import chain_check
-from espalier.storage.held import Held, held_at
+from espalier.storage.held import Held, HeldReplies, held_at
 from espalier.wire.lifetime import lifetime
 from espalier.wire.messages import SCHEMA_VERSION, Header, Letter, address, read
 
@@ -280,6 +281,64 @@ def test_a_damaged_document_keeps_nobody_from_deciding_on_others(
     assert OneSite(bench).ask(attempt=2).header.status == "ok"
 
 
+def test_a_damaged_document_withholds_no_blob_that_was_released(bench: Bench, time: Time) -> None:
+    with pytest.raises(StillHeldError):
+        OneSite(bench).ask()
+    ((replies,),) = [held_at(state(bench))]
+    (held,) = replies
+    assert decide(bench, all=True) == 0
+    (replies.folder / f"{'0' * len(held.id)}.json").write_text("{}")
+    (replies.folder / f"{'1' * len(held.id)}.json").write_text("{")
+    assert replies.blobs_decided(held.entry["round"]) == {blob["sha256"]: True for blob in held.blobs}
+
+
+def test_what_cannot_be_decided_keeps_nobody_from_deciding_on_others(
+    bench: Bench, time: Time, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of the replies of two runs one has lost a file, and the other is released."""
+    for run in ("by-hand", "another"):
+        with pytest.raises(StillHeldError):
+            OneSite(bench).ask(lineage=run)
+    first, second = undecided(bench)
+    (lost,) = [replies for replies in held_at(state(bench)) if replies.has(first)]
+    shutil.rmtree(lost.folder / first.id)
+    assert decide(bench, all=True) == 2
+    shown = capsys.readouterr()
+    assert "or it is gone; remove" in shown.err
+    assert second.id in shown.out
+    assert [held.id for held in undecided(bench)] == [first.id]
+
+
+def test_an_id_beside_all_is_no_slip_that_releases_everything(
+    bench: Bench, time: Time, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(StillHeldError):
+        OneSite(bench).ask()
+    (held,) = undecided(bench)
+    assert decide(bench, ids=["zzzz"], all=True) == 2
+    assert "release: zzzz --all: name replies, or release all; not both" in capsys.readouterr().err
+    assert len(undecided(bench)) == 1
+    assert decide(bench, ids=[held.id, held.id[:6]]) == 0  # twice the same
+
+
+def test_a_decision_that_cannot_be_written_does_not_count(
+    bench: Bench, time: Time, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(StillHeldError):
+        OneSite(bench).ask()
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(HeldReplies, "decide", full)
+        assert decide(bench, all=True) == 2
+    assert "still held all the same: make room, and decide again" in capsys.readouterr().err
+    assert len(undecided(bench)) == 1
+    assert decide(bench, all=True) == 0
+    assert [entry["entry"] for entry in log_of(bench)] == ["held", "released", "released"]
+
+
 def test_a_reply_is_called_by_four_characters_or_more(bench: Bench, time: Time, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(StillHeldError):
         OneSite(bench).ask()
@@ -402,7 +461,7 @@ def test_nobody_decides_whose_word_the_node_could_not_read(
     with pytest.raises(StillHeldError):
         OneSite(bench).ask()
     monkeypatch.setattr("client_app.release.os.geteuid", lambda: os.getuid() + 4321)
-    assert decide(bench) == 0
+    assert decide(bench) == 2
     assert decide(bench, all=True) == 2
     assert f"and this is {os.getuid() + 4321}; decide as" in capsys.readouterr().err
     assert [entry["entry"] for entry in log_of(bench)] == ["held"]

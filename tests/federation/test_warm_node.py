@@ -13,7 +13,7 @@ from flwr.cli.build import build_fab_from_disk
 
 from client_app import flower_tasks
 from client_app.warm_node import Worker
-from client_app.warm_worker import AnotherProgramError, fits_idle, work
+from client_app.warm_worker import AnotherProgramError, fits_idle, told, work
 from espalier.launch.node import run_node
 from espalier.modeling.machine_memory import machine_memory, resident
 from espalier.settings.mistakes import Mistake
@@ -125,6 +125,15 @@ def test_a_worker_that_holds_too_much_lets_its_model_go_and_ends_if_that_is_not_
     assert "the worker holds 0 MB, may hold 0 MB between tasks, and ends" in capsys.readouterr().err
 
 
+def test_the_server_is_told_why_there_is_no_answer_but_nothing_of_an_unexpected_error(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert told(AnotherProgramError("install the same release")) == "install the same release"
+    assert capsys.readouterr().err == "espalier: install the same release\n"
+    assert told(KeyError("a private word")) == "unexpected KeyError before the message was read; see this node's log"
+    assert "a private word" in capsys.readouterr().err
+
+
 def test_what_this_process_holds_grows_with_what_it_makes() -> None:
     before = resident()
     block = bytearray(b"x") * (1 << 26)
@@ -145,6 +154,11 @@ def test_a_bound_below_0_is_refused() -> None:
         (["--appio-ssl-certfile=x.pem"], "", 1.0, "--appio-ssl-certfile: espalier node sets this itself"),
         ([], "", 0.0, "--warm-seconds 0: must be above 0"),
         ([], "0.0.0.0:9094", 1.0, "must be a loopback address"),
+        ([], "127.0.0.1", 1.0, "has no port; write, for instance, 127.0.0.1:9094"),
+        (["--node-config", 'site="a" hold-replies = "tensors"'], "", 1.0, "Flower would pass over it"),
+        (['--node-config=site="a" hold-reply=1'], "", 1.0, "hold-reply: unknown key; did you mean 'hold-replies'"),
+        (["--node-c", 'site="a/b"'], "", 1.0, "site = 'a/b'"),
+        (["--node-config"], "", 1.0, "node-config"),
     ],
 )
 def test_a_node_that_would_not_be_safe_is_not_started(words: list[str], address: str, seconds: float, told: str) -> None:

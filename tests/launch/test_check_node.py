@@ -117,6 +117,14 @@ def test_a_disk_that_is_too_small_is_told(
     assert "free it, or name another directory" in told
 
 
+@pytest.mark.parametrize("key", ["state-dir", "models-dir"])
+def test_a_directory_that_cannot_be_written_is_told(
+    run: dict[str, Any], node: dict[str, Any], capsys: pytest.CaptureFixture[str], key: str
+) -> None:
+    assert check({"node": node | {key: "/proc/self/task"}, "run": run}) == 2
+    assert f"{key} = '/proc/self/task': " in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("node_changes", "run_changes", "words"),
     [

@@ -83,6 +83,26 @@ def test_a_noted_hash_finds_an_end_that_was_cut_off(state: Path, capsys: pytest.
     assert check(state, noted) == 1
 
 
+@pytest.mark.parametrize("head", ["5d0f", "x" * 64, ""])
+def test_what_is_no_hash_is_told(state: Path, capsys: pytest.CaptureFixture[str], head: str) -> None:
+    assert check(state, head) == 2
+    assert "give all 64 characters that check-log printed behind 'head'" in capsys.readouterr().err
+
+
+def test_a_noted_hash_may_have_large_letters(state: Path) -> None:
+    assert check(state, chain_check(state / "egress" / "run-2-a.jsonl").head.upper()) == 0
+
+
+def test_a_log_that_cannot_be_read_hides_no_broken_one(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (state / "egress" / "run-0-a.jsonl").mkdir()
+    broken = state / "egress" / "run-2-a.jsonl"
+    broken.write_bytes(b"".join(broken.read_bytes().splitlines(keepends=True)[1:]))
+    assert check(state) == 1
+    shown = capsys.readouterr()
+    assert "run-0-a.jsonl: cannot be read" in shown.err
+    assert "BROKEN" in shown.out
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [('{"kind": "train", "bytes": 3}\n', "NO CHAIN 1 entries of a release"), ("", "EMPTY    there is no entry")],

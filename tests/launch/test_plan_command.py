@@ -25,17 +25,21 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
 
 
 def test_the_words_are_those_of_a_run(asked: list[tuple[str, dict[str, Any]]]) -> None:
-    assert main(["plan", "fedspallm", "num-clients=3", "--app", ROOT, "--teraflops", "2", "--measure"]) == 0
+    assert main(["plan", "fedspallm", "num-clients=3", "--app", ROOT, "--teraflops", "2"]) == 0
     ((module, document),) = asked
     assert module == "server_app.planning.command"
     assert (document["run"]["method"], document["run"]["num-clients"]) == ("fedspallm", 3)
-    assert (document["teraflops"], document["megabits"], document["measure"]) == (2.0, 0.0, True)
+    assert (document["teraflops"], document["megabits"], document["measure"]) == (2.0, None, False)
 
 
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--megabits", "-1"], "--megabits -1: must be greater than 0"),
+        (["--megabits", "-1"], "--megabits -1: must be from 1e-06 to 1e+09"),
+        (["--teraflops", "0"], "--teraflops 0: must be from"),
+        (["--megabits", "nan"], "--megabits nan: must be from"),
+        (["--teraflops", "inf"], "--teraflops inf: must be from"),
+        (["--teraflops", "2", "--measure"], "state the speed, or let it be measured; not both"),
         (["fedprllm.sparsity=2"], "fedprllm.sparsity"),
         (["no-such-preset"], "no-such-preset"),
     ],

@@ -84,7 +84,8 @@ def test_holes_have_what_the_weights_have(tiny: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "why"),
     [
-        ({}, "no such file; the model must be stored as safetensors"),
+        ({}, "has no config.json; name the directory of a model"),
+        ({"config.json": "[]"}, "holds no keys and values"),
         ({"config.json": "{"}, "is not a JSON file that can be read"),
         ({"config.json": '{"model_type": "unheard"}'}, "unheard"),
         ({"config.json": "{}", "model-00001.safetensors": ""}, "no such file"),
@@ -120,12 +121,15 @@ def test_mistakes_are_told(tiny: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert "nowhere" in capsys.readouterr().err
 
 
-def test_a_run_tells_its_plan_in_two_lines(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_tells_its_plan_in_a_few_lines(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings, model = settings_of(tiny, method="fedprllm", num_clients=3), OpenedModel(tiny)
     tell_plan(settings, model, PublicTests({"documentation": torch.zeros(2, 16)}), simulation=True)
-    first, second = capsys.readouterr().out.splitlines()
+    first, second, third = capsys.readouterr().out.splitlines()
     assert first.startswith("planned      messages: ")
     assert "per client" in second
+    assert third.startswith("planned      time: a client's round")
+    tell_plan(settings, model, PublicTests({"documentation": torch.zeros(2, 16)}), simulation=False)
+    assert "of the SuperLink and" in capsys.readouterr().out
 
 
 def test_a_forecast_never_fails_a_run(
@@ -137,7 +141,7 @@ def test_a_forecast_never_fails_a_run(
     monkeypatch.setattr(of_plan.Plan, "short", fail)
     with caplog.at_level(logging.DEBUG, "espalier"):
         tell_plan(settings_of(tiny), OpenedModel(tiny), PublicTests({}), simulation=True)
-    assert capsys.readouterr().out == ""
+    assert capsys.readouterr().out == "planned      nothing: the forecast failed, which is no matter of the run's\n"
     assert "no plan" in caplog.text
 
 

@@ -183,7 +183,7 @@ def test_an_error_that_flower_reports_of_a_connected_node_frees_no_seat(tmp_path
     server.nodes.broken = {1}
     assert server.train() == [1]
     assert server.asked_to_train() == [1, 2, 1]
-    assert server.rounds.roster.seats[0].reason == "train: Flower reports error 5 (2 of 2 attempts)"
+    assert server.rounds.roster.seats[0].reason == "train: Flower reports error 5: node unavailable (2 of 2 attempts)"
 
 
 def test_nodes_of_one_name_that_do_not_answer_end(tmp_path: Path) -> None:
