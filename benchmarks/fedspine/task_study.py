@@ -76,6 +76,8 @@ def work(given: argparse.Namespace) -> None:
     curves = Rows(path.with_name(f"{path.name}-curves.csv"), tasks.CURVE_KEYS, tasks.CURVE_FIGURES, conditions)
     bench = Bench(common, given.model, [], given.seeds, given.work.absolute())
     wanted = [cell for cell in tasks.cells(given.parts, given.shares, common) if not given.only or cell.model in given.only]
+    if any(cell.cut for cell in wanted) and model.family.kind == "encoder":
+        raise Mistake("tasks: --parts cuts: LLM-Pruner and Mask Tuning cut language models alone; leave the part out")
     if any(cell.cut for cell in wanted) and not (given.calibration and given.calibration.is_file()):
         raise Mistake("tasks: --parts cuts needs --calibration FILE, public text for LLM-Pruner; name one")
     tasks.measure(bench, rows, curves, wanted, metric, given.calibration)

@@ -73,9 +73,13 @@ class AdapterAveraging(MethodSettings):
         if not (federation.keep_optimizer and self.averages_updates):
             return []
         return [
-            f"federation.keep-optimizer = true: {method}.aggregation = 'svd' gives the adapters other directions in every "
-            "round, which AdamW's moments know nothing of; choose one of the two"
+            f"federation.keep-optimizer = true: {self.svd_of(method)} gives the adapters other directions in every round, "
+            "which AdamW's moments know nothing of; choose one of the two"
         ]
+
+    def svd_of(self, method: str) -> str:
+        """What has the updates' mean factored anew."""
+        return f"{method}.aggregation = 'svd'"
 
     def lora_of(self, lora: LoraSettings, num_blocks: int) -> LoraSettings:
         """What clients train, in the words of ``[lora]``, of a model of so many blocks."""

@@ -97,6 +97,7 @@ class FedSpineSettings(AdapterAveraging, CutSettings, PersonalModelSettings):
     )
     fleet: str = Field(
         "auto",
+        min_length=1,
         description="Devices that the run pretends to have, for the times that rewards look at: `full`, `low`, `medium` or "
         "`high` of `conf/devices`, or a file. `measured`: the seconds that clients measure, which differ from run to run. "
         "`auto`: `full` in simulation, and measured times in a deployment.",
@@ -112,6 +113,10 @@ class FedSpineSettings(AdapterAveraging, CutSettings, PersonalModelSettings):
         """Updates of different rows and ranks have a mean of their products alone."""
         return True
 
+    def svd_of(self, method: str) -> str:
+        """The mean of updates is always factored anew."""
+        return f"method = '{method}'"
+
     def fleet_name(self, *, simulation: bool) -> str:
         """The fleet of a run; empty where times are measured."""
         chosen = ("full" if simulation else MEASURED) if self.fleet == AUTO else self.fleet
@@ -120,7 +125,7 @@ class FedSpineSettings(AdapterAveraging, CutSettings, PersonalModelSettings):
     @property
     def chooses(self) -> bool:
         """Whether anything is chosen for each device."""
-        return self.allocation in CHOSEN and (self.adaptive_pruning or self.adaptive_rank)
+        return self.allocation in CHOSEN and ((self.adaptive_pruning and self.share > 0) or self.adaptive_rank)
 
     def rounds_of_pruning(self, rounds: int) -> int:
         """T of the schedule, of a run of so many rounds."""
@@ -153,7 +158,17 @@ class FedSpineSettings(AdapterAveraging, CutSettings, PersonalModelSettings):
         if self.allocation in CHOSEN and not self.chooses:
             lines.append(
                 f"{method}.allocation = '{self.allocation}': neither ratio nor rank is chosen; set {method}.allocation to "
-                "fixed, or adaptive-pruning or adaptive-rank to true"
+                "fixed, or adaptive-rank or (with a share above 0) adaptive-pruning to true"
+            )
+        if self.allocation == "bandit" and self.share == 0 and self.reward == "literal":
+            lines.append(
+                f"{method}.share = 0: {method}.reward = 'literal' is a multiple of what was pruned, so that all rewards would "
+                "be 0; set the reward to scaled"
+            )
+        if self.allocation == "fixed" and self.share > 0 and self.prune_rounds > federation.rounds:
+            lines.append(
+                f"{method}.prune-rounds = {self.prune_rounds}: there are {federation.rounds} rounds (federation.rounds), in "
+                "which no device comes to the share; lower it"
             )
         if self.allocation in CHOSEN and self.adaptive_rank and self.rank_min > largest:
             lines.append(f"{method}.rank-min = {self.rank_min}: the adapters' largest rank is {largest} (lora.rank); lower it")

@@ -20,6 +20,8 @@ from espalier.settings.table import Table, mistake_lines
 
 ANYWHERE = "any"
 """Place of devices that are dealt out evenly to all places, by the run's seed."""
+LEAST, MOST = 1e-6, 1e6
+"""Speeds beyond them give times that are no numbers to compare."""
 
 
 @dataclass(frozen=True)
@@ -35,14 +37,14 @@ class Conditions:
 class DeviceKind(Table):
     """A kind of device: what it can do at most, and the modes it can be switched to."""
 
-    teraflops: float = Field(gt=0, le=1e6, description="10^12 operations a second in its fastest mode.")
+    teraflops: float = Field(ge=LEAST, le=MOST, description="10^12 operations a second in its fastest mode.")
     modes: list[float] = Field(min_length=1, max_length=64, description="Speed of each mode, as a share of the fastest one.")
 
     @field_validator("modes")
     @classmethod
     def _are_shares(cls, modes: list[float]) -> list[float]:
-        if not all(0 < mode <= 1 for mode in modes):
-            raise ValueError("modes are shares of the fastest one, above 0 and at most 1")
+        if not all(LEAST <= mode <= 1 for mode in modes):
+            raise ValueError(f"modes are shares of the fastest one, from {LEAST:g} to 1")
         return modes
 
 
@@ -54,8 +56,8 @@ class Place(Table):
     @field_validator("megabits")
     @classmethod
     def _ascend(cls, megabits: list[float]) -> list[float]:
-        if not 0 < megabits[0] <= megabits[1]:
-            raise ValueError("megabits are the least and the most, both above 0")
+        if not LEAST <= megabits[0] <= megabits[1] <= MOST:
+            raise ValueError(f"megabits are the least and the most, from {LEAST:g} to {MOST:g}")
         return megabits
 
 

@@ -8,9 +8,8 @@ devices that kept the row, each with a weight by the importance of its LoRA modu
 A device's first round tunes the whole model, as nothing was measured before it.
 """
 
-import math
 from collections.abc import Iterator, Mapping
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -29,6 +28,7 @@ from espalier.wire.structure import structured_plan
 from pruning_kernels.factor_importance import Terms, comparable, spectral_term
 from pruning_kernels.factor_means import KeptFactors
 from pruning_kernels.factors import Factors
+from strategies.engine.capped import capped
 from strategies.engine.evaluation import ClientEvaluation
 from strategies.engine.inbox import Inbox
 from strategies.engine.roster import Seat
@@ -90,8 +90,8 @@ class FedSpine(FedPETuning):
         model.require_units()
         super().require_fit(settings, model, capabilities)
         require_measured(settings, model.plan)
-        require_share(settings, model.plan)
         require_whole_nf4_blocks(settings, model.plan)
+        require_share(settings, model.plan)
         require_fleet(settings)
 
     def summary(self) -> None:
@@ -257,9 +257,7 @@ class FedSpine(FedPETuning):
 
     def _capped(self, claimed: Mapping[int, float]) -> dict[int, float]:
         """First terms of equation 14, which devices claim: none counts more than a multiple of the median."""
-        usual = median(claimed.values())
-        most = self.federation.max_weight_ratio * usual if usual > 0 else math.inf
-        return {client: min(value, most) for client, value in claimed.items()}
+        return capped(claimed, self.federation.max_weight_ratio)
 
     def _show(self, note: RoundNote) -> None:
         pruned, ranks = ([getattr(own, name) for own in note.devices.values()] for name in ("pruned", "rank"))

@@ -408,6 +408,12 @@ class TestFedSpine(PersonalPromises):
             ({"fedspine__rank": 5}, "fedspine.rank = 5: the adapters' largest rank is 4"),
             ({"fedspine__rank_min": 5}, "fedspine.rank-min = 5"),
             ({"fedspine__adaptive_rank": False, "fedspine__adaptive_pruning": False}, "neither ratio nor rank is chosen"),
+            ({"fedspine__adaptive_rank": False, "fedspine__share": 0.0}, "neither ratio nor rank is chosen"),
+            ({"fedspine__reward": "literal", "fedspine__share": 0.0}, "all rewards would be 0"),
+            ({"fedspine__allocation": "fixed", "fedspine__prune_rounds": 50}, "in which no device comes to the share"),
+            ({"fedspine__channel_multiple": 16, "fedspine__share": 0.45}, r"16 channels \(channel-multiple\) of each block"),
+            ({"fedspine__fleet": ""}, "fedspine.fleet = ''"),
+            ({"federation__keep_optimizer": True}, "method = 'fedspine' gives the adapters other directions|does not read it"),
             (
                 {"fedspine__fleet": "none.toml"},
                 "fedspine.fleet = 'none.toml': there is no none.toml; conf/devices has some",

@@ -112,9 +112,10 @@ def test_more_clients_than_devices_are_refused(fleet: Fleet) -> None:
         (
             "megabits = [10, 30]",
             "megabits = [30, 10]",
-            "megabits are the least and the most, both above 0",
+            "megabits are the least and the most, from 1e-06 to 1e[+]06",
         ),
         ("megabits = [10, 30]", "megabits = [nan, 10]", "places.near.megabits.0 = nan: "),
+        ("megabits = [10, 30]", "megabits = [1e-320, 1e-310]", "from 1e-06 to"),
         ("count = 2", "count = 0", "devices.0.count = 0: "),
         ("count = 2", "count = 2\ncolour = 1", "devices.0.colour: unknown key"),
         ("mode-rounds = 2", "mode-rounds = 0", "mode-rounds = 0: "),

@@ -99,7 +99,7 @@ class ModelUnits:
         Raises
         ------
         Mistake
-            Units have to stay (one of each kind in each block) that cost more than may stay.
+            Units have to stay (one group and one multiple of channels in each block) that cost more than may stay.
         """
         everything = int(self.costs.sum())
         whole = ModelUnits.of(plan) if len(self.blocks) < len(plan.blocks) else self
@@ -108,12 +108,13 @@ class ModelUnits:
         stay = torch.zeros_like(competing[: int(competing.max()) + 1])
         first = torch.ones_like(self.pools, dtype=torch.bool)
         first[1:] = self.pools[1:] != self.pools[:-1]
-        stay.scatter_add_(0, competing[first], self.costs[first])
+        least = torch.where(self.pools % 2 == 1, torch.bincount(self.pools)[self.pools].clamp(max=job.channel_multiple), 1)
+        stay.scatter_add_(0, competing[first], (self.costs * least)[first])
         for total, staying in zip(self._totals(competing), stay.tolist(), strict=True):
             if share_of(total, share) > total - staying:
                 raise Mistake(
                     f"share = {job.share:g} (share-of = '{job.share_of}'): {share:.1%} of what can be cut would have to go, "
-                    f"and of {total} parameters {staying} must stay, one group and one channel of each block; lower it"
+                    f"and of {total} parameters {staying} must stay, one group and {_channels(job)} of each block; lower it"
                 )
         return share
 
@@ -131,3 +132,8 @@ def _keep_a_multiple(cut: NDArray[np.bool_], scores: NDArray, multiple: int) -> 
         cut[order[~cut[order]][: stay - wanted]] = True
     elif wanted > stay:
         cut[order[cut[order]][stay - wanted :]] = False
+
+
+def _channels(job: CutSettings) -> str:
+    """The fewest that stay in a block, in words."""
+    return f"{job.channel_multiple} channels (channel-multiple)" if job.channel_multiple > 1 else "one channel"
