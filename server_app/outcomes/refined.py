@@ -58,6 +58,10 @@ class RefinedOutcome(PersonalOutcome[RefinedResult]):
         self.summary.virtual_seconds = result.seconds if job.fleet_name(simulation=run.simulation) else None
         target = run.folder.path / "adapter"
         export_adapter(run.model, result.adapters, result.tensors, target, adapter_card(run.settings, run.model, report))
+        if self.summary.virtual_seconds is not None:
+            for client, seat in self.summary.roster.seats.items():
+                own = [note.devices[client].seconds for note in result.rounds if client in note.devices]
+                seat.metrics["virtual_seconds"] = sum(own)
         ranks = {client: own.rank for note in result.rounds for client, own in note.devices.items()}
         for client in sorted(self.summary.roster.seats):
             document: dict[str, Any] = {

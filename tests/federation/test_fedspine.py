@@ -315,6 +315,9 @@ class TestFedSpine(PersonalPromises):
             assert note["waiting_seconds"] == pytest.approx(max(seconds) - np.mean(seconds))
         document = summary(folder)
         assert document["virtual_seconds"] == pytest.approx(sum(note["seconds"] for note in refinements(folder)))
+        for client, own in enumerate(document["clients"]):
+            seconds = [note["devices"][str(client)]["seconds"] for note in refinements(folder)]
+            assert own["metrics"]["virtual_seconds"] == pytest.approx(sum(seconds))
 
     def test_a_bandit_s_history_is_in_the_checkpoint(self, bench: Bench) -> None:
         changes = {"federation__rounds": 4, "federation__sampled_clients": 0.75}
