@@ -33,6 +33,8 @@ FLEETS = ("low", "medium")
 MANY, MANY_ROUNDS, MANY_FLEET = 80, 5, "full"
 ALPHAS = (1.0, 0.5, 0.1)
 """Other distributions of the classes."""
+BY_SAMPLES = {"bandits, weights by samples": {"federation.client-weights": "samples"}}
+"""How all other methods weigh clients; FedSpine's own weights are by importance."""
 PARTS = ("methods", "cuts", "grid", "steps", "fleets", "many", "alphas")
 MEGA = 1e6
 
@@ -81,8 +83,8 @@ def cells(parts: Sequence[str], shares: Sequence[float], common: Mapping[str, An
     if "alphas" in parts:
         for alpha in ALPHAS:
             yield Cell(FLEET, 0.0, f"{WHOLE}, alpha {alpha:g}", {**UNPRUNED[WHOLE], "data.alpha": alpha})
-            for name in (BANDIT, SCHEDULE):
-                yield _pruned(FLEET, shares[-1], f"{name}, alpha {alpha:g}", {**CHOICES[name], "data.alpha": alpha})
+            for name, changes in {**{name: CHOICES[name] for name in (BANDIT, SCHEDULE)}, **BY_SAMPLES}.items():
+                yield _pruned(FLEET, shares[-1], f"{name}, alpha {alpha:g}", {**changes, "data.alpha": alpha})
     if "many" in parts:
         for name in (BANDIT, SCHEDULE):
             varied = {"num-clients": MANY, "federation.rounds": MANY_ROUNDS, "evaluation.every": MANY_ROUNDS}
