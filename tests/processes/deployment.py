@@ -155,7 +155,7 @@ def espalier_command(folder: Path, *arguments: str) -> tuple[list[str], dict[str
     return [str(BIN / "espalier"), *arguments], environment(folder / "command")
 
 
-def espalier(folder: Path, *arguments: str, seconds: float = 900) -> subprocess.CompletedProcess[str]:
+def espalier(folder: Path, *arguments: str, seconds: float = 1800) -> subprocess.CompletedProcess[str]:
     """Give the ``espalier`` command and wait for its end, so many seconds at most."""
     command, env = espalier_command(folder, *arguments)
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=seconds)
@@ -177,7 +177,7 @@ def flwr(home: Path, *words: str) -> str:
     return str(done.output)
 
 
-def eventually(what: Callable[[], bool], seconds: float = 300) -> None:
+def eventually(what: Callable[[], bool], seconds: float = 1800) -> None:
     """Return when something has become true; fail if it does not."""
     end = time.monotonic() + seconds
     while not what():

@@ -149,7 +149,7 @@ class Sites:
 
     def wait_for(self, method: str) -> Path:
         """The same, when it has."""
-        eventually(lambda: self.run_of(method) is not None, 900)
+        eventually(lambda: self.run_of(method) is not None)
         found = self.run_of(method)
         assert found is not None
         return found

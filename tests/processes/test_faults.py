@@ -101,7 +101,7 @@ def test_a_supernode_killed_for_good_costs_its_own_contribution(tmp_path: Path) 
         with started(tmp_path, *command) as espalier_run:
             eventually(lambda: finished_rounds(tmp_path) >= 1)
             running.nodes["hospital-b"].kill()
-            eventually(lambda: espalier_run.poll() is not None, 300)
+            eventually(lambda: espalier_run.poll() is not None)
             assert espalier_run.returncode == 0, (tmp_path / "command.log").read_text()
     clients = summary(results_of(tmp_path))["clients"]
     assert [client["status"] for client in clients] == ["completed", "dropped"]
@@ -115,7 +115,7 @@ def test_a_supernode_that_comes_back_goes_on_where_it_was(tmp_path: Path, whole:
             running.nodes["hospital-b"].kill()
             running.nodes["hospital-b"].wait()
             running.start_node("hospital-b")
-            eventually(lambda: espalier_run.poll() is not None, 300)
+            eventually(lambda: espalier_run.poll() is not None)
             assert espalier_run.returncode == 0, (tmp_path / "command.log").read_text()
     clients = summary(results_of(tmp_path))["clients"]
     assert [client["status"] for client in clients] == ["completed", "completed"]
@@ -131,7 +131,7 @@ def test_a_clientapp_killed_in_a_round_is_started_again(tmp_path: Path, whole: P
             for pid in running.processes("flwr-clientapp"):
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            eventually(lambda: espalier_run.poll() is not None, 300)
+            eventually(lambda: espalier_run.poll() is not None)
             assert espalier_run.returncode == 0, (tmp_path / "command.log").read_text()
     clients = summary(results_of(tmp_path))["clients"]
     assert [client["status"] for client in clients] == ["completed", "completed"]

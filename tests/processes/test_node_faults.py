@@ -21,7 +21,7 @@ pytestmark = pytest.mark.faults
 FLEET, CONTROL = f"{SERVER}:9092", "127.0.0.1:9093"
 WARM, PLAIN = SITES
 TUNED = (
-    "fedpetuning", "num-clients=2", "quorum=1.0", "federation.rounds=2", "training.steps=400", "evaluation.max-windows=4",
+    "fedpetuning", "num-clients=2", "quorum=1.0", "federation.rounds=2", "training.steps=200", "evaluation.max-windows=4",
     "evaluation.centralized=off", "evaluation.local-only=false", "deadline-seconds=240.0", "attempts=4", "--app", str(ROOT),
 )  # fmt: skip
 """Rounds that take so long that sites tell of their steps."""
