@@ -24,6 +24,8 @@ UNPRUNED: dict[str, dict[str, Any]] = {
     "HetLoRA": {"method": "hetlora", "hetlora.ranks": "8,8,8,4,4,4,2,2,2,2"},
 }
 """LoRA of the whole model, for the perplexity that pruning costs; ranks by what the fleet's devices can do."""
+AT_ONCE_FIRST, AT_ONCE_LAST = "all pruned in round 2", "all pruned in the last round"
+"""What LLMPruner + FedLoRA and FedLoRA + Prune do, by FedSpine's own cuts: each device by its own text, encoders too."""
 CUT_FIRST = {"method": "llm-pruner", "llm-pruner.selection": "block", "data.windows": WINDOWS}
 MERGED = {"method": "fedpetuning", "lora.merge": True, "evaluation.every": 0}
 PRUNED_FIRST = "LLM-Pruner, then FedPETuning"
@@ -38,3 +40,13 @@ CUTS_LAST: dict[str, tuple[str, dict[str, Any]]] = {
     REFINED_LAST: ("all of Mask Tuning", {**CUT_LAST, "llm-pruner.rearrange": "all", "llm-pruner.rescale": "all"}),
 }
 """Name of the run and settings of each."""
+
+
+def at_once(rounds: int) -> dict[str, dict[str, Any]]:
+    """One cut to the whole share, by LLM-Pruner's rule of groups before tuning, by the Fisher of Mask Tuning after it.
+
+    The last round tunes what it has cut for its steps, in place of rescaling.
+    """
+    fixed = {"fedspine.allocation": "fixed", "fedspine.prune-rounds": 1}
+    last = {"fedspine.prune-from": rounds, "fedspine.score": "mask", "evaluation.every": rounds}
+    return {AT_ONCE_FIRST: {**fixed, "fedspine.score": "group"}, AT_ONCE_LAST: {**fixed, **last}}

@@ -8,11 +8,11 @@ from typing import Any
 
 from benchmarks.fedspallm.rows import Row, Rows
 from benchmarks.fedspine import cuts, task_bars
-from benchmarks.fedspine.compared import BANDIT, CHOICES, UNPRUNED
+from benchmarks.fedspine.compared import AT_ONCE_FIRST, AT_ONCE_LAST, BANDIT, CHOICES, UNPRUNED
 from benchmarks.fedspine.tasks import FLEET, GRID, MANY_FLEET, SCHEDULE
 from benchmarks.paired import Pair, paired_table
 
-METHODS = (*UNPRUNED, *CHOICES, cuts.FIRST, *cuts.LAST)
+METHODS = (*UNPRUNED, *CHOICES, cuts.FIRST, *cuts.LAST, AT_ONCE_FIRST, AT_ONCE_LAST)
 UNPRUNED_SHARE = "0.0"
 VARIED = {
     " steps": "Other numbers of steps in a round, as many in all",

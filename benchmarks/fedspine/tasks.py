@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from benchmarks.fedspallm.rows import Rows
 from benchmarks.fedspine import cuts
-from benchmarks.fedspine.compared import BANDIT, CHOICES, UNPRUNED
+from benchmarks.fedspine.compared import BANDIT, CHOICES, UNPRUNED, at_once
 from benchmarks.fedspine.shared_times import fleet_named, seconds_of_shared, waiting_of_shared
 from benchmarks.smaller.bench import Bench
 from espalier.settings.run import parse
@@ -35,7 +35,7 @@ ALPHAS = (1.0, 0.5, 0.1)
 """Other distributions of the classes."""
 BY_SAMPLES = {"bandits, weights by samples": {"federation.client-weights": "samples"}}
 """How all other methods weigh clients; FedSpine's own weights are by importance."""
-PARTS = ("methods", "cuts", "grid", "steps", "fleets", "many", "alphas")
+PARTS = ("methods", "once", "cuts", "grid", "steps", "fleets", "many", "alphas")
 MEGA = 1e6
 
 
@@ -62,6 +62,9 @@ def cells(parts: Sequence[str], shares: Sequence[float], common: Mapping[str, An
         yield from _unpruned(FLEET)
         for share, name in product(shares, CHOICES):
             yield _pruned(FLEET, share, name, CHOICES[name])
+    if "once" in parts:
+        for share, (name, changes) in product(shares, at_once(common["federation.rounds"]).items()):
+            yield _pruned(FLEET, share, name, changes)
     if "cuts" in parts:
         for share in shares:
             yield Cell(FLEET, share, cuts.FIRST, UNPRUNED[WHOLE], "first")

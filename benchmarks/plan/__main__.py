@@ -56,14 +56,17 @@ OWN: Mapping[str, Mapping[str, Any]] = {
 
 def settings_of(method: str, model: str, folder: Path) -> dict[str, Any]:
     """The flat configuration of a method's run."""
+    return configuration(find_app(str(ROOT)), words_of(method, model, folder), on_this_machine=True)[0]
+
+
+def words_of(method: str, model: str, folder: Path, **changes: Any) -> list[str]:
+    """What ``espalier run`` is given for a method's run, with some changes; texts are written into the folder."""
     chosen: dict[str, Any] = {"method": method, "model": model, **COMMON, **(TUNING if METHODS[method].tunes else PRUNING)}
-    chosen |= OWN.get(method, {})
+    chosen |= {**OWN.get(method, {}), **changes}
     chosen |= {"data.path": _text(folder, "docs/*.md"), "evaluation.texts": f"public={_text(folder, 'docs/methods/*.md')}"}
     if method == "fedsoda":
         chosen["fedsoda.public-text"] = _text(folder, "docs/studies/*.md")
-    words = [f"{key}={json.dumps(value) if isinstance(value, bool) else value}" for key, value in chosen.items()]
-    config, _ = configuration(find_app(str(ROOT)), words, on_this_machine=True)
-    return config
+    return [f"{key}={json.dumps(value) if isinstance(value, bool) else value}" for key, value in chosen.items()]
 
 
 def _text(folder: Path, pattern: str) -> str:

@@ -30,6 +30,7 @@ class FedSpineSettings(AdapterAveraging, CutSettings, PersonalModelSettings):
         "adaptive-rank": {"allocation": CHOSEN},
         "rank-min": {"allocation": CHOSEN, "adaptive-rank": (True,)},
         "discount": {"allocation": ("bandit",)},
+        "prune-from": {"allocation": ("fixed",)},
         "granularity": {"allocation": ("bandit",)},
         "exploration": {"allocation": ("bandit",)},
         "kappa": {"reward": ("scaled",)},
@@ -54,6 +55,12 @@ class FedSpineSettings(AdapterAveraging, CutSettings, PersonalModelSettings):
         ge=0,
         description="Rounds of pruning in which a device that always takes the middle step comes to `share`; the first is "
         "round 2. 0: half of the rounds.",
+    )
+    prune_from: int = Field(
+        2,
+        ge=2,
+        description="First round of the schedule's pruning. With `prune-rounds=1` all goes at once: in round 2 (pruned, then "
+        "tuned), or in the last round (tuned, then pruned).",
     )
     allocation: Literal["bandit", "fixed", "random"] = Field(
         "bandit",
@@ -165,11 +172,18 @@ class FedSpineSettings(AdapterAveraging, CutSettings, PersonalModelSettings):
                 f"{method}.share = 0: {method}.reward = 'literal' is a multiple of what was pruned, so that all rewards would "
                 "be 0; set the reward to scaled"
             )
-        if self.allocation == "fixed" and self.share > 0 and self.prune_rounds > federation.rounds:
-            lines.append(
-                f"{method}.prune-rounds = {self.prune_rounds}: there are {federation.rounds} rounds (federation.rounds), in "
-                "which no device comes to the share; lower it"
-            )
+        if self.share > 0 and not (self.chooses and self.adaptive_pruning):
+            lines += self._schedule_too_long(method, federation.rounds)
         if self.allocation in CHOSEN and self.adaptive_rank and self.rank_min > largest:
             lines.append(f"{method}.rank-min = {self.rank_min}: the adapters' largest rank is {largest} (lora.rank); lower it")
         return lines
+
+    def _schedule_too_long(self, method: str, rounds: int) -> list[str]:
+        steps = self.rounds_of_pruning(rounds)
+        if rounds < 2 or self.prune_from + steps - 1 <= rounds:
+            return []
+        return [
+            f"{method}.prune-from = {self.prune_from}, {method}.prune-rounds = {self.prune_rounds or f'0, which is {steps}'}: "
+            f"pruning would end in round {self.prune_from + steps - 1} of {rounds} (federation.rounds), and no device comes to "
+            "the share; lower one of them"
+        ]

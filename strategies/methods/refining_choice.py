@@ -79,7 +79,7 @@ class Choices:
         """What a device is asked for."""
         job, before = self.job, self.pruned.get(client, 0.0)
         u, v = self._point(client, server_round, before)
-        chosen, usual = self.space.refinement(u, v, before), self._scheduled(before)
+        chosen, usual = self.space.refinement(u, v, before), self._scheduled(before, server_round)
         ratio = chosen if job.allocation != "fixed" and job.adaptive_pruning else usual
         rank = chosen if job.allocation != "fixed" and job.adaptive_rank else usual
         return Arm(u, v, before, ratio.pruned, rank.rank)
@@ -92,9 +92,9 @@ class Choices:
         u, v = generator.random(2).tolist()
         return least + (1 - least) * u, v
 
-    def _scheduled(self, before: float) -> Refinement:
-        """The same step for all, ``p* / T``, and one rank."""
-        pruned = before + self.target / self.rounds
+    def _scheduled(self, before: float, server_round: int) -> Refinement:
+        """The same step for all, ``p* / T``, from a round on, and one rank."""
+        pruned = before + self.target / self.rounds if server_round >= self.job.prune_from else before
         return Refinement(self.target if pruned > self.target - ROUNDING else pruned, self.job.usual_rank(self.settings.lora))
 
     def _bandit(self, client: int) -> Bandit:

@@ -142,7 +142,7 @@ class TestFedSpine(PersonalPromises):
             assert {device["rank"] for device in note["devices"].values()} == {3}
 
     def test_who_has_not_come_to_the_share_is_told(self, bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
-        bench.run(**{**SHARES, "fedspine__allocation": "fixed"})  # one of two rounds of pruning
+        bench.run(**{**SHARES, "fedspine__prune_rounds": 8})  # one round of pruning, and steps up to twice an eighth
         told = " ".join(capsys.readouterr().out.split())
         assert "4 of 4 clients have not come to fedspine.share = 0.25; raise federation.rounds" in told
         bench.run(**{**SHARES, "fedspine__allocation": "fixed", "fedspine__prune_rounds": 1})
@@ -184,7 +184,7 @@ class TestFedSpine(PersonalPromises):
     def test_another_cut_than_was_asked_for_costs_its_sender_alone(
         self, bench: Bench, spoil: Callable[[int], int], words: str
     ) -> None:
-        changes = {**SHARES, "fedspine__allocation": "fixed"}
+        changes = {**SHARES, "federation__rounds": 3, "fedspine__allocation": "fixed"}
         grid = bench.grid(**changes)
         grid.tamper[2] = in_bits(spoil)
         clients = summary(bench.run(grid, **changes))["clients"]
@@ -413,7 +413,10 @@ class TestFedSpine(PersonalPromises):
             ({"fedspine__adaptive_rank": False, "fedspine__adaptive_pruning": False}, "neither ratio nor rank is chosen"),
             ({"fedspine__adaptive_rank": False, "fedspine__share": 0.0}, "neither ratio nor rank is chosen"),
             ({"fedspine__reward": "literal", "fedspine__share": 0.0}, "all rewards would be 0"),
-            ({"fedspine__allocation": "fixed", "fedspine__prune_rounds": 50}, "in which no device comes to the share"),
+            ({"fedspine__allocation": "fixed", "fedspine__prune_rounds": 50}, "and no device comes to the share"),
+            ({"fedspine__allocation": "fixed", "fedspine__prune_from": 50}, "fedspine.prune-rounds = 0, which is"),
+            ({"fedspine__adaptive_pruning": False, "fedspine__prune_rounds": 2}, "pruning would end in round 3 of 2"),
+            ({"fedspine__prune_from": 3}, "fedspine.prune-from = 3: .* does not read it"),
             ({"fedspine__channel_multiple": 16, "fedspine__share": 0.45}, r"16 channels \(channel-multiple\) of each block"),
             ({"fedspine__fleet": ""}, "fedspine.fleet = ''"),
             ({"federation__keep_optimizer": True}, "method = 'fedspine' gives the adapters other directions|does not read it"),

@@ -33,6 +33,16 @@ def test_the_schedule_takes_equal_steps_and_ends_at_the_target() -> None:
     assert made.bandits == {}
 
 
+def test_the_schedule_may_begin_later() -> None:
+    made = choices(allocation="fixed", prune_rounds=2, prune_from=4)
+    seen = []
+    for server_round in range(2, 7):
+        arm = made.arm(0, server_round)
+        seen.append(arm.pruned)
+        made.learn({0: arm}, {0: outcome(arm.pruned, arm.before)}, server_round)
+    assert seen == [0.0, 0.0, pytest.approx(0.15), 0.3, 0.3]
+
+
 def test_half_of_the_rounds_prune_unless_it_is_said() -> None:
     assert choices(rounds=8).rounds == 4
     assert choices(rounds=3).rounds == 1

@@ -50,10 +50,15 @@ class Refined(Tuning):
 
     def pruned_by(self, client: int, server_round: int) -> float:
         """Share that a device is asked to have cut in a round."""
-        rounds, target = self._trained_before(client, server_round), self.choices.target
+        target = self.choices.target
         if not (self.spine.chooses and self.spine.adaptive_pruning) or self.case == "usual":
-            return min(target, rounds * target / self.choices.rounds)
-        return target if self.case == "least" and rounds else 0.0
+            return min(target, self._steps(client, server_round) * target / self.choices.rounds)
+        return target if self.case == "least" and self._trained_before(client, server_round) else 0.0
+
+    def _steps(self, client: int, server_round: int) -> int:
+        """Of the schedule, up to a round: one in every round in which a device takes part that has measured its units."""
+        rounds = range(self.spine.prune_from, server_round + 1)
+        return sum(client in self.drawn(number) and self._trained_before(client, number) > 0 for number in rounds)
 
     def _trained_before(self, client: int, server_round: int) -> int:
         """Rounds before this one in which a device took part."""
