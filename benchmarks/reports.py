@@ -17,7 +17,6 @@ from benchmarks.fedspallm import studies as fedspallm_studies
 from benchmarks.fedspine import regret as fedspine_regret
 from benchmarks.fedspine import task_report as fedspine_task_report
 from benchmarks.fedspine import task_study as fedspine_task_study
-from benchmarks.fedspine import tasks as fedspine_tasks
 from benchmarks.fedspine.report import write_report as write_regret
 from benchmarks.sft_p import studies as sft_p_studies
 from benchmarks.smaller import studies as smaller_studies
@@ -56,11 +55,8 @@ def write_again(csv: Path) -> bool:
         fedspallm.write_report(variants, by_columns.Rows(csv, variants.keys, variants.figures, conditions), conditions, path)
     elif csv.stem == "fedspine-regret":
         write_regret(by_columns.Rows(csv, fedspine_regret.KEYS, fedspine_regret.FIGURES, conditions), path)
-    elif family == "fedspine" and "metric" in conditions and not name.endswith("-curves"):
-        own_rows = by_columns.Rows(csv, fedspine_tasks.KEYS, fedspine_tasks.FIGURES, conditions)
-        beside = path.with_name(f"{path.name}-curves.csv")
-        curves = by_columns.Rows(beside, fedspine_tasks.CURVE_KEYS, fedspine_tasks.CURVE_FIGURES, conditions)
-        found = fedspine_task_report.found_in(own_rows, curves, conditions["metric"])
+    elif family == "fedspine" and "metric" in conditions and not name.endswith(("-curves", "-devices")):
+        found = fedspine_task_report.found_in(fedspine_task_study.files_of(path, conditions), conditions["metric"])
         fedspine_task_report.write_report(fedspine_task_study.TITLE.format(name), found, conditions, path)
     elif csv.stem == "fedsoda-memory":
         fedsoda_memory.write_table(by_columns.Rows(csv, fedsoda_memory.KEYS, fedsoda_memory.FIGURES, conditions), path)

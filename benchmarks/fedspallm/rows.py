@@ -2,7 +2,7 @@
 
 import csv
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,12 @@ class Rows:
         """Those cells that were not measured yet."""
         known = {tuple(row[key] for key in self.keys) for row in self.rows}
         return [cell for cell in cells if tuple(str(cell[key]) for key in self.keys) not in known]
+
+    def add_all(self, measured: Iterable[tuple[Mapping[str, Any], Mapping[str, float | None]]]) -> None:
+        """Write down those cells that are not there."""
+        for cell, figures in measured:
+            if self.missing(iter([dict(cell)])):
+                self.add(cell, **figures)
 
     def add(self, cell: Mapping[str, Any], **figures: float | None) -> None:
         """Write a measured cell down; a figure that it does not have is None, and left empty."""

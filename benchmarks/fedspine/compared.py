@@ -9,6 +9,7 @@ PAPER = {"fedspine.exploration": 2.0, "fedspine.granularity": 0.2, "fedspine.dis
 CHOICES: dict[str, dict[str, Any]] = {
     BANDIT: {},
     "bandits, the paper's factor": PAPER,
+    "bandits, the paper's arms and reward": {**PAPER, "fedspine.arm-space": "absolute", "fedspine.reward": "literal"},
     "bandits, one rank (w/o A_T)": {"fedspine.adaptive-rank": False},
     "bandits, one ratio": {"fedspine.adaptive-pruning": False},
     "bandits, nothing pruned (w/o A_P)": {"fedspine.adaptive-pruning": False, "fedspine.share": 0.0},
@@ -25,7 +26,8 @@ UNPRUNED: dict[str, dict[str, Any]] = {
 }
 """LoRA of the whole model, for the perplexity that pruning costs; ranks by what the fleet's devices can do."""
 AT_ONCE_FIRST, AT_ONCE_LAST = "all pruned in round 2", "all pruned in the last round"
-"""What LLMPruner + FedLoRA and FedLoRA + Prune do, by FedSpine's own cuts: each device by its own text, encoders too."""
+"""What LLMPruner + FedLoRA and FedLoRA + Prune do, by FedSpine's own cuts: each device by its own text, encoders too. The paper
+lets both cut step by step; that is the schedule, with another score."""
 CUT_FIRST = {"method": "llm-pruner", "llm-pruner.selection": "block", "data.windows": WINDOWS}
 MERGED = {"method": "fedpetuning", "lora.merge": True, "evaluation.every": 0}
 PRUNED_FIRST = "LLM-Pruner, then FedPETuning"

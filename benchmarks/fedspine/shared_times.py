@@ -4,7 +4,7 @@ FedSpine's runs say when each round was done. This follows from the same formula
 computed and sent does not depend on the data.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from statistics import fmean
 
@@ -25,21 +25,21 @@ def fleet_named(name: str) -> Fleet:
     return fleet
 
 
-def seconds_of_shared(settings: RunSettings, fleet: Fleet) -> list[float]:
-    """Seconds until each round's end of LoRA on a model that all share, every device in every round."""
-    return list(accumulate(max(own) for own in _of_rounds(settings, fleet)))
+def seconds_of_shared(settings: RunSettings, fleet: Fleet, devices: Sequence[int]) -> list[float]:
+    """Seconds until each round's end of LoRA on a model that the devices share, each in every round."""
+    return list(accumulate(max(own) for own in _of_rounds(settings, fleet, devices)))
 
 
-def waiting_of_shared(settings: RunSettings, fleet: Fleet) -> float:
-    """Seconds for which a device of the same waits in a round for the slowest, a mean over both (equation 1)."""
-    return fmean(waiting_seconds(own) for own in _of_rounds(settings, fleet))
+def waiting_of_shared(settings: RunSettings, fleet: Fleet, devices: Sequence[int]) -> float:
+    """Seconds for which one of the devices waits in a round for the slowest of them, a mean over both (equation 1)."""
+    return fmean(waiting_seconds(own) for own in _of_rounds(settings, fleet, devices))
 
 
-def _of_rounds(settings: RunSettings, fleet: Fleet) -> Iterator[list[float]]:
+def _of_rounds(settings: RunSettings, fleet: Fleet, devices: Sequence[int]) -> Iterator[list[float]]:
     """Each device's seconds, round by round."""
     plan = open_model(settings.model).plan
     for number in range(1, settings.federation.rounds + 1):
-        yield [_of_device(settings, plan, fleet, client, number) for client in range(settings.num_clients)]
+        yield [_of_device(settings, plan, fleet, client, number) for client in devices]
 
 
 def _of_device(settings: RunSettings, plan: ModelPlan, fleet: Fleet, client: int, server_round: int) -> float:

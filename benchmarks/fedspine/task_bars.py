@@ -80,6 +80,27 @@ def plot(panels: Mapping[str, Bars], title: str, path: Path) -> None:
     figure.savefig(path, dpi=120, metadata={"Software": None})
 
 
+def plot_devices(rows: Sequence[Row], title: str, path: Path) -> None:
+    """Mean seconds of each device's round, the fastest first, a line per run (the paper's figure 2c); seed 0."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.0, 4.0), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    counted = [row for row in rows if row["seed"] == "0" and row["fleet"] == "high" and row["model"].endswith(" rounds")]
+    for model in dict.fromkeys(row["model"] for row in counted):
+        seconds = sorted(float(row["seconds"]) for row in counted if row["model"] == model)
+        axes.plot(range(1, len(seconds) + 1), seconds, "o-", markersize=3, linewidth=1, label=model)
+    axes.set_xlabel("devices, the fastest first")
+    axes.set_ylabel("seconds of a round, mean")
+    axes.set_ylim(0)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    axes.set_title(title, fontsize=10)
+    figure.savefig(path, dpi=120, metadata={"Software": None})
+
+
 def _limits(heights: Sequence[float], label: str) -> tuple[float, float]:
     """Times begin at 0; scores, of which only differences count, a little below the least."""
     room = 0.1 * (max(heights) - min(heights))

@@ -6,16 +6,17 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from benchmarks.fedspallm.rows import Row, Rows
+from benchmarks.fedspallm.rows import Row
 from benchmarks.fedspine import cuts, task_bars
 from benchmarks.fedspine.compared import AT_ONCE_FIRST, AT_ONCE_LAST, BANDIT, CHOICES, UNPRUNED
-from benchmarks.fedspine.tasks import FLEET, GRID, MANY_FLEET, SCHEDULE
+from benchmarks.fedspine.tasks import FLEET, GRID, MANY_FLEET, SCHEDULE, Files
 from benchmarks.paired import Pair, paired_table
 
 METHODS = (*UNPRUNED, *CHOICES, cuts.FIRST, *cuts.LAST, AT_ONCE_FIRST, AT_ONCE_LAST)
 UNPRUNED_SHARE = "0.0"
 VARIED = {
-    " steps": "Other numbers of steps in a round, as many in all",
+    " steps": "Other numbers of steps in a round, as many in all (or as whole rounds allow)",
+    " rounds": "More rounds, in which devices change their modes",
     ", alpha ": "Other distributions of the classes",
     " devices": "Many devices",
 }
@@ -31,6 +32,7 @@ class Found:
     rows: Sequence[Row]
     curves: Sequence[Row]
     metric: str
+    devices: Sequence[Row] = ()
 
     def better(self, scores: Sequence[float]) -> float:
         """The best of some scores."""
@@ -49,21 +51,26 @@ class Found:
         return [row for row in rows if row["fleet"] == fleet and row["share"] in (share, UNPRUNED_SHARE)]
 
     def targets(self, fleet: str, share: str) -> dict[str, float]:
-        """By seed the score that all methods come to: the worst of their best. What varies steps or ranks does not count."""
+        """By seed the score that all methods come to which were measured with every seed: the worst of their best.
+
+        What varies steps or ranks does not count.
+        """
         best: dict[str, dict[str, list[float]]] = {}
         for row in self.of_group(self.curves, fleet, share):
             if row["model"] in METHODS:
                 best.setdefault(row["seed"], {}).setdefault(row["model"], []).append(float(row["score"]))
+        best = {seed: own for seed, own in best.items() if BANDIT in own}
+        everywhere = set(METHODS).intersection(*best.values())
         worst_of = max if self.metric == "loss" else min
-        return {seed: worst_of(self.better(scores) for scores in own.values()) for seed, own in best.items() if BANDIT in own}
+        return {seed: worst_of(self.better(own[model]) for model in everywhere) for seed, own in best.items()}
 
-    def seconds_to(self, fleet: str, share: str, model: str) -> list[float]:
+    def seconds_to(self, fleet: str, share: str, model: str) -> dict[str, float]:
         """By seed the fleet's seconds after which a run first is at the target, of those rounds that were measured."""
-        found = []
+        found = {}
         for seed, target in self.targets(fleet, share).items():
             own = [row for row in self.of_group(self.curves, fleet, share) if (row["seed"], row["model"]) == (seed, model)]
             if reached := [float(row["seconds"]) for row in own if self.reaches(float(row["score"]), target)]:
-                found.append(min(reached))
+                found[seed] = min(reached)
         return found
 
 
@@ -76,18 +83,22 @@ def write_report(title: str, found: Found, conditions: Mapping[str, Any], path: 
         "",
         f"Scores are {unit} over {conditions['items']} test items; the mean over devices, each with its own model, and the "
         f"worst of them. Means ± sample standard deviation over as many of the seeds {', '.join(seeds)} as were measured. "
-        f"Seconds are the fleet's; the last column has those until the score that all methods come to (rounds in between were "
-        f"not measured, so they are coarse). Model `{conditions['model']['name']}`, {conditions['model']['parameters']:,} "
+        f"Seconds are the fleet's; the last column has those until the score that all methods come to which were measured with "
+        f"every seed (rounds in between were not measured, so they are coarse), with the number of seeds where not all came "
+        f"there. Model `{conditions['model']['name']}`, {conditions['model']['parameters']:,} "
         f"parameters. [Figures](./{path.name}.csv), [between rounds](./{path.name}-curves.csv), "
-        f"[conditions](./{path.name}.json).",
+        f"[devices](./{path.name}-devices.csv), [conditions](./{path.name}.json).",
         "",
     ]
     for fleet, share in found.groups():
         lines += _table(found, fleet, share)
-    lines += [*_varied(found), *_grid(found), f"![{title}](./{path.name}.png)", ""]
+    lines += [*_varied(found), *_grid(found), *_ratios(found), f"![{title}](./{path.name}.png)", ""]
     if panels := _bars(found, conditions):
         lines += [f"![Bars](./{path.name}-bars.png)", ""]
         task_bars.plot(panels, f"{title}, seed 0", path.with_name(f"{path.name}-bars.png"))
+    if any(row["model"].endswith(" rounds") for row in found.devices):
+        lines += [f"![Devices](./{path.name}-devices.png)", ""]
+        task_bars.plot_devices(found.devices, f"{title}, seed 0", path.with_name(f"{path.name}-devices.png"))
     path.with_suffix(".md").write_text("\n".join(lines))
     plot(title, found, path.with_suffix(".png"))
 
@@ -100,14 +111,19 @@ def _table(found: Found, fleet: str, share: str) -> list[str]:
     lines = [
         f"## Fleet `{fleet}`, {float(share):.0%} pruned",
         "",
-        *([f"All come to {fmean(targets.values()):.4g}.", ""] if targets else []),
+        *(
+            [f"All come to {', '.join(f'{target:.4g} (seed {seed})' for seed, target in targets.items())}.", ""]
+            if targets
+            else []
+        ),
         f"{HEAD[0]} {task_bars.WHAT_ALL_COME_TO} |",
         f"{HEAD[1]}---|",
     ]
     for model in models:
         own = [row for row in rows if row["model"] == model]
         soon = found.seconds_to(fleet, share, model)
-        reached = f"{fmean(soon):.3g}" if soon and len(soon) == len({row["seed"] for row in own}) else ""
+        few = f" ({len(soon)} of {len(targets)})" if len(soon) < len(targets) else ""
+        reached = f"{fmean(soon.values()):.3g}{few}" if soon else ""
         lines.append(f"{_line_of(model, own)} {reached} |")
     arms = {(model, "score"): {r["seed"]: float(r["score"]) for r in rows if r["model"] == model} for model in models}
     pairs = [Pair(BANDIT, model) for model in models if model != BANDIT]
@@ -162,6 +178,20 @@ def _grid(found: Found) -> list[str]:
     return lines
 
 
+def _ratios(found: Found) -> list[str]:
+    """What methods of one ratio and rank for all come to by the ratio (the paper's figure 2b); seed 0."""
+    models = {f"{SCHEDULE}, rank 8": SCHEDULE, "FedAPT": "FedAPT", AT_ONCE_FIRST: AT_ONCE_FIRST, AT_ONCE_LAST: AT_ONCE_LAST}
+    shares = sorted({row["share"] for row in found.rows if row["model"] == AT_ONCE_FIRST and row["fleet"] == FLEET}, key=float)
+    if len(shares) < 2:
+        return []
+    lines = ["## By the share that goes: score, seed 0", "", f"| | {' | '.join(f'{float(share):.0%}' for share in shares)} |"]
+    lines.append("|---|" + "---|" * len(shares))
+    for model, label in models.items():
+        own = {row["share"]: row for row in found.rows if (row["model"], row["fleet"], row["seed"]) == (model, FLEET, "0")}
+        lines.append(f"| {label} | {' | '.join(_cell([own[share]], 'score') if share in own else '' for share in shares)} |")
+    return [*lines, ""]
+
+
 def _cell(rows: Sequence[Row], figure: str) -> str:
     values = [float(row[figure]) for row in rows if row[figure]]
     if not values:
@@ -172,22 +202,28 @@ def _cell(rows: Sequence[Row], figure: str) -> str:
 
 
 def plot(title: str, found: Found, path: Path) -> None:
-    """Score over the fleet's seconds, a panel per fleet and share and a line per model, means over seeds."""
+    """Score over the fleet's seconds, a panel per fleet and share and a line per model, means over seeds.
+
+    Broken lines do not prune, dotted ones were measured with fewer seeds than others.
+    """
+    from matplotlib import colormaps
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     groups = [group for group in found.groups() if found.targets(*group)]
     figure = Figure(figsize=(3.0 + 4.0 * len(groups), 4.5), layout="constrained")
     FigureCanvasAgg(figure)
-    colours = {model: f"C{place % 10}" for place, model in enumerate(METHODS)}
+    colours = {model: colormaps["tab20"](place) for place, model in enumerate(METHODS)}
     drawn: dict[str, Any] = {}
     for axes, (fleet, share) in zip(
         figure.subplots(1, max(1, len(groups)), sharey=True, squeeze=False)[0], groups, strict=False
     ):
         rows = found.of_group(found.curves, fleet, share)
+        most = len({row["seed"] for row in rows})
         for model in (model for model in METHODS if any(row["model"] == model for row in rows)):
             times, scores = zip(*_line(rows, model), strict=True)
-            style = "--" if model in UNPRUNED else "-" if METHODS.index(model) < 10 else ":"
+            seeds = len({row["seed"] for row in rows if row["model"] == model})
+            style = "--" if model in UNPRUNED else "-" if seeds == most else ":"
             (drawn[model],) = axes.plot(times, scores, style, marker="o", markersize=3, linewidth=1, color=colours[model])
         axes.set_xlabel("seconds of the fleet")
         axes.set_title(f"{fleet}, {float(share):.0%} pruned")
@@ -205,6 +241,6 @@ def _line(rows: Sequence[Row], model: str) -> Iterator[tuple[float, float]]:
         yield fmean(float(row["seconds"]) for row in points), fmean(float(row["score"]) for row in points)
 
 
-def found_in(rows: Rows, curves: Rows, metric: str) -> Found:
-    """What two files hold."""
-    return Found(rows.rows, curves.rows, metric)
+def found_in(files: Files, metric: str) -> Found:
+    """What the files hold."""
+    return Found(files.rows.rows, files.curves.rows, metric, files.devices.rows)

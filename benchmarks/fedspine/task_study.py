@@ -13,6 +13,7 @@ from espalier.modeling.opened import open_model
 from espalier.settings.mistakes import Mistake
 from espalier.settings.run import parse
 from espalier.storage.blobs import sha256
+from strategies.methods.refining_time import FLEETS
 
 TITLE = "FedSpine on {}"
 
@@ -63,25 +64,42 @@ def work(given: argparse.Namespace) -> None:
     parsed = parse({**common, "method": "fedpetuning"})
     model, items = open_model(parsed.model), public_items(parsed)
     metric = "loss" if max(len(item.options) for item in items) < 2 else "acc"
+    calibrated = given.calibration is not None and given.calibration.is_file()
     conditions: dict[str, Any] = {
         "model": {"name": model.directory.name, "parameters": model.plan.num_parameters, "sha256": model.sha256},
         "settings": trained,
         "records": {file.name: sha256(file.read_bytes()) for file in (*_files(given), given.test)},
+        "fleets": {file.name: sha256(file.read_bytes()) for file in sorted(FLEETS.glob("*.toml"))},
+        **({"texts": {given.calibration.name: sha256(given.calibration.read_bytes())}} if calibrated else {}),
         "items": len(items),
         "metric": metric,
         "threads": given.threads,
     }
     path = given.out / f"fedspine-{given.task}"
-    rows = Rows(path.with_suffix(".csv"), tasks.KEYS, tasks.FIGURES, conditions)
-    curves = Rows(path.with_name(f"{path.name}-curves.csv"), tasks.CURVE_KEYS, tasks.CURVE_FIGURES, conditions)
+    files = files_of(path, conditions)
     bench = Bench(common, given.model, [], given.seeds, given.work.absolute())
     wanted = [cell for cell in tasks.cells(given.parts, given.shares, common) if not given.only or cell.model in given.only]
     if any(cell.cut for cell in wanted) and model.family.kind == "encoder":
         raise Mistake("tasks: --parts cuts: LLM-Pruner and Mask Tuning cut language models alone; leave the part out")
-    if any(cell.cut for cell in wanted) and not (given.calibration and given.calibration.is_file()):
+    if any(cell.cut for cell in wanted) and not calibrated:
         raise Mistake("tasks: --parts cuts needs --calibration FILE, public text for LLM-Pruner; name one")
-    tasks.measure(bench, rows, curves, wanted, metric, given.calibration)
-    write_report(TITLE.format(given.task), found_in(rows, curves, metric), conditions, path)
+    tasks.measure(bench, files, wanted, metric, given.calibration)
+    write_report(TITLE.format(given.task), found_in(files, metric), files.rows.conditions, path)
+
+
+def files_of(path: Path, conditions: dict[str, Any]) -> tasks.Files:
+    """The study's three files; those that are not there are made.
+
+    Raises
+    ------
+    Mistake
+        The rows that are there were measured under other conditions.
+    """
+    return tasks.Files(
+        Rows(path.with_suffix(".csv"), tasks.KEYS, tasks.FIGURES, conditions),
+        Rows(path.with_name(f"{path.name}-curves.csv"), tasks.CURVE_KEYS, tasks.CURVE_FIGURES, conditions),
+        Rows(path.with_name(f"{path.name}-devices.csv"), tasks.DEVICE_KEYS, tasks.DEVICE_FIGURES, conditions),
+    )
 
 
 def _data(given: argparse.Namespace) -> dict[str, Any]:

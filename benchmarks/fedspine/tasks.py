@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from benchmarks.fedspallm.rows import Rows
 from benchmarks.fedspine import cuts
-from benchmarks.fedspine.compared import BANDIT, CHOICES, UNPRUNED, at_once
+from benchmarks.fedspine.compared import AT_ONCE_LAST, BANDIT, CHOICES, UNPRUNED, at_once
 from benchmarks.fedspine.shared_times import fleet_named, seconds_of_shared, waiting_of_shared
 from benchmarks.smaller.bench import Bench
 from espalier.settings.run import parse
@@ -23,19 +23,26 @@ from espalier.settings.run import parse
 KEYS = ("seed", "fleet", "share", "model")
 FIGURES = ("score", "worst", "pruned", "seconds", "waiting", "megabytes_up", "megabytes_down")
 CURVE_KEYS, CURVE_FIGURES = (*KEYS, "round"), ("seconds", "score", "worst")
+DEVICE_KEYS, DEVICE_FIGURES = (*KEYS, "device"), ("seconds", "pruned", "rank")
+"""Of each device of a run of FedSpine: mean seconds of its rounds after the first, the share that is gone, its last rank."""
 DEVICES, FLEET, SHARES = 10, "high", (0.3, 0.5)
 SCHEDULE, WHOLE = "schedule", "FedPETuning"
 GRID = tuple(product((0.1, 0.3, 0.5), (2, 8, 32)))
 """Fixed share and rank: each of the one with each of the other."""
-STEPS = (20, 40)
-"""Of a round, as many in all as elsewhere (tau)."""
+STEPS = (20, 30, 40)
+"""Of a round, as many in all as elsewhere, or as whole rounds allow (tau)."""
+LONG = 2
+"""Times as many rounds: devices change their modes after 20."""
+RATIOS = (0.1, 0.3)
+"""Other shares at which methods are compared (figure 2b)."""
 FLEETS = ("low", "medium")
 MANY, MANY_ROUNDS, MANY_FLEET = 80, 5, "full"
 ALPHAS = (1.0, 0.5, 0.1)
 """Other distributions of the classes."""
+UNEVEN = (BANDIT, SCHEDULE, "FedAPT", "bandits, nothing pruned (w/o A_P)")
 BY_SAMPLES = {"bandits, weights by samples": {"federation.client-weights": "samples"}}
 """How all other methods weigh clients; FedSpine's own weights are by importance."""
-PARTS = ("methods", "once", "cuts", "grid", "steps", "fleets", "many", "alphas")
+PARTS = ("methods", "once", "cuts", "grid", "ratios", "steps", "long", "fleets", "many", "alphas")
 MEGA = 1e6
 
 
@@ -51,9 +58,23 @@ class Cell:
     cut: Literal["", "first", "last"] = ""
     """When LLM-Pruner cuts the model that all share, if it does."""
 
+    @property
+    def at_the_end(self) -> bool:
+        """Whether the model is cut when the rounds are over, so that no score before tells of it."""
+        return self.cut == "last" or self.model == AT_ONCE_LAST
+
     def key(self, seed: int) -> dict[str, Any]:
         """Its row's."""
         return {"seed": seed, "fleet": self.fleet, "share": self.share, "model": self.model}
+
+
+@dataclass(frozen=True)
+class Files:
+    """Where it is written down."""
+
+    rows: Rows
+    curves: Rows
+    devices: Rows
 
 
 def cells(parts: Sequence[str], shares: Sequence[float], common: Mapping[str, Any]) -> Iterator[Cell]:
@@ -64,6 +85,10 @@ def cells(parts: Sequence[str], shares: Sequence[float], common: Mapping[str, An
             yield _pruned(FLEET, share, name, CHOICES[name])
     if "once" in parts:
         for share, (name, changes) in product(shares, at_once(common["federation.rounds"]).items()):
+            yield _pruned(FLEET, share, name, changes)
+    if "ratios" in parts:
+        rest = {**at_once(common["federation.rounds"]), "FedAPT": CHOICES["FedAPT"]}
+        for share, (name, changes) in product(RATIOS, rest.items()):
             yield _pruned(FLEET, share, name, changes)
     if "cuts" in parts:
         for share in shares:
@@ -78,15 +103,22 @@ def cells(parts: Sequence[str], shares: Sequence[float], common: Mapping[str, An
             rounds = total // steps
             varied = {"training.steps": steps, "federation.rounds": rounds, "evaluation.every": 1}
             yield _pruned(FLEET, shares[-1], f"{name}, {steps} steps", CHOICES[name] | varied)
+    if "long" in parts:
+        rounds = LONG * common["federation.rounds"]
+        varied = {"federation.rounds": rounds, "evaluation.every": rounds // 8}
+        yield Cell(FLEET, 0.0, f"{WHOLE}, {rounds} rounds", UNPRUNED[WHOLE] | varied)
+        for name in (BANDIT, SCHEDULE, "chance"):
+            yield _pruned(FLEET, shares[-1], f"{name}, {rounds} rounds", CHOICES[name] | varied)
     if "fleets" in parts:
         for fleet in FLEETS:
             yield from _unpruned(fleet)
-            for name in (BANDIT, SCHEDULE):
+            for name in (BANDIT, SCHEDULE, "FedAPT"):
                 yield _pruned(fleet, shares[-1], name, CHOICES[name])
     if "alphas" in parts:
         for alpha in ALPHAS:
-            yield Cell(FLEET, 0.0, f"{WHOLE}, alpha {alpha:g}", {**UNPRUNED[WHOLE], "data.alpha": alpha})
-            for name, changes in {**{name: CHOICES[name] for name in (BANDIT, SCHEDULE)}, **BY_SAMPLES}.items():
+            for name, changes in UNPRUNED.items():
+                yield Cell(FLEET, 0.0, f"{name}, alpha {alpha:g}", {**changes, "data.alpha": alpha})
+            for name, changes in {**{name: CHOICES[name] for name in UNEVEN}, **BY_SAMPLES}.items():
                 yield _pruned(FLEET, shares[-1], f"{name}, alpha {alpha:g}", {**changes, "data.alpha": alpha})
     if "many" in parts:
         for name in (BANDIT, SCHEDULE):
@@ -114,10 +146,9 @@ def _wide(rank: int) -> dict[str, Any]:
     return {"lora.rank": rank, "lora.alpha": 2.0 * rank} if rank > 8 else {}
 
 
-def measure(
-    bench: Bench, rows: Rows, curves: Rows, wanted: Sequence[Cell], metric: str, calibration: Path | None = None
-) -> None:
+def measure(bench: Bench, files: Files, wanted: Sequence[Cell], metric: str, calibration: Path | None = None) -> None:
     """Do the runs that are missing, and write down what they came to; what is cut by LLM-Pruner needs text for calibration."""
+    rows, curves = files.rows, files.curves
     for seed, cell in product(bench.seeds, wanted):
         if not rows.missing(iter([cell.key(seed)])):
             continue
@@ -128,15 +159,17 @@ def measure(
         flat = {**bench.common, **varied}
         run = bench.run(_folder(seed, cell), varied)
         looks = json.loads((run / "rounds.json").read_text())["rounds"]
-        for row in _curve(looks, flat, cell, metric):
-            if cell.cut != "last" and curves.missing(iter([{**cell.key(seed), "round": row["round"]}])):
-                curves.add({**cell.key(seed), "round": row["round"]}, **{name: row[name] for name in CURVE_FIGURES})
         document = json.loads((run / "summary.json").read_text())
+        trained = [client["client"] for client in document["clients"]]
+        for row in _curve(looks, flat, cell, metric, trained):
+            if not cell.at_the_end and curves.missing(iter([{**cell.key(seed), "round": row["round"]}])):
+                curves.add({**cell.key(seed), "round": row["round"]}, **{name: row[name] for name in CURVE_FIGURES})
+        files.devices.add_all(_by_device(run, cell.key(seed)))
         of_devices = _of_devices(run, document) or {
             "pruned": None,
-            "waiting": waiting_of_shared(parse(flat), fleet_named(cell.fleet)),
+            "waiting": waiting_of_shared(parse(flat), fleet_named(cell.fleet), trained),
         }
-        clients = len(document["clients"])
+        clients = len(trained)
         figures = {f"megabytes_{way}": document[f"bytes_{way}"] / clients / MEGA for way in ("up", "down")}
         last = own_scores(looks[-1], metric)
         if cell.cut == "last":
@@ -155,8 +188,10 @@ def _folder(seed: int, cell: Cell) -> str:
     return f"{seed}-{fleet}{cell.share:g}-{cell.model.replace('/', '')}"
 
 
-def _curve(looks: Sequence[Mapping[str, Any]], flat: Mapping[str, Any], cell: Cell, metric: str) -> Iterator[dict[str, Any]]:
-    of_all = [] if "seconds" in looks[0] else seconds_of_shared(parse(flat), fleet_named(cell.fleet))
+def _curve(
+    looks: Sequence[Mapping[str, Any]], flat: Mapping[str, Any], cell: Cell, metric: str, devices: Sequence[int]
+) -> Iterator[dict[str, Any]]:
+    of_all = [] if "seconds" in looks[0] else seconds_of_shared(parse(flat), fleet_named(cell.fleet), devices)
     for look in looks:
         own, number = own_scores(look, metric), look["round"]
         seconds = look["seconds"] if "seconds" in look else of_all[number - 1]
@@ -172,6 +207,16 @@ def own_scores(look: Mapping[str, Any], metric: str) -> list[float]:
 def worst(scores: Sequence[float], metric: str) -> float:
     """Of losses the largest, of accuracies the smallest."""
     return max(scores) if metric == "loss" else min(scores)
+
+
+def _by_device(run: Path, key: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, float]]]:
+    """The rows of a run's devices; none where it was not FedSpine's."""
+    path = run / "refinements.json"
+    later = json.loads(path.read_text())["rounds"][1:] if path.exists() else []
+    for device in sorted({device for note in later for device in note["devices"]}, key=int):
+        own = [note["devices"][device] for note in later if device in note["devices"]]
+        seconds = fmean(one["seconds"] for one in own)
+        yield {**key, "device": int(device)}, {"seconds": seconds, "pruned": own[-1]["pruned"], "rank": own[-1]["rank"]}
 
 
 def _of_devices(run: Path, document: Mapping[str, Any]) -> dict[str, float | None]:

@@ -20,6 +20,7 @@ from espalier.corpora.windows import windows_sha256
 from espalier.modeling.opened import open_model
 from espalier.settings.mistakes import Mistake
 from espalier.settings.run import parse
+from espalier.storage.atomic import write_json
 from espalier.storage.blobs import sha256
 from server_app.app import run_method
 from tests.in_process import InProcessGrid
@@ -58,17 +59,51 @@ class Bench:
         return path
 
     def run(self, name: str, varied: Mapping[str, Any]) -> Path:
-        """The directory of a completed run with these settings; one that is there is not done again."""
+        """The directory of a completed run with these settings; one that is there is not done again.
+
+        Raises
+        ------
+        Mistake
+            What is there under this name has other settings.
+        """
         folder = self.work / name
-        for found in folder.glob("runs/*/summary.json"):
-            if json.loads(found.read_text())["status"] == "completed":
-                return found.parent
-        os.environ["ESPALIER_STATE_DIR"] = str(folder / "state")
         settings = {**self.common, **varied, "out-dir": str(folder / "runs"), "enrol-seconds": 600.0}
+        _require_same(folder / "asked.json", settings)
+        if (made := self._completed(name)) is not None:
+            return made
+        os.environ["ESPALIER_STATE_DIR"] = str(folder / "state")
         number = int(varied.get("num-clients", len(self.private)))
         nodes = [{"partition-id": client, "num-partitions": number} for client in range(number)]
         with contextlib.redirect_stdout(io.StringIO()):
             return run_method(InProcessGrid(app, nodes, settings), Context(1, 0, {}, RecordDict(), settings))
+
+    def made(self, name: str) -> Path:
+        """The directory of a run that is there.
+
+        Raises
+        ------
+        Mistake
+            It is not.
+        """
+        if (found := self._completed(name)) is None:
+            raise Mistake(f"{self.work / name}: holds no completed run; do the study first that makes it, with the same --work")
+        return found
+
+    def _completed(self, name: str) -> Path | None:
+        summaries = (self.work / name).glob("runs/*/summary.json")
+        return next((found.parent for found in summaries if json.loads(found.read_text())["status"] == "completed"), None)
+
+
+def _require_same(path: Path, settings: Mapping[str, Any]) -> None:
+    """Write down what a folder's runs are asked for, or hold it against what was."""
+    if not path.exists():
+        if path.parent.exists() and any(path.parent.glob("runs/*/summary.json")):
+            raise Mistake(f"{path.parent}: holds a run of which nobody knows what it was asked for; give another --work")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, dict(settings))
+    found = json.loads(path.read_text())
+    if differ := sorted(key for key in found.keys() | settings.keys() if found.get(key) != settings.get(key)):
+        raise Mistake(f"{path.parent}: holds a run with another {', '.join(differ)}; give another --work, or remove it")
 
 
 def add_arguments(parser: argparse.ArgumentParser, work: str, threads: int) -> None:

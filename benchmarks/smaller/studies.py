@@ -110,7 +110,7 @@ def latency(bench: Bench, rows: Rows) -> None:
     seed, shares = bench.seeds[0], dict[tuple[float, str], Path]()
     shares[0.0, DENSE] = open_model(bench.model).directory
     for share, name in product(SHARES, METHODS):
-        shares[share, name] = bench.run(_name(seed, share, name), {}) / "model"
+        shares[share, name] = bench.made(_name(seed, share, name)) / "model"
     times: dict[tuple[float, str], list[tuple[float, float]]] = {key: [] for key in shares}
     wholes = {key: load_whole(open_model(str(path)), _computing(bench), "float32") for key, path in shares.items()}
     for _ in range(REPEATS):

@@ -174,9 +174,21 @@ class FedSpineSettings(AdapterAveraging, CutSettings, PersonalModelSettings):
             )
         if self.share > 0 and not (self.chooses and self.adaptive_pruning):
             lines += self._schedule_too_long(method, federation.rounds)
+        elif self.share > 0 and self.arm_space == "relative":
+            lines += self._steps_too_small(method, federation.rounds)
         if self.allocation in CHOSEN and self.adaptive_rank and self.rank_min > largest:
             lines.append(f"{method}.rank-min = {self.rank_min}: the adapters' largest rank is {largest} (lora.rank); lower it")
         return lines
+
+    def _steps_too_small(self, method: str, rounds: int) -> list[str]:
+        """The largest arm is twice the mean step, and round 1 only tunes."""
+        steps, most = self.rounds_of_pruning(rounds), 2 * (rounds - 1)
+        if rounds < 2 or steps <= most:
+            return []
+        return [
+            f"{method}.prune-rounds = {steps}: in {rounds} rounds (federation.rounds) not even the largest arms come to the "
+            f"share; lower it to {most} or less"
+        ]
 
     def _schedule_too_long(self, method: str, rounds: int) -> list[str]:
         steps = self.rounds_of_pruning(rounds)

@@ -85,7 +85,9 @@ class RefinedOutcome(PersonalOutcome[RefinedResult]):
         behind = [client for client in clients if not result.units.reaches(result.cut_of(client), wanted, job)]
         if behind:
             where = {"global": "", "block": " in every block", "kind": " of each kind in every block"}[job.selection]
+            steps = job.rounds_of_pruning(self.run.settings.federation.rounds)
+            others = ", or lower fedspine.prune-rounds" if steps > 1 else ""
             self.summary.notes.append(
                 f"{len(behind)} of {len(clients)} clients have not come to fedspine.share = {job.share:g}{where}; raise "
-                "federation.rounds, or lower fedspine.prune-rounds."
+                f"federation.rounds{others}."
             )

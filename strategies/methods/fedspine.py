@@ -293,7 +293,8 @@ class FedSpine(FedPETuning):
     def _outcome(self, client: int, seconds: float) -> Outcome:
         told, arm, before = self._report(client), self._arms.get(client), self.choices.pruned.get(client, 0.0)
         after = before if arm is None or client in self._kept_their_cut else arm.pruned
-        return Outcome(told.loss_before, told.loss_after, before, after, self._importance[client], seconds)
+        arrived = self.units.reaches(self.refined.cut_of(client), self.choices.target, self.job)
+        return Outcome(told.loss_before, told.loss_after, before, after, self._importance[client], seconds, arrived)
 
     # ----- stage 5: aggregation ---------------------------------------------------------------------------------------
 

@@ -35,6 +35,8 @@ class Outcome:
     """I(B_total), see ``factor_importance.comparable``."""
     seconds: float
     """T_i of the round, by the real clock or the virtual one."""
+    arrived: bool = False
+    """As many units are gone as p* takes, although ``pruned`` may be below it: a share between two units."""
 
 
 @dataclass(frozen=True)
@@ -96,9 +98,9 @@ def scaled_rewards(
     """Rewards from 0 to 1 of the devices of a round.
 
     The product of four terms. Progress: ``gain`` over ``usual.large``, at most 1; 0 where there was none. Pruning: the step
-    over ``largest_step``, at most 1; 1 once the target is reached. Importance: over the largest of the round; 1 where none is
-    above 0, and 0 for one that is not finite. Time: ``1 / (1 + |T_i - mean T| / (tolerance mean T))``; 1 where the mean is 0,
-    and 0 for a time that is not finite or negative, which has no part in the mean.
+    over ``largest_step``, at most 1; 1 once the target is reached, by the share or by units. Importance: over the largest of
+    the round; 1 where none is above 0, and 0 for one that is not finite. Time: ``1 / (1 + |T_i - mean T| / (tolerance mean
+    T))``; 1 where the mean is 0, and 0 for a time that is not finite or negative, which has no part in the mean.
 
     Parameters
     ----------
@@ -121,7 +123,7 @@ def scaled_rewards(
     for device, outcome in outcomes.items():
         progress = min(1.0, gain(outcome) / large) if large > 0 else float(gain(outcome) > 0)
         step = (outcome.pruned - outcome.pruned_before) / largest_step
-        pruning = 1.0 if outcome.pruned >= target else _share(step, 1.0)
+        pruning = 1.0 if outcome.arrived or outcome.pruned >= target else _share(step, 1.0)
         importance = _share(outcome.importance, most) if most > 0 else float(math.isfinite(outcome.importance))
         rewards[device] = progress * pruning * importance * _timeliness(outcome.seconds, mean, tolerance)
     return rewards
@@ -147,7 +149,7 @@ def literal_rewards(outcomes: Mapping[int, Outcome], smallest_gap: float = 1e-3)
         found = fall * step * outcome.importance / max(abs(outcome.seconds - mean), smallest_gap)
         known = math.isfinite(outcome.seconds) and outcome.seconds >= 0 and not math.isnan(found) and math.isfinite(fall)
         known = known and math.isfinite(outcome.importance)
-        rewards[device] = max(-LARGEST_REWARD, min(LARGEST_REWARD, found)) if known else 0.0
+        rewards[device] = max(-LARGEST_REWARD, min(LARGEST_REWARD, found)) if known and found else 0.0
     return rewards
 
 

@@ -142,7 +142,7 @@ class TestFedSpine(PersonalPromises):
             assert {device["rank"] for device in note["devices"].values()} == {3}
 
     def test_who_has_not_come_to_the_share_is_told(self, bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
-        bench.run(**{**SHARES, "fedspine__prune_rounds": 8})  # one round of pruning, and steps up to twice an eighth
+        bench.run(**{**SHARES, "fedspine__prune_rounds": 2})  # one round of pruning, and steps below the share
         told = " ".join(capsys.readouterr().out.split())
         assert "4 of 4 clients have not come to fedspine.share = 0.25; raise federation.rounds" in told
         bench.run(**{**SHARES, "fedspine__allocation": "fixed", "fedspine__prune_rounds": 1})
@@ -417,6 +417,7 @@ class TestFedSpine(PersonalPromises):
             ({"fedspine__allocation": "fixed", "fedspine__prune_from": 50}, "fedspine.prune-rounds = 0, which is"),
             ({"fedspine__adaptive_pruning": False, "fedspine__prune_rounds": 2}, "pruning would end in round 3 of 2"),
             ({"fedspine__prune_from": 3}, "fedspine.prune-from = 3: .* does not read it"),
+            ({"fedspine__prune_rounds": 3}, "not even the largest arms come to the share; lower it to 2 or less"),
             ({"fedspine__channel_multiple": 16, "fedspine__share": 0.45}, r"16 channels \(channel-multiple\) of each block"),
             ({"fedspine__fleet": ""}, "fedspine.fleet = ''"),
             ({"federation__keep_optimizer": True}, "method = 'fedspine' gives the adapters other directions|does not read it"),

@@ -6,6 +6,8 @@ import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import flwr
 import pytest
@@ -28,6 +30,17 @@ DIES = "import sys\nopen(sys.argv[1], 'a').write(sys.stdin.readline())\n"
 def test_flower_s_inner_parts_are_those_that_this_was_tried_with() -> None:
     """If not: try ``pytest -m processes`` and a warm node with the new version, then name it in ``flower_tasks``."""
     assert flwr.__version__.startswith(flower_tasks.FLOWER + ".")
+
+
+def test_a_node_is_asked_for_tasks_until_there_are_some() -> None:
+    answers, slept = iter([[], [], ["a task"], ["another"]]), list[float]()
+
+    def answer(request: str) -> Any:
+        return SimpleNamespace(tasks=next(answers), request=request)
+
+    found = flower_tasks.until_there_are_tasks(answer, slept.append)(request="tasks")
+    assert (found.tasks, found.request) == (["a task"], "tasks")
+    assert slept == [flower_tasks.ASKED_EVERY_SECONDS] * 2
 
 
 @pytest.fixture(scope="module")

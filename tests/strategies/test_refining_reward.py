@@ -42,6 +42,8 @@ def test_bad_cases_of_the_scaled_reward() -> None:
     assert one(loss_after=2.5) == 0
     assert one(pruned=0.1) == 0
     assert one(pruned=0.5, pruned_before=0.5) == pytest.approx(1), "the target is reached"
+    assert one(pruned=0.4999, pruned_before=0.4998, arrived=True) == pytest.approx(1), "by units it is"
+    assert one(pruned=0.4999, pruned_before=0.4998) < 0.01
     for bad in (math.nan, math.inf):
         for name in ("loss_before", "loss_after", "importance", "seconds"):
             assert one(**{name: bad}) == 0

@@ -33,4 +33,4 @@ def test_times_of_a_shared_model_are_those_of_its_devices(tmp_path: Path) -> Non
             computing = 5 * 2 * 16 * (4 * plan.num_parameters + 6 * trained) / conditions.operations_per_second
             seconds.append(computing + 8 * 4 * trained * number / conditions.bits_per_second)
         expected.append(sum(expected[-1:]) + max(seconds))
-    assert seconds_of_shared(settings, fleet) == pytest.approx(expected)
+    assert seconds_of_shared(settings, fleet, range(3)) == pytest.approx(expected)

@@ -62,7 +62,7 @@ def test_a_row_is_what_its_run_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyP
     settings, fleet = parse(json.loads((shared / "run.json").read_text())["settings"]), fleet_of("high")
     assert fleet is not None
     own = dict(zip(names, found["FedPETuning"].split(","), strict=True))
-    assert float(own["seconds"]) == pytest.approx(seconds_of_shared(settings, fleet)[-1], rel=1e-5)
+    assert float(own["seconds"]) == pytest.approx(seconds_of_shared(settings, fleet, range(3))[-1], rel=1e-5)
     report = (tmp_path / "fedspine-sst2.md").read_text()
     assert "| schedule | " in report
     assert "| 30% | " in report
@@ -110,9 +110,9 @@ def test_when_a_score_is_reached_that_all_methods_come_to() -> None:
     assert found.groups() == [("high", "0.5")]
     assert found.targets("high", "0.5") == {"0": 0.7}
     names = ("FedPETuning", "bandits", "bandits, 20 steps", "schedule, rank 4")
-    assert [found.seconds_to("high", "0.5", name) for name in names] == [[30], [15], [18], []]
+    assert [found.seconds_to("high", "0.5", name) for name in names] == [{"0": 30}, {"0": 15}, {"0": 18}, {}]
     losses = [{**row, "score": str(1 - float(row["score"]))} for row in rows]
-    assert Found(losses, losses, "loss").seconds_to("high", "0.5", "bandits") == [15]
+    assert Found(losses, losses, "loss").seconds_to("high", "0.5", "bandits") == {"0": 15}
 
 
 def test_bars_of_fleets_and_alphas() -> None:

@@ -14,6 +14,7 @@ from benchmarks.smaller.bench import Bench
 from benchmarks.smaller.studies import STUDIES
 from benchmarks.smaller.times import write_times
 from espalier.modeling.opened import OpenedModel
+from espalier.settings.mistakes import Mistake
 
 CONDITIONS: dict[str, Any] = {
     "model": {"name": "tiny", "weights": 1}, "windows": 2, "window_tokens": 16, "texts": {"public": {"windows": 2}}
@@ -67,3 +68,18 @@ def test_every_method_is_measured_as_it_is_and_tuned(bench: Bench, tmp_path: Pat
     assert all(float(row["prefill_ms"]) > 0 for row in times.rows)
     write_times("times", times, tmp_path / "smaller-latency")
     assert (tmp_path / "smaller-latency.md").read_text().count("\n| ") == 4
+
+
+def test_a_run_of_other_settings_is_not_taken_for_one(bench: Bench) -> None:
+    folder = bench.work / "0-run"
+    (folder / "runs" / "a").mkdir(parents=True)
+    (folder / "runs" / "a" / "summary.json").write_text('{"status": "completed"}')
+    with pytest.raises(Mistake, match="of which nobody knows what it was asked for; give another --work"):
+        bench.run("0-run", {"seed": 0})
+    asked = {**bench.common, "seed": 0, "out-dir": str(folder / "runs"), "enrol-seconds": 600.0}
+    (folder / "asked.json").write_text(json.dumps(asked))
+    assert bench.run("0-run", {"seed": 0}) == bench.made("0-run") == folder / "runs" / "a"
+    with pytest.raises(Mistake, match=r"0-run: holds a run with another seed, threads; give another --work"):
+        bench.run("0-run", {"seed": 1, "threads": 2})
+    with pytest.raises(Mistake, match="holds no completed run"):
+        bench.made("1-run")
