@@ -96,6 +96,8 @@ class Summary:
     seconds: float = 0.0
     virtual_seconds: float | None = None
     """What the rounds would take on the devices that the run pretends to have."""
+    rounds_of: dict[int, list[dict[str, float]]] = field(default_factory=dict)
+    """client -> of each of its rounds: which one it was, virtual seconds, and bytes both ways without headers and scalars."""
     where: str = ""
     """Where the result lies, in words."""
 
@@ -240,6 +242,7 @@ class Summary:
                     "bytes_down": traffic.down,
                     "seconds": round(seat.seconds, 3),
                     "metrics": {**seat.metrics, **local},
+                    **({"rounds": self.rounds_of[client]} if client in self.rounds_of else {}),
                 }
             )
         return clients

@@ -22,6 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What the study asks for."""
     parser.add_argument("--model", required=True, help="directory of a Hugging Face model, an encoder or a language model")
     parser.add_argument("--task", required=True, help="task.name of the settings, for instance sst2 or dolly")
+    parser.add_argument("--name", help="of the study's files, fedspine-<name>; the task's, if none is given")
     parser.add_argument("--train", type=Path, help="records that are dealt out to the devices by class")
     parser.add_argument("--alpha", type=float, default=0.5, help="how evenly --train is dealt out: data.alpha")
     parser.add_argument("--clients", type=Path, help="directory of the devices' records, client_<number>.jsonl")
@@ -75,7 +76,8 @@ def work(given: argparse.Namespace) -> None:
         "metric": metric,
         "threads": given.threads,
     }
-    path = given.out / f"fedspine-{given.task}"
+    name = given.name or given.task
+    path = given.out / f"fedspine-{name}"
     files = files_of(path, conditions)
     bench = Bench(common, given.model, [], given.seeds, given.work.absolute())
     wanted = [cell for cell in tasks.cells(given.parts, given.shares, common) if not given.only or cell.model in given.only]
@@ -84,7 +86,7 @@ def work(given: argparse.Namespace) -> None:
     if any(cell.cut for cell in wanted) and not calibrated:
         raise Mistake("tasks: --parts cuts needs --calibration FILE, public text for LLM-Pruner; name one")
     tasks.measure(bench, files, wanted, metric, given.calibration)
-    write_report(TITLE.format(given.task), found_in(files, metric), files.rows.conditions, path)
+    write_report(TITLE.format(name), found_in(files, metric), files.rows.conditions, path)
 
 
 def files_of(path: Path, conditions: dict[str, Any]) -> tasks.Files:

@@ -21,7 +21,7 @@ class Traffic:
 
 
 class Ledger:
-    """Writes one entry per message and one per blob in it, and adds bytes up.
+    """Writes one entry per message and one per blob in it, and adds bytes up; beside them times of a fleet's rounds.
 
     Raw bytes are those of the tensors themselves, before a blob's header and any coding; wire bytes are those sent; dense
     bytes what the block's matrices have in the model's files.
@@ -50,6 +50,12 @@ class Ledger:
         """
         size, common = self._counted("up", client, asked, content)
         self._append({**common, "block": None, "raw_bytes": None, "wire_bytes": size, "refused": True})
+
+    def record_round(self, lineage: str, server_round: int, client: int, virtual_seconds: float) -> None:
+        """Note how long a client's round would take on the device that the run pretends it to be; no bytes cross for that."""
+        place = {"lineage": lineage, "round": server_round, "client": client, "direction": None, "kind": "round"}
+        none = {"block": None, "raw_bytes": 0, "wire_bytes": 0}
+        self._append({**place, "attempt": 1, "part": 0, **none, "virtual_seconds": virtual_seconds})
 
     def _counted(
         self, direction: Literal["up", "down"], client: int, header: Header, content: RecordDict

@@ -60,8 +60,11 @@ class RefinedOutcome(PersonalOutcome[RefinedResult]):
         export_adapter(run.model, result.adapters, result.tensors, target, adapter_card(run.settings, run.model, report))
         if self.summary.virtual_seconds is not None:
             for client, seat in self.summary.roster.seats.items():
-                own = [note.devices[client].seconds for note in result.rounds if client in note.devices]
-                seat.metrics["virtual_seconds"] = sum(own)
+                own = [(note.round, note.devices[client]) for note in result.rounds if client in note.devices]
+                seat.metrics["virtual_seconds"] = sum(one.seconds for _, one in own)
+                self.summary.rounds_of[client] = [
+                    {"round": number, "virtual_seconds": one.seconds, "bytes": one.num_bytes} for number, one in own
+                ]
         ranks = {client: own.rank for note in result.rounds for client, own in note.devices.items()}
         for client in sorted(self.summary.roster.seats):
             document: dict[str, Any] = {

@@ -253,6 +253,9 @@ class FedSpine(FedPETuning):
         }
         note = RoundNote(server_round, round_seconds(seconds), waiting_seconds(seconds), devices)
         self.refined.rounds = [*self.refined.rounds, note]
+        if self.fleet is not None:
+            for client, own in seconds.items():
+                self.run.folder.ledger.record_round(self.rounds.lineage, server_round, client, own)
         self._show(note)
 
     def _capped(self, claimed: Mapping[int, float]) -> dict[int, float]:

@@ -78,6 +78,8 @@ def ledger_sums(folder: Path) -> dict[int, dict[tuple[int, str], tuple[int, int]
     """Bytes (down, up) by client, and by round and kind of message, as the ledger has them."""
     found: dict[int, dict[tuple[int, str], tuple[int, int]]] = {}
     for entry in map(json.loads, (folder / "ledger.jsonl").read_text().splitlines()):
+        if entry["direction"] is None:  # a time, and no message
+            continue
         own = found.setdefault(entry["client"], {})
         down, up = own.get(key := (entry["round"], entry["kind"]), (0, 0))
         size = entry["wire_bytes"]

@@ -318,6 +318,13 @@ class TestFedSpine(PersonalPromises):
         for client, own in enumerate(document["clients"]):
             seconds = [note["devices"][str(client)]["seconds"] for note in refinements(folder)]
             assert own["metrics"]["virtual_seconds"] == pytest.approx(sum(seconds))
+            assert [one["virtual_seconds"] for one in own["rounds"]] == seconds
+            assert [one["bytes"] for one in own["rounds"]] == [
+                note["devices"][str(client)]["num_bytes"] for note in refinements(folder)
+            ]
+            entries = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
+            times = [entry for entry in entries if entry["kind"] == "round" and entry["client"] == client]
+            assert [(entry["round"], entry["virtual_seconds"]) for entry in times] == list(enumerate(seconds, 1))
 
     def test_a_bandit_s_history_is_in_the_checkpoint(self, bench: Bench) -> None:
         changes = {"federation__rounds": 4, "federation__sampled_clients": 0.75}
