@@ -18,7 +18,7 @@ from espalier.wire.printable import without_control
 FOLDER = "egress"
 KINDS = {"reply": ("reply", "replies"), "held": ("held",) * 2, "released": ("released",) * 2, "refused": ("refused",) * 2}
 """What entries are called, one and several."""
-BROKEN, UNKNOWN = 1, 2
+BROKEN, UNKNOWN, TORN = 1, 2, 3
 
 
 def logs_of(where: Path) -> list[Path]:
@@ -88,8 +88,23 @@ def shown(line: str) -> str:
     return without_control(line, keep="")
 
 
+def code_of(path: Path, checked: Checked) -> int:
+    """What a log is worth."""
+    if checked.fault or is_renamed(path, checked):
+        return BROKEN
+    return (TORN if checked.torn else 0) if checked.entries else UNKNOWN
+
+
+def worst(one: int, other: int) -> int:
+    """Of two exit codes the one that says more."""
+    return next((code for code in (BROKEN, UNKNOWN, TORN) if code in (one, other)), 0)
+
+
 def main(given: Mapping[str, Any]) -> int:
-    """Check logs; 0 if all are whole, 1 if one is broken or lacks a noted hash, 2 if one has no chain or is not read."""
+    """Check logs: 0 if all are whole, 1 if one is broken or lacks a noted hash, 2 if one has no chain or is not read.
+
+    3 where nothing else is wrong and one has torn lines, which somebody may have made of entries.
+    """
     code = 0
     try:
         wanted, logs = [noted(word) for word in given["heads"]], logs_of(at_home(given["where"]))
@@ -102,13 +117,13 @@ def main(given: Mapping[str, Any]) -> int:
             checked = chain_check(path, wanted)
         except Mistake as mistake:
             print(f"espalier: {mistake}", file=sys.stderr)
-            code = code or UNKNOWN
+            code = worst(code, UNKNOWN)
         else:
             print("\n".join(map(shown, described(path, checked))), flush=True)
             for head, number in checked.seen.items():
                 missing.discard(head)
                 print(f"  the noted hash is that of entry {number} of {checked.entries}: nothing up to it is missing")
-            code = BROKEN if checked.fault or is_renamed(path, checked) else code or (0 if checked.entries else UNKNOWN)
+            code = worst(code, code_of(path, checked))
     for head in sorted(missing):
         print(f"BROKEN     no entry has the noted hash {head}: what ended with it was cut off, or made anew")
     return BROKEN if missing else code

@@ -2,8 +2,8 @@
 
 It goes through all that the node would read, and prints what it found; while that takes long, how far it is.
 Covers: what is found is shown on this terminal alone.
-Does not cover: the memory that the work takes, which the plan of a run says; whether the SuperLink can be reached, and whether
-the server has the same program and model; their hashes are shown, to compare.
+Does not cover: the memory and disk that the work takes, which the plan of a run says; whether the SuperLink can be reached, and
+whether the server has the same program and model; their hashes are shown, to compare.
 """
 
 import sys
@@ -13,7 +13,7 @@ from typing import Any
 from flwr.app import Context, RecordDict
 
 from client_app.limits import require_allowed
-from client_app.node_report import accepts, device, disk, sends
+from client_app.node_report import accepts, device, sends
 from client_app.own_name import own_key
 from client_app.readiness import require_ready
 from client_app.site import Site
@@ -63,7 +63,6 @@ def look(node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> Itera
         trained(plan, settings)
     yield from _under("data", _data(site))
     expected = outlook(plan, settings)
-    yield from _under("disk", disk(folder, site, expected))
     yield from _under("sends", sends(expected, plan))
 
 

@@ -1,23 +1,18 @@
-"""What ``espalier check-node`` tells of a node beside its files: what it would accept, its disk and device, what it would send.
+"""What ``espalier check-node`` tells of a node beside its files: what it would accept, its device, what it would send.
 
 Covers: figures of this machine and of the run's contracts; they are shown on this terminal alone.
-Does not cover: the memory that the work takes (``server_app/planning/client_memory.py`` says it); what others will write on
-the same disk meanwhile.
+Does not cover: the memory and disk that the work takes (``server_app/planning/node_fit.py`` says it).
 """
 
 import os
-import shutil
 import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from client_app.limits import amounts, runs_answered
 from client_app.site import Site
 from espalier.modeling.machine_memory import machine_memory
-from espalier.settings.mistakes import Mistake
 from espalier.settings.node import MOST
-from espalier.storage.private import ROUNDS_KEPT
 from espalier.wire.messages import UNREAD
 from espalier.wire.plan import ModelPlan
 from espalier.wire.planned import Answer, Outlook
@@ -66,38 +61,6 @@ def device(site: Site) -> Iterator[str]:
 
         found, (free, total) = torch.cuda.get_device_properties(computing.device), torch.cuda.mem_get_info(computing.device)
         yield f"{found.name}, memory {_large(total)}, {_large(free)} free"
-
-
-def disk(folder: Path, site: Site, outlook: Outlook) -> Iterator[str]:
-    """Free space beside what the run keeps there at least.
-
-    Raises
-    ------
-    Mistake
-        It is too little.
-    """
-    kept, free = kept_at_least(site, outlook), shutil.disk_usage(folder).free
-    if kept > free:
-        raise Mistake(
-            f"state-dir = {str(folder)!r}: {_large(free)} are free, and the run keeps {_large(kept)} there at least; "
-            "free it, or name another directory"
-        )
-    yield f"{_large(free)} free in {folder}; the run keeps {_large(kept)} there at least"
-    more = {
-        "what the server brings for a round": True,
-        "hidden states": site.settings.activations == "disk" or site.node.activations == "disk" or not site.settings.tunes,
-        "the base in NF4": site.settings.tunes and site.settings.training.base == "nf4",
-    }
-    yield f"not counted: {', '.join(name for name, is_kept in more.items() if is_kept)}"
-
-
-def kept_at_least(site: Site, outlook: Outlook) -> int:
-    """Bytes of the answers of as many rounds as are kept, and of models that runs may bring, twice meanwhile."""
-    per_round: Counter[int] = Counter()
-    for answer in outlook.answers:
-        per_round[answer.server_round] += answer.num_bytes
-    brought = 0 if site.settings.job.NEEDS_BASE_MODEL else 2 * (site.node.most_bytes_of_models() or 0)
-    return sum(sorted(per_round.values())[-ROUNDS_KEPT:]) + brought
 
 
 def sends(outlook: Outlook, plan: ModelPlan | None) -> Iterator[str]:

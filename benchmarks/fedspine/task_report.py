@@ -78,6 +78,7 @@ def write_report(title: str, found: Found, conditions: Mapping[str, Any], path: 
     """Write ``<path>.md`` and ``<path>.png``."""
     seeds = sorted({row["seed"] for row in found.rows})
     unit = "nats per token of the answer" if found.metric == "loss" else "share of the items that are right"
+    of_devices = f"[devices](./{path.name}-devices.csv), " if found.devices else ""
     lines = [
         f"# {title}",
         "",
@@ -87,7 +88,7 @@ def write_report(title: str, found: Found, conditions: Mapping[str, Any], path: 
         f"every seed (rounds in between were not measured, so they are coarse), with the number of seeds where not all came "
         f"there. Model `{conditions['model']['name']}`, {conditions['model']['parameters']:,} "
         f"parameters. [Figures](./{path.name}.csv), [between rounds](./{path.name}-curves.csv), "
-        f"[devices](./{path.name}-devices.csv), [conditions](./{path.name}.json).",
+        f"{of_devices}[conditions](./{path.name}.json).",
         "",
     ]
     for fleet, share in found.groups():
@@ -171,7 +172,8 @@ def _grid(found: Found) -> list[str]:
             own = [row for row in found.rows if (row["fleet"], row["share"]) == (FLEET, share)]
             cells = [_cell([row for row in own if row["model"] == f"{SCHEDULE}, rank {rank}"], name) for rank in ranks]
             if any(cells):
-                table.append(f"| {float(share):.0%} | {' | '.join(cells)} |")
+                gone = fmean(float(row["pruned"]) for row in own if row["model"].startswith(f"{SCHEDULE}, rank "))
+                table.append(f"| {float(share):.0%} ({gone:.0%} went) | {' | '.join(cells)} |")
         if table:
             head = "| pruned | " + " | ".join(f"rank {rank}" for rank in ranks) + " |"
             lines += [f"## The same share and rank for all: {words}", "", head, "|---|" + "---|" * len(ranks), *table, ""]
@@ -243,4 +245,5 @@ def _line(rows: Sequence[Row], model: str) -> Iterator[tuple[float, float]]:
 
 def found_in(files: Files, metric: str) -> Found:
     """What the files hold."""
-    return Found(files.rows.rows, files.curves.rows, metric, files.devices.rows)
+    devices = files.devices().rows if files.devices_path.exists() else []
+    return Found(files.rows.rows, files.curves.rows, metric, devices)

@@ -90,7 +90,7 @@ def work(given: argparse.Namespace) -> None:
 
 
 def files_of(path: Path, conditions: dict[str, Any]) -> tasks.Files:
-    """The study's three files; those that are not there are made.
+    """The study's files; those that are not there are made.
 
     Raises
     ------
@@ -100,7 +100,6 @@ def files_of(path: Path, conditions: dict[str, Any]) -> tasks.Files:
     return tasks.Files(
         Rows(path.with_suffix(".csv"), tasks.KEYS, tasks.FIGURES, conditions),
         Rows(path.with_name(f"{path.name}-curves.csv"), tasks.CURVE_KEYS, tasks.CURVE_FIGURES, conditions),
-        Rows(path.with_name(f"{path.name}-devices.csv"), tasks.DEVICE_KEYS, tasks.DEVICE_FIGURES, conditions),
     )
 
 

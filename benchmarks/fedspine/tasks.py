@@ -74,7 +74,15 @@ class Files:
 
     rows: Rows
     curves: Rows
-    devices: Rows
+
+    def devices(self) -> Rows:
+        """The file of devices, which is made if it is not there."""
+        return Rows(self.devices_path, DEVICE_KEYS, DEVICE_FIGURES, self.rows.conditions)
+
+    @property
+    def devices_path(self) -> Path:
+        """Where it lies; not there where no run was FedSpine's."""
+        return self.rows.path.with_name(f"{self.rows.path.stem}-devices.csv")
 
 
 def cells(parts: Sequence[str], shares: Sequence[float], common: Mapping[str, Any]) -> Iterator[Cell]:
@@ -164,8 +172,9 @@ def measure(bench: Bench, files: Files, wanted: Sequence[Cell], metric: str, cal
         for row in _curve(looks, flat, cell, metric, trained):
             if not cell.at_the_end and curves.missing(iter([{**cell.key(seed), "round": row["round"]}])):
                 curves.add({**cell.key(seed), "round": row["round"]}, **{name: row[name] for name in CURVE_FIGURES})
-        files.devices.add_all(_by_device(run, cell.key(seed)))
-        of_devices = _of_devices(run, document) or {
+        if of_devices := list(_by_device(run, cell.key(seed))):
+            files.devices().add_all(of_devices)
+        own = _of_fleet(run, document) or {
             "pruned": None,
             "waiting": waiting_of_shared(parse(flat), fleet_named(cell.fleet), trained),
         }
@@ -176,8 +185,7 @@ def measure(bench: Bench, files: Files, wanted: Sequence[Cell], metric: str, cal
             assert calibration is not None
             cut = cuts.cut_model(bench, calibration, cell.share, seed, cell.model, run / "model")
             last = [cuts.score_of(bench, cut / "model", metric)]
-        own = {"seconds": row["seconds"], **of_devices, **figures}
-        rows.add(cell.key(seed), score=fmean(last), worst=worst(last, metric), **own)
+        rows.add(cell.key(seed), score=fmean(last), worst=worst(last, metric), seconds=row["seconds"], **own, **figures)
 
 
 def _folder(seed: int, cell: Cell) -> str:
@@ -219,7 +227,7 @@ def _by_device(run: Path, key: Mapping[str, Any]) -> Iterator[tuple[dict[str, An
         yield {**key, "device": int(device)}, {"seconds": seconds, "pruned": own[-1]["pruned"], "rank": own[-1]["rank"]}
 
 
-def _of_devices(run: Path, document: Mapping[str, Any]) -> dict[str, float | None]:
+def _of_fleet(run: Path, document: Mapping[str, Any]) -> dict[str, float | None]:
     path = run / "refinements.json"
     if not path.exists():
         return {}

@@ -1,4 +1,4 @@
-"""``espalier check-node``: read the words, let the app's client look at the node, and the plan at its memory."""
+"""``espalier check-node``: read the words, let the app's client look at the node, and the plan at its memory and disk."""
 
 import re
 from collections.abc import Sequence
@@ -11,8 +11,8 @@ from espalier.settings.mistakes import Mistake
 
 CHECK_NODE = "client_app.check_node"
 """The module of the app that goes through what a node would read."""
-CLIENT_MEMORY = "server_app.planning.client_memory"
-"""The module that says what memory the work takes there; planning is the server's, so it is no part of the former."""
+NODE_FIT = "server_app.planning.node_fit"
+"""The module that says what memory and disk the work takes there; planning is the server's, so it is no part of the former."""
 
 PAIR = re.compile(r"\S+?=('[^']*'|\"[^\"]*\"|\S+)")
 """What Flower takes for a key and its value; it passes over everything else without a word."""
@@ -28,7 +28,7 @@ def check_node(app: Path, node_config: str, words: Sequence[str]) -> int:
     """
     run, _ = configuration(app, words, on_this_machine=False)
     document = {"node": read_node_config(node_config), "run": run}
-    return run_in_app(app, CHECK_NODE, document) or run_in_app(app, CLIENT_MEMORY, document)
+    return run_in_app(app, CHECK_NODE, document) or run_in_app(app, NODE_FIT, document)
 
 
 def read_node_config(text: str) -> dict[str, Any]:

@@ -41,6 +41,8 @@ class Checked:
     """The first broken line, and why; empty where the log is whole."""
     unchained: int = 0
     """Entries of a release whose log had no chain."""
+    torn: int = 0
+    """Lines that are the beginning of an entry: of a process that ended while it wrote, or made of an entry by somebody."""
     seen: dict[str, int] = field(default_factory=dict)
     """Of the hashes that were looked for, the numbers of their entries."""
 
@@ -139,6 +141,7 @@ def _take(checked: Checked, stray: _Stray, number: int, entry: dict[str, Any], w
     if stray.older:
         told = f"{stray.older} entries of a release without a chain, unchanged since"
         checked.notes.append(f"before entry {entry[NUMBER]} stand {told}")
+    checked.torn += stray.others
     if stray.others:
         checked.notes.append(_torn(number - stray.others, number - 1, f"entry {entry[NUMBER]} tells of it"))
     checked.origin = {key: str(entry.get(key)) for key in BOUND_TO}
@@ -161,6 +164,7 @@ def _end(checked: Checked, stray: _Stray) -> None:
     if stray.changed:
         checked.fault = stray.changed
     elif stray.open_end and not stray.older:
+        checked.torn += stray.others
         checked.notes.append(_torn(stray.first_line, stray.first_line + stray.others - 1, "the next entry will tell of it"))
     elif stray.others == stray.open_end and not checked.entries:
         checked.unchained = stray.older

@@ -8,7 +8,8 @@ Processes that share a log append in turn, under a lock of the file. Entries are
 What a process left that ended while it wrote stays where it is, and the next entry says so (``unchained``: how many bytes
 before it are no part of the chain, and their hash); so it does of the entries of a release whose log had no chain.
 Does not cover: entries cut off at the end, which nobody misses who did not note the last hash before; nor somebody with the
-right to write the file who makes a whole new chain. Against both helps the last hash, noted elsewhere.
+right to write the file who makes the chain anew, whole or from some entry to its end, as no key is needed for that; nor entries
+at the end that were made torn lines before the next one was appended. Against all helps the last hash, noted elsewhere.
 """
 
 import errno

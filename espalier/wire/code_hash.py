@@ -11,7 +11,10 @@ from pathlib import Path
 PACKAGES = ("client_app", "espalier", "pruning_kernels")
 """What runs on a node."""
 MOST_BYTES = 64 * 1024**2
-"""Of all Python files of a bundle."""
+"""Of all Python files of a bundle that run on a node."""
+PACKED = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+"""How they may be packed: both are unpacked in pieces, which Python's bz2 and lzma readers are not."""
+PIECE = 1 << 20
 
 
 @cache
@@ -30,17 +33,34 @@ def code_sha256() -> str:
 def bundle_sha256(bundle: bytes) -> str:
     """The same of the program in a bundle of Flower's, a ZIP file; nothing of it is written, imported or run.
 
+    What sizes the archive claims is not relied on: it is unpacked a piece at a time, and no further than ``MOST_BYTES``.
+
     Raises
     ------
     zipfile.BadZipFile
-        It is no ZIP file, or its program would take more memory than any release of ours.
+        It is no ZIP file, is packed in a way that cannot be unpacked in pieces, or its program would take more memory than any
+        release of ours.
     """
     with zipfile.ZipFile(io.BytesIO(bundle)) as archive:
-        inside = [file for file in archive.infolist() if file.filename.endswith(".py")]
-        names = [file.filename for file in inside if file.filename.partition("/")[0] in PACKAGES]
-        if sum(file.file_size for file in inside) > MOST_BYTES:
-            raise zipfile.BadZipFile(f"the bundle's program has more than {MOST_BYTES} bytes")
-        return _sha256((name, archive.read(name)) for name in names)
+        files = [file for file in archive.infolist() if file.filename.endswith(".py")]
+        files = [file for file in files if file.filename.partition("/")[0] in PACKAGES]
+        if strange := [file.filename for file in files if file.compress_type not in PACKED]:
+            raise zipfile.BadZipFile(f"{strange[0][:200]!r} in the bundle is packed in another way than Flower's bundles are")
+        found, left = list[tuple[str, bytes]](), MOST_BYTES
+        for file in files:
+            found.append((file.filename, _unpacked(archive, file, left)))
+            left -= len(found[-1][1])
+        return _sha256(found)
+
+
+def _unpacked(archive: zipfile.ZipFile, file: zipfile.ZipInfo, most: int) -> bytes:
+    pieces = bytearray()
+    with archive.open(file) as opened:
+        while piece := opened.read(PIECE):
+            pieces += piece
+            if len(pieces) > most:
+                raise zipfile.BadZipFile(f"the bundle's program has more than {MOST_BYTES} bytes")
+    return bytes(pieces)
 
 
 def _sha256(files: Iterable[tuple[str, bytes]]) -> str:

@@ -20,6 +20,8 @@ KEPT_ROUNDS = 2
 """Rounds whose answers a client keeps."""
 LEDGER_LINE = 260
 """Bytes of a line of ``ledger.jsonl``, of which there is one for each message and one for each blob in it."""
+OWN_MODEL = "its own model"
+"""What a client writes to ``models-dir``; all else lies in ``state-dir``."""
 SMALL_FILES = 60_000
 """Summary, settings, checkpoint's documents, and a model card, bytes."""
 
@@ -37,7 +39,7 @@ def disk_of(settings: RunSettings, model: OpenedModel, traffic: RunTraffic, para
     """Of a run; a client's quantised base is kept for later runs. ``parameters``: of the model that the run leads to."""
     job = settings.job
     own = parameters * Sizes(settings, model).stored if isinstance(job, PersonalModelSettings) and job.keep_models else 0
-    at_client = {} if simulation or not own else {"its own model": own}
+    at_client = {} if simulation or not own else {OWN_MODEL: own}
     at_server = {"clients/": own * settings.num_clients} if simulation and own else {}
     return Disk(
         _client(settings, model, traffic) | at_client,
@@ -57,6 +59,8 @@ def _client(settings: RunSettings, model: OpenedModel, traffic: RunTraffic, clie
     hidden = settings.data.windows * settings.data.window_tokens * sizes.width * sizes.computed
     if isinstance(job, FedPrLLMSettings) and job.strategy == "iterative":
         found["hidden states"] = KEPT_ROUNDS * hidden
+    if settings.activations == "disk":
+        found["hidden states in a file without a name"] = 2 * hidden
     if isinstance(job, LlmStreamlineSettings) and job.replacement == "layer":
         found["hidden states"] = 2 * hidden
     if isinstance(job, FedSodaSettings):

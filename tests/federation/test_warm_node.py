@@ -3,6 +3,7 @@
 import io
 import sys
 import time
+import tracemalloc
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -87,12 +88,33 @@ def test_what_is_no_bundle_is_refused() -> None:
         work(b"no archive", None, None)  # type: ignore[arg-type]
 
 
-def test_a_bundle_that_would_fill_the_memory_is_refused() -> None:
+def large(how: int, size: int, claimed: int) -> bytes:
+    """A bundle with one file of zeros, of which the archive's directory claims another size."""
     packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("client_app/large.py", bytes(MOST_BYTES + 1))
+    with zipfile.ZipFile(packed, "w", how) as archive:
+        archive.writestr("client_app/large.py", bytes(size))
+    return packed.getvalue().replace(size.to_bytes(4, "little"), claimed.to_bytes(4, "little"))
+
+
+@pytest.mark.parametrize("how", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_a_bundle_that_would_fill_the_memory_is_refused(how: int) -> None:
     with pytest.raises(zipfile.BadZipFile, match="more than"):
-        bundle_sha256(packed.getvalue())
+        bundle_sha256(large(how, MOST_BYTES + 1, MOST_BYTES + 1))
+
+
+def test_a_bundle_that_claims_another_size_is_unpacked_no_further() -> None:
+    bundle, size = large(zipfile.ZIP_DEFLATED, 8 * MOST_BYTES, 10), 8 * MOST_BYTES
+    tracemalloc.start()
+    with pytest.raises(zipfile.BadZipFile):
+        bundle_sha256(bundle)
+    assert tracemalloc.get_traced_memory()[1] < size // 8
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize("how", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_a_bundle_that_cannot_be_unpacked_in_pieces_is_refused(how: int) -> None:
+    with pytest.raises(zipfile.BadZipFile, match="packed in another way"):
+        bundle_sha256(large(how, 1000, 1000))
 
 
 def until(what: Callable[[], bool]) -> None:

@@ -50,6 +50,19 @@ def test_a_broken_log_is_named_with_its_first_broken_line(state: Path, capsys: p
     assert shown.count("  whole    head ") == 2
 
 
+def test_torn_lines_have_a_code_of_their_own(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Entries of which somebody made torn lines are told for ever, also when others were appended."""
+    path = state / "egress" / "run-1-b.jsonl"
+    first, *others = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(first + b"".join(line[:9] + b"\n" for line in others))
+    assert check(state) == 1
+    egress_log(state, "run-1", "b").append({"entry": "reply", "bytes": 1})
+    assert check(state) == 3
+    assert "lines 2 to 3: are torn: " in capsys.readouterr().out
+    (state / "egress" / "run-2-a.jsonl").write_bytes(b"garbage\n")
+    assert check(state) == 1
+
+
 def test_a_log_in_the_place_of_another_is_told(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A copy of it elsewhere may be called as one likes."""
     folder = state / "egress"

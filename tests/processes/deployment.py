@@ -112,12 +112,13 @@ def federation(
     warm: Sequence[str] = (),
     at_once: Sequence[str] | None = None,
     tapped_site: str = "",
+    warm_words: Sequence[str] = (),
 ) -> Iterator[Federation]:
     """A SuperLink with one SuperNode per site, each with a state directory ``<folder>/<site>`` and ``more`` of node-config.
 
-    Those among ``warm`` are nodes of ``espalier node``; only those ``at_once`` are started now, if that is given; what goes
-    to and from ``tapped_site`` is kept. The sites answer however little text a run takes, which a test or a measurement keeps
-    small.
+    Those among ``warm`` are nodes of ``espalier node``, with ``warm_words`` of its own; only those ``at_once`` are started now,
+    if that is given; what goes to and from ``tapped_site`` is kept. The sites answer however little text a run takes, which a
+    test or a measurement keeps small.
     """
     env = environment(folder / "flower")
     serverappio, fleet, control, *nodes = free_ports(3 + len(sites))
@@ -138,7 +139,7 @@ def federation(
         tap = stack.enter_context(tapped(fleet))
 
         def start_node(site: str) -> subprocess.Popen[bytes]:
-            program = [str(BIN / "espalier"), "node"] if site in warm else [str(BIN / "flower-supernode")]
+            program = [str(BIN / "espalier"), "node", *warm_words] if site in warm else [str(BIN / "flower-supernode")]
             supernode = [
                 *program, "--insecure", "--superlink", f"127.0.0.1:{tap.port if site == tapped_site else fleet}",
                 "--clientappio-api-address", f"127.0.0.1:{ports[site]}",

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from deployment import BIN, Federation, environment, espalier, eventually, federation, process
+from deployment import BIN, Federation, environment, espalier, eventually, federation, process, submit
 from devices import NEEDS_CUDA
 from interrupted import ROOT, SETTINGS, SITES, finished_rounds, repeated, results_of, started, summary, without_traffic
 from slow_network import SERVER, Ends, slow_network
@@ -101,6 +102,36 @@ def _kill_in_mid_step(folder: Path, running: Federation) -> None:
     (log,) = (folder / WARM / "egress").iterdir()
     assert not [line for line in log.read_text().splitlines() if json.loads(line)["kind"] == "train"]
     os.kill(worker, signal.SIGKILL)
+
+
+def test_another_program_at_a_warm_node_is_refused_and_runs_nowhere_there(tmp_path: Path) -> None:
+    """What the submitter changed notes each process that imports it: its own command, and nobody at the site."""
+    app, seen = tmp_path / "app", tmp_path / "seen"
+    shutil.copytree(ROOT, app, ignore=shutil.ignore_patterns(".git", "docs", "tests", "benchmarks", "__pycache__"))
+    seen.mkdir()
+    program = app / "client_app" / "app.py"
+    told = f"open(f'{seen}/{{__import__(\"os\").getpid()}}', 'w').write(open('/proc/self/cmdline').read())"
+    program.write_text(f"{program.read_text()}\n{told}\n")
+    config = {"method": "fedprllm", "num-clients": 1, "quorum": 1.0, "enrol-seconds": 5.0, "out-dir": str(tmp_path / "runs")}
+    with federation(tmp_path, (WARM,), warm=(WARM,)) as running:
+        log = tmp_path / f"supernode-{WARM}.log"
+        eventually(lambda: "SuperNode ID" in log.read_text())
+        submit(app, running, config)
+        eventually(lambda: "this node runs its own program" in log.read_text())
+        own = {str(process.pid) for process in psutil.Process(running.nodes[WARM].pid).children(recursive=True)}
+        assert own
+        assert not own & {file.name for file in seen.iterdir()}
+        assert not [file for file in seen.iterdir() if "warm_worker" in file.read_text() or "clientapp" in file.read_text()]
+
+
+def test_a_worker_that_idles_ends_and_another_one_answers(tmp_path: Path) -> None:
+    settings = [*SETTINGS, "num-clients=1", "quorum=1.0"]
+    with federation(tmp_path, (WARM,), warm=(WARM,), warm_words=("--warm-seconds", "1")) as running:
+        done = espalier(tmp_path, "run", *settings, "--superlink", running.control)
+        assert done.returncode == 0, done.stdout + done.stderr
+        eventually(lambda: not workers(running, WARM))
+        done = espalier(tmp_path, "run", *settings, "seed=1", "--superlink", running.control)
+        assert done.returncode == 0, done.stdout + done.stderr
 
 
 @NEEDS_CUDA

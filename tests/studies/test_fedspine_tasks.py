@@ -65,7 +65,7 @@ def test_a_row_is_what_its_run_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert float(own["seconds"]) == pytest.approx(seconds_of_shared(settings, fleet, range(3))[-1], rel=1e-5)
     report = (tmp_path / "fedspine-sst2.md").read_text()
     assert "| schedule | " in report
-    assert "| 30% | " in report
+    assert "| 30% (" in report
     assert (tmp_path / "fedspine-sst2.png").exists()
     assert write_again(tmp_path / "fedspine-sst2.csv")
     assert (tmp_path / "fedspine-sst2.md").read_text() == report

@@ -1,0 +1,110 @@
+"""The memory and disk that a client's work takes, beside what its machine has; ``espalier check-node`` ends with it.
+
+Covers: the plan's figures for the run's settings and the model at this node, which are estimates (docs/studies/plan.md). On a
+CUDA device memory is what the same work holds on a CPU, without libraries; the host's own memory is not compared then.
+Does not cover: what CUDA's context and kernels take on the device; the work on a model that the run's server brings; other
+programs, and other runs at this node, that want memory or disk too.
+"""
+
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from espalier.modeling.machine_memory import machine_memory
+from espalier.modeling.opened import open_model
+from espalier.settings.home import at_home
+from espalier.settings.mistakes import Mistake
+from espalier.settings.node import NodeSettings, parse_node
+from espalier.settings.run import DEFAULT_METHOD, RunSettings, parse
+from server_app.planning.disk import OWN_MODEL
+from server_app.planning.memory import Memory
+from server_app.planning.plan import Plan, as_size
+
+OWN = ("activations", "device")
+"""What a node may choose for itself."""
+
+
+def planned(node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> Iterator[str]:
+    """Lines for people about what a client's work takes of memory and disk at this node.
+
+    Raises
+    ------
+    Mistake
+        A setting is wrong, the model cannot be opened, or the work takes more than there is.
+    """
+    node, settings = parse_node(node_config), parse(run_config)
+    if not settings.job.NEEDS_BASE_MODEL:
+        yield "memory     the model that the run's server brings decides; espalier plan says it there"
+        brought = {"models that runs bring, twice while one arrives": 2 * (node.most_bytes_of_models() or 0)}
+        yield from on_disks(node, settings, brought)
+        return
+    settings = settings.model_copy(update={name: getattr(node, name) for name in OWN if getattr(node, name)})
+    model = open_model(node.model_path or settings.model)
+    on_device = settings.device == "cuda" or (settings.device == "auto" and torch.cuda.is_available())
+    plan = Plan(settings, model, simulation=False)
+    yield f"memory     {told(plan.client, on_device=on_device)}"
+    yield from on_disks(node, settings, plan.disk.client)
+
+
+def on_disks(node: NodeSettings, settings: RunSettings, parts: Mapping[str, int]) -> Iterator[str]:
+    """Lines about what the work keeps on disk, beside what is free there; ``parts`` are bytes by what they are of.
+
+    Raises
+    ------
+    Mistake
+        It is more than there is free.
+    """
+    private = {name: size for name, size in parts.items() if name != OWN_MODEL}
+    yield f"disk       {_on_disk('state-dir', node.state_root(), private)}"
+    if node.models_dir and OWN_MODEL in parts:
+        yield f"           {_on_disk('models-dir', at_home(node.models_dir), {OWN_MODEL: parts[OWN_MODEL]})}"
+
+
+def _on_disk(key: str, folder: Path, parts: Mapping[str, int]) -> str:
+    there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+    needed, free = sum(parts.values()), shutil.disk_usage(there).free
+    what = ", ".join(f"{name} {as_size(size)}" for name, size in parts.items() if size) or "hardly anything"
+    if needed > free:
+        raise Mistake(
+            f"{key} = {str(folder)!r}: {as_size(free)} are free, and the run keeps about {as_size(needed)} there ({what}); "
+            "free it, or name another directory"
+        )
+    return f"about {as_size(needed)} in {folder} ({what}), where {as_size(free)} are free"
+
+
+def told(memory: Memory, *, on_device: bool) -> str:
+    """The same of a client's memory, which on a CUDA device has no libraries in it.
+
+    Raises
+    ------
+    Mistake
+        It is more than there is.
+    """
+    libraries, (free, total) = (0, torch.cuda.mem_get_info()) if on_device else (memory.libraries, machine_memory()[::-1])
+    peak, where = libraries + memory.largest.num_bytes, "the device" if on_device else "this machine"
+    parts = {"libraries": libraries, **memory.largest.parts}
+    largest = ", ".join(f"{name} {as_size(size)}" for name, size in parts.items() if size)
+    line = f"about {as_size(peak)} of {where} at the peak of the work ({memory.largest.name}: {largest})"
+    if peak > total:
+        raise Mistake(
+            f"memory: the work takes {line}; there are {as_size(total)}. Choose a larger machine, or a run with smaller "
+            "batches or shorter windows, training.base = 'nf4', or activations = 'disk'"
+        )
+    line += "; CUDA's own context comes on top" if on_device else ""
+    return line if peak <= free else f"{line}; that is more than the {as_size(free)} that are free now"
+
+
+def main(document: Mapping[str, Any]) -> int:
+    """Print the lines for the configurations ``node`` and ``run``, both flat; 2 if the work does not fit."""
+    try:
+        for line in planned(document["node"], document["run"]):
+            print(line, flush=True)
+    except Mistake as mistake:
+        print(f"espalier: {mistake}", file=sys.stderr)
+        return 2
+    print(f"\nThe node can take part in such a run (method {document['run'].get('method', DEFAULT_METHOD)}).")
+    return 0

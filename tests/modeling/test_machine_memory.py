@@ -1,0 +1,50 @@
+"""What a control group allows, beside what the machine has."""
+
+from pathlib import Path
+
+import pytest
+
+from espalier.modeling import machine_memory as module
+from espalier.modeling.machine_memory import limits, machine_memory
+
+GIGA = 10**9
+
+
+def write(folder: Path, **files: str) -> None:
+    """Files of a control group, a dot for two underscores."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (folder / name.replace("__", ".")).write_text(text + "\n")
+
+
+def test_limits_of_a_group_and_of_those_around_it(tmp_path: Path) -> None:
+    own, groups = tmp_path / "cgroup", tmp_path / "groups"
+    own.write_text("0::/site/node\n")
+    write(groups / "site", memory__max="8000", memory__current="7000", memory__stat="anon 1\ninactive_file 2000")
+    write(groups / "site" / "node", memory__max="max", memory__current="10")
+    assert list(limits(own, groups)) == [(8000, 5000)]
+    write(groups / "site" / "node", memory__max="100", memory__current="10")
+    assert list(limits(own, groups)) == [(100, 10), (8000, 5000)]
+
+
+def test_limits_of_the_first_version(tmp_path: Path) -> None:
+    own, groups = tmp_path / "cgroup", tmp_path / "groups"
+    own.write_text("5:cpu,cpuacct:/x\n4:memory:/x\n")
+    none = str(2**63 - 4096)
+    write(groups / "memory", memory__limit_in_bytes=none, memory__usage_in_bytes="1")
+    write(
+        groups / "memory" / "x",
+        memory__limit_in_bytes="500",
+        memory__usage_in_bytes="90",
+        memory__stat="total_inactive_file 50",
+    )
+    assert list(limits(own, groups)) == [(500, 40)]
+
+
+def test_the_least_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    total, free = machine_memory()
+    monkeypatch.setattr(module, "limits", lambda own, groups: iter([(total * 2, 0), (GIGA // 10, GIGA // 20)]))
+    assert machine_memory() == (GIGA // 10, min(free, GIGA // 20))
+    monkeypatch.setattr(module, "limits", lambda own, groups: iter([(GIGA // 10, GIGA)]))
+    assert machine_memory() == (GIGA // 10, 0)
+    assert list(limits(tmp_path / "no", tmp_path)) == []
