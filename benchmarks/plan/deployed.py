@@ -1,9 +1,10 @@
 """How near is the plan for Flower's own processes? Runs on a SuperLink and two SuperNodes, and the peaks of these processes.
 
-    python -m benchmarks.plan.deployed [--methods fedprllm sft-p llm-streamline]
+    python -m benchmarks.plan.deployed [--methods fedpetuning fedprllm ...] [--clients 2] [--out docs/studies/plan-deployed.csv]
 
-The runs are those of ``python -m benchmarks.plan`` on the LLaMA of random weights, with real processes on this machine. Printed
-is a Markdown table of planned and measured resident memory.
+The runs are those of ``python -m benchmarks.plan`` on the LLaMA of random weights, with real processes on this machine.
+Planned and measured resident memory go to the CSV file row by row (a study that was stopped goes on there), and then to a
+Markdown table beside it. ``--again`` plans anew what was measured.
 """
 
 import argparse
@@ -12,23 +13,46 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.plan.__main__ import ROOT, WIDE, words_of
+from benchmarks.fedspallm.rows import Rows
+from benchmarks.plan.__main__ import COMMON, ROOT, WIDE, words_of
 from benchmarks.random_llama import save_model
 from espalier.launch.app_folder import find_app
 from espalier.launch.configuration import configuration
 from espalier.modeling.opened import open_model
+from espalier.settings.methods import METHODS
 from espalier.settings.run import parse
 from server_app.planning.flower import superlink, supernode
 from server_app.planning.plan import Plan
 from tests.processes.deployment import espalier, federation
 
 MEGA = 1e6
+DRAWN = {(name, "2") for name in ("fedpetuning", "fedprllm", "slicegpt", "fedspallm", "llm-streamline", "sft-p")} | {
+    ("slicegpt", "4")
+}
+"""Runs between whose points the plan's lines are drawn."""
 ENOUGH: dict[str, Any] = {"evaluation.max-windows": 8}
 """Predictions of the public text for what sites make alone."""
 
 
-def measured(method: str, model: str, clients: int, folder: Path) -> Iterator[tuple[str, int, int]]:
-    """Name of a process, its planned and its measured peak, bytes.
+KEYS, FIGURES = ("method", "clients", "process"), ("largest", "planned", "measured")
+
+
+def plan_of(method: str, model: str, clients: int, folder: Path) -> tuple[list[str], dict[str, Any], Plan]:
+    """The words of a run, its flat configuration, and its plan."""
+    words = words_of(method, model, folder, **ENOUGH, **{"num-clients": clients})
+    chosen, _ = configuration(find_app(str(ROOT)), words, on_this_machine=True)
+    return words, chosen, Plan(parse(chosen), open_model(model), simulation=False)
+
+
+def planned(plan: Plan) -> dict[str, tuple[int, int]]:
+    """By process the largest message and the planned peak, bytes."""
+    largest = plan.traffic.total("most").largest
+    peaks = {"SuperLink": superlink(largest, plan.settings.num_clients).peak, "SuperNode": supernode(largest).peak}
+    return {process: (largest, peak) for process, peak in peaks.items()}
+
+
+def measured(method: str, model: str, clients: int, folder: Path) -> Iterator[tuple[str, dict[str, float]]]:
+    """Name of a process and its figures, bytes.
 
     Raises
     ------
@@ -36,18 +60,17 @@ def measured(method: str, model: str, clients: int, folder: Path) -> Iterator[tu
         The run failed.
     """
     sites = [f"site-{number}" for number in range(clients)]
-    words = words_of(method, model, folder, **ENOUGH, **{"num-clients": clients})
-    chosen, _ = configuration(find_app(str(ROOT)), words, on_this_machine=True)
-    plan = Plan(parse(chosen), open_model(model), simulation=False)
-    largest = plan.traffic.total("most").largest
+    words, chosen, plan = plan_of(method, model, clients, folder)
     data = f'model-path="{model}" data-path="{chosen["data.path"]}" most-model-bytes=4000000000'
     with federation(folder, sites, dict.fromkeys(sites, data), warm=sites) as started:
         done = espalier(folder, "run", *words, "--app", str(ROOT), "--superlink", started.control, seconds=3600)
         if done.returncode:
             raise SystemExit(done.stdout + done.stderr)
-        yield "SuperLink", superlink(largest).peak, _peak(started.superlink.pid)
+        found = {"SuperLink": _peak(started.superlink.pid)}
         nodes = [pid for site in sites for pid in started.processes("flower-supernode", site) if pid != started.nodes[site].pid]
-        yield "SuperNode", supernode(largest).peak, max(map(_peak, nodes))
+        found["SuperNode"] = max(map(_peak, nodes))
+    for process, (largest, peak) in planned(plan).items():
+        yield process, {"largest": largest, "planned": peak, "measured": found[process]}
 
 
 def _peak(pid: int) -> int:
@@ -55,26 +78,67 @@ def _peak(pid: int) -> int:
     return int(Path(f"/proc/{pid}/status").read_text().split("VmHWM:")[1].split()[0]) * 1024
 
 
+def again(rows: Rows, model: str) -> None:
+    """Plan all runs anew whose measurements are there, after formulas were changed."""
+    for row in rows.rows:
+        with tempfile.TemporaryDirectory() as folder:
+            largest, peak = planned(plan_of(row["method"], model, int(row["clients"]), Path(folder))[2])[row["process"]]
+        row |= {"largest": f"{largest:.6g}", "planned": f"{peak:.6g}"}
+    lines = [",".join(row[name] for name in KEYS + FIGURES) for row in rows.rows]
+    rows.path.write_text("\n".join([",".join(KEYS + FIGURES), *lines, ""]))
+
+
+HEAD = """# What was planned of Flower's processes, and what they took
+
+Runs of a LLaMA of 211 million random weights on a SuperLink and real nodes; `python -m benchmarks.plan.deployed` repeats them.
+Resident memory at its peak, of SuperNodes the largest. The plan draws lines between the points of seven of the runs, marked *;
+how well it fits them says little. Of two runs of FedSpaLLM the SuperLink held 683 and 694 MB, a SuperNode 348 and 409.
+
+| method | clients | process | largest message | planned / measured |
+|---|---|---|---|---|"""
+
+
+def table(rows: Rows) -> str:
+    """Markdown."""
+    lines = [HEAD]
+    for row in rows.rows:
+        largest, plan, found = (float(row[name]) / MEGA for name in FIGURES)
+        drawn = " *" if (row["method"], row["clients"]) in DRAWN else ""
+        cells = (
+            f"{row['method']}{drawn}",
+            row["clients"],
+            row["process"],
+            f"{largest:.1f} MB",
+            f"{plan:.0f} / {found:.0f} MB ({plan / found:.2f})",
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join([*lines, ""])
+
+
 def main() -> None:
-    """Measure and print."""
+    """Measure what is missing, and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--methods", nargs="+", default=["fedprllm", "sft-p", "llm-streamline"])
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--clients", type=int, default=2)
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "studies" / "plan-deployed.csv")
+    parser.add_argument("--again", action="store_true", help="measure nothing, and plan anew what was measured")
     given = parser.parse_args()
-    print("| method | clients | process | planned / measured |\n|---|---|---|---|", flush=True)
+    rows = Rows(given.out, KEYS, FIGURES, {"common": COMMON, "enough": ENOUGH})
     with tempfile.TemporaryDirectory() as scratch:
         model = Path(scratch) / "model"
         model.mkdir()
         save_model(model, WIDE)
-        for method in given.methods:
+        if given.again:
+            again(rows, str(model))
+        for method in () if given.again else given.methods:
+            cell = {"method": method, "clients": given.clients}
+            if not rows.missing(iter([{**cell, "process": "SuperLink"}])):
+                continue
             folder = Path(scratch) / method
             folder.mkdir()
-            for name, planned, found in measured(method, str(model), given.clients, folder):
-                ratio = planned / found
-                print(
-                    f"| {method} | {given.clients} | {name} | {planned / MEGA:.0f} / {found / MEGA:.0f} MB ({ratio:.2f}) |",
-                    flush=True,
-                )
+            for process, figures in measured(method, str(model), given.clients, folder):
+                rows.add({**cell, "process": process}, **figures)
+    given.out.with_suffix(".md").write_text(table(rows))
 
 
 if __name__ == "__main__":

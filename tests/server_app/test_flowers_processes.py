@@ -1,0 +1,31 @@
+"""Memory of a SuperLink and a SuperNode: lines between measured points."""
+
+from itertools import pairwise
+
+import pytest
+
+from server_app.planning.flower import DATABASE, IN_SUPERLINK, IN_SUPERNODE, MEGA, superlink, superlink_disk, supernode
+from server_app.planning.memory import LIBRARIES
+
+
+def held_by_superlink(largest: float, clients: int) -> float:
+    return (superlink(round(largest * MEGA), clients).peak - LIBRARIES["SuperLink"]) / MEGA
+
+
+def test_between_two_points_and_beyond_the_last() -> None:
+    assert held_by_superlink(0, 2) == 0
+    assert held_by_superlink(14, 2) == 82  # of 28 MB
+    assert held_by_superlink(56.5 / 2, 2) == pytest.approx(82 + (253 - 82) / 2)
+    assert held_by_superlink(42.5, 4) == held_by_superlink(85, 2) == 362
+    assert held_by_superlink(832, 1) == pytest.approx(619 + 619 - 534)
+    assert (supernode(42 * MEGA).peak - LIBRARIES["SuperNode"]) / MEGA == 97
+
+
+@pytest.mark.parametrize("points", [IN_SUPERLINK, IN_SUPERNODE])
+def test_more_is_held_for_more(points: list[tuple[float, float]]) -> None:
+    assert all(x < further and y <= more for (x, y), (further, more) in pairwise(points))
+
+
+def test_the_database_is_there_before_any_message() -> None:
+    assert superlink_disk(0, 3) == DATABASE
+    assert superlink_disk(100, 3) == DATABASE + 600
