@@ -23,10 +23,12 @@ from flwr.app import Context, Message
 from client_app.flower_tasks import Desk, answer_task
 from client_app.no_answer import NoAnswerError
 from client_app.warm_node import LEAVING
-from espalier.modeling.machine_memory import resident
+from espalier.modeling.machine_memory import machine_memory, resident
 from espalier.wire.code_hash import bundle_sha256, code_sha256
 
 MEGA = 10**6
+OF_THE_MACHINE = 2
+"""Of the memory that there is a half may be held between tasks, where nothing else is said."""
 
 
 class AnotherProgramError(NoAnswerError):
@@ -63,7 +65,8 @@ def told(error: Exception) -> str:
 
 def main(order: dict[str, Any]) -> NoReturn:
     """Answer tasks until standard input ends, which is asked for when there is none for ``warm-seconds``."""
-    desk, warm_seconds, most_idle = Desk(order["address"]), float(order["warm-seconds"]), int(order["most-idle-bytes"])
+    desk, warm_seconds = Desk(order["address"]), float(order["warm-seconds"])
+    most_idle = int(order["most-idle-bytes"]) or machine_memory()[0] // OF_THE_MACHINE
     answers = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever else is printed belongs into the node's log
     tokens: SimpleQueue[str] = SimpleQueue()
@@ -81,8 +84,8 @@ def main(order: dict[str, Any]) -> NoReturn:
 
 
 def fits_idle(most: int) -> bool:
-    """Whether this process, when it has let go what it can, holds no more than ``most`` bytes; 0: any number."""
-    if not most or resident() <= most:
+    """Whether this process, when it has let go what it can, holds no more than ``most`` bytes."""
+    if resident() <= most:
         return True
     if (shelf := sys.modules.get("espalier.training.kept_model")) is not None:
         shelf.forget_model()

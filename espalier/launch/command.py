@@ -188,7 +188,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     node.add_argument(
         "--most-idle-megabytes", type=int, default=0, metavar="N",
-        help="a worker that holds more memory between tasks lets its model go, and ends if that is not enough; default 0: any",
+        help="a worker that holds more memory between tasks lets its model go, and ends if that is not enough; "
+        "default 0: half of what the machine has",
     )  # fmt: skip
     node.add_argument("--clientappio-api-address", default="", metavar="HOST:PORT", help="loopback; default: a free port")
     run = commands.add_parser("run", help="simulate a federation on this machine, or start a run on a SuperLink")

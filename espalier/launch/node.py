@@ -44,7 +44,8 @@ def run_node(app: Path, words: Sequence[str], address: str, warm_seconds: float,
     words : further options, which ``flower-supernode`` takes
     address : of its ClientAppIo API; empty: a free port of this machine
     warm_seconds : how long a worker waits for the next task before it ends
-    most_idle_megabytes : a worker that holds more between tasks lets its model go, or ends; 0: any number
+    most_idle_megabytes : a worker that holds more between tasks lets its model go, or ends; 0: half of what
+        the machine has
 
     Raises
     ------
@@ -85,7 +86,7 @@ def _check(words: Sequence[str], address: str, warm_seconds: float, most_idle_me
     if not 0 < warm_seconds <= MOST_WARM_SECONDS:
         raise Mistake(f"--warm-seconds {warm_seconds:g}: must be above 0 and at most {MOST_WARM_SECONDS}")
     if most_idle_megabytes < 0:
-        raise Mistake(f"--most-idle-megabytes {most_idle_megabytes}: must be 0 or more; 0 sets no bound")
+        raise Mistake(f"--most-idle-megabytes {most_idle_megabytes}: must be 0 or more; 0 is half of what the machine has")
     if address and not address.rpartition(":")[2].isdigit():
         raise Mistake(f"--clientappio-api-address {address}: has no port; write, for instance, {LOOPBACK}:9094")
     if address and address.rpartition(":")[0] not in (LOOPBACK, "localhost", "[::1]"):

@@ -151,7 +151,6 @@ def test_a_worker_that_holds_too_much_lets_its_model_go_and_ends_if_that_is_not_
 
     monkeypatch.setattr("client_app.warm_worker.resident", lambda: held[0])
     monkeypatch.setattr("espalier.training.kept_model.forget_model", forget)
-    assert fits_idle(0)
     assert fits_idle(900)
     assert not forgotten
     assert fits_idle(700)
