@@ -70,7 +70,10 @@ def claim_tasks(desk: Desk, is_free: Callable[[], bool], hand_on: Callable[[str]
 
 
 def until_there_are_tasks(ask: Callable[..., Any], sleep: Callable[[float], None] = time.sleep) -> Callable[..., Any]:
-    """Ask again and again, so that a task waits for a fifth of a second, and not for ``run_superexec``'s next turn."""
+    """Ask again and again, so that a task that comes to an idle node waits for a fifth of a second, and not for a whole one.
+
+    Behind each task that it took, and where nobody is free, ``run_superexec`` pauses for a second all the same.
+    """
 
     def asked(*args: Any, **kwargs: Any) -> Any:
         while not (answer := ask(*args, **kwargs)).tasks:

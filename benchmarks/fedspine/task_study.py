@@ -78,6 +78,10 @@ def work(given: argparse.Namespace) -> None:
     }
     name = given.name or given.task
     path = given.out / f"fedspine-{name}"
+    if given.rounds % given.every:
+        raise Mistake(
+            f"tasks: --rounds {given.rounds} --every {given.every}: the last round would not be measured; give a divisor"
+        )
     files = files_of(path, conditions)
     bench = Bench(common, given.model, [], given.seeds, given.work.absolute())
     wanted = [cell for cell in tasks.cells(given.parts, given.shares, common) if not given.only or cell.model in given.only]

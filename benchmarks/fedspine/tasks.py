@@ -113,7 +113,7 @@ def cells(parts: Sequence[str], shares: Sequence[float], common: Mapping[str, An
             yield _pruned(FLEET, shares[-1], f"{name}, {steps} steps", CHOICES[name] | varied)
     if "long" in parts:
         rounds = LONG * common["federation.rounds"]
-        varied = {"federation.rounds": rounds, "evaluation.every": rounds // 8}
+        varied = {"federation.rounds": rounds, "evaluation.every": LONG * common["evaluation.every"]}
         yield Cell(FLEET, 0.0, f"{WHOLE}, {rounds} rounds", UNPRUNED[WHOLE] | varied)
         for name in (BANDIT, SCHEDULE, "chance"):
             yield _pruned(FLEET, shares[-1], f"{name}, {rounds} rounds", CHOICES[name] | varied)

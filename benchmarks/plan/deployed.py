@@ -34,6 +34,7 @@ ENOUGH: dict[str, Any] = {"evaluation.max-windows": 8}
 """Predictions of the public text for what sites make alone."""
 
 
+PROCESSES = ("SuperLink", "SuperNode")
 KEYS, FIGURES = ("method", "clients", "process"), ("largest", "planned", "measured")
 
 
@@ -132,12 +133,12 @@ def main() -> None:
             again(rows, str(model))
         for method in () if given.again else given.methods:
             cell = {"method": method, "clients": given.clients}
-            if not rows.missing(iter([{**cell, "process": "SuperLink"}])):
+            if not rows.missing({**cell, "process": process} for process in PROCESSES):
                 continue
             folder = Path(scratch) / method
             folder.mkdir()
-            for process, figures in measured(method, str(model), given.clients, folder):
-                rows.add({**cell, "process": process}, **figures)
+            figures = dict(measured(method, str(model), given.clients, folder))
+            rows.add_all(({**cell, "process": process}, figures[process]) for process in PROCESSES)
     given.out.with_suffix(".md").write_text(table(rows))
 
 

@@ -30,7 +30,7 @@ def main() -> None:
         grid.end()
     sums: dict[str, dict[str, int]] = {}
     for entry in map(json.loads, (run / "ledger.jsonl").read_text().splitlines()):
-        if entry["client"] >= 0:
+        if entry["client"] >= 0 and entry["direction"]:  # others are enrolment, and times
             own = sums.setdefault(str(entry["client"]), {"down": 0, "up": 0})
             own[entry["direction"]] += entry["wire_bytes"]
     disk = sum(file.stat().st_size for file in run.rglob("*") if file.is_file())

@@ -68,9 +68,11 @@ class Bench:
         """
         folder = self.work / name
         settings = {**self.common, **varied, "out-dir": str(folder / "runs"), "enrol-seconds": 600.0}
-        _require_same(folder / "asked.json", settings)
+        asked = {key: value for key, value in settings.items() if key != "out-dir"}
         if (made := self._completed(name)) is not None:
+            _require_same(folder / "asked.json", asked)
             return made
+        write_json(folder / "asked.json", asked)
         os.environ["ESPALIER_STATE_DIR"] = str(folder / "state")
         number = int(varied.get("num-clients", len(self.private)))
         nodes = [{"partition-id": client, "num-partitions": number} for client in range(number)]
@@ -95,12 +97,9 @@ class Bench:
 
 
 def _require_same(path: Path, settings: Mapping[str, Any]) -> None:
-    """Write down what a folder's runs are asked for, or hold it against what was."""
+    """Hold what a folder's run was asked for against what is wanted."""
     if not path.exists():
-        if path.parent.exists() and any(path.parent.glob("runs/*/summary.json")):
-            raise Mistake(f"{path.parent}: holds a run of which nobody knows what it was asked for; give another --work")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, dict(settings))
+        raise Mistake(f"{path.parent}: holds a run of which nobody knows what it was asked for; give another --work")
     found = json.loads(path.read_text())
     if differ := sorted(key for key in found.keys() | settings.keys() if found.get(key) != settings.get(key)):
         raise Mistake(f"{path.parent}: holds a run with another {', '.join(differ)}; give another --work, or remove it")

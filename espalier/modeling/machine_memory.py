@@ -56,7 +56,7 @@ def _number(path: Path) -> int | None:
 
 
 def _reclaimable(path: Path) -> int:
-    """Bytes of files that were read and nobody uses."""
+    """Bytes of files that were read and nobody has used for long."""
     try:
         stat = dict(line.split(maxsplit=1) for line in path.read_text().splitlines())
         return int(stat.get("total_inactive_file", stat.get("inactive_file", 0)))

@@ -54,7 +54,7 @@ class FedSpineSettings(AdapterAveraging, CutSettings, PersonalModelSettings):
         0,
         ge=0,
         description="Rounds of pruning in which a device that always takes the middle step comes to `share`; the first is "
-        "round 2. 0: half of the rounds.",
+        "round 2, or `prune-from`. 0: half of the rounds.",
     )
     prune_from: int = Field(
         2,
@@ -194,8 +194,9 @@ class FedSpineSettings(AdapterAveraging, CutSettings, PersonalModelSettings):
         steps = self.rounds_of_pruning(rounds)
         if rounds < 2 or self.prune_from + steps - 1 <= rounds:
             return []
+        begun = f"{method}.prune-from = {self.prune_from}, " if self.allocation == "fixed" else ""
         return [
-            f"{method}.prune-from = {self.prune_from}, {method}.prune-rounds = {self.prune_rounds or f'0, which is {steps}'}: "
+            f"{begun}{method}.prune-rounds = {self.prune_rounds or f'0, which is {steps}'}: "
             f"pruning would end in round {self.prune_from + steps - 1} of {rounds} (federation.rounds), and no device comes to "
-            "the share; lower one of them"
+            f"the share; lower {'one of them' if begun else 'it'}"
         ]

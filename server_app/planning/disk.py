@@ -59,7 +59,7 @@ def _client(settings: RunSettings, model: OpenedModel, traffic: RunTraffic, clie
     hidden = settings.data.windows * settings.data.window_tokens * sizes.width * sizes.computed
     if isinstance(job, FedPrLLMSettings) and job.strategy == "iterative":
         found["hidden states"] = KEPT_ROUNDS * hidden
-    if settings.activations == "disk":
+    if settings.activations == "disk" and not settings.tunes:
         found["hidden states in a file without a name"] = 2 * hidden
     if isinstance(job, LlmStreamlineSettings) and job.replacement == "layer":
         found["hidden states"] = 2 * hidden

@@ -2,8 +2,9 @@
 
 Covers: the plan's figures for the run's settings and the model at this node, which are estimates (docs/studies/plan.md). On a
 CUDA device memory is what the same work holds on a CPU, without libraries; the host's own memory is not compared then.
-Does not cover: what CUDA's context and kernels take on the device; the work on a model that the run's server brings; other
-programs, and other runs at this node, that want memory or disk too.
+Does not cover: what CUDA's context and kernels take on the device; the work on a model that the run's server brings; what an
+earlier run left on the disk that this one will use again, which counts twice; other programs, and other runs at this node, that
+want memory or disk too.
 """
 
 import shutil
@@ -59,14 +60,21 @@ def on_disks(node: NodeSettings, settings: RunSettings, parts: Mapping[str, int]
         It is more than there is free.
     """
     private = {name: size for name, size in parts.items() if name != OWN_MODEL}
-    yield f"disk       {_on_disk('state-dir', node.state_root(), private)}"
+    yield f"disk       {_on_disk('state-dir', root := node.state_root(), private)}"
     if node.models_dir and OWN_MODEL in parts:
-        yield f"           {_on_disk('models-dir', at_home(node.models_dir), {OWN_MODEL: parts[OWN_MODEL]})}"
+        models = at_home(node.models_dir)
+        shared = sum(private.values()) if _there(models).stat().st_dev == _there(root).stat().st_dev else 0
+        yield f"           {_on_disk('models-dir', models, {OWN_MODEL: parts[OWN_MODEL]}, shared)}"
 
 
-def _on_disk(key: str, folder: Path, parts: Mapping[str, int]) -> str:
-    there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
-    needed, free = sum(parts.values()), shutil.disk_usage(there).free
+def _there(folder: Path) -> Path:
+    """The folder, or the one above it that is there."""
+    return next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+
+
+def _on_disk(key: str, folder: Path, parts: Mapping[str, int], others: int = 0) -> str:
+    """``others`` are bytes that will be taken of the same disk."""
+    needed, free = sum(parts.values()), max(0, shutil.disk_usage(_there(folder)).free - others)
     what = ", ".join(f"{name} {as_size(size)}" for name, size in parts.items() if size) or "hardly anything"
     if needed > free:
         raise Mistake(

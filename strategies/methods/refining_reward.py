@@ -36,7 +36,7 @@ class Outcome:
     seconds: float
     """T_i of the round, by the real clock or the virtual one."""
     arrived: bool = False
-    """As many units are gone as p* takes, although ``pruned`` may be below it: a share between two units."""
+    """As many units are gone as p* takes, or all that can go, although ``pruned`` may be below it."""
 
 
 @dataclass(frozen=True)

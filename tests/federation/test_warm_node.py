@@ -111,6 +111,36 @@ def test_a_bundle_that_claims_another_size_is_unpacked_no_further() -> None:
     tracemalloc.stop()
 
 
+def test_files_that_lie_over_each_other_are_refused() -> None:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_STORED) as archive:
+        archive.writestr("client_app/a.py", bytes(1000))
+        archive.writestr("client_app/b.py", bytes(1000))
+    whole = packed.getvalue()
+    assert bundle_sha256(whole)
+    first, second = (info.header_offset for info in zipfile.ZipFile(packed).infolist())
+    overlapping = whole[:second] + whole[zipfile.ZipFile(packed).start_dir :]  # type: ignore[attr-defined]
+    with pytest.raises(zipfile.BadZipFile):
+        bundle_sha256(overlapping)
+    assert first == 0
+    again = io.BytesIO()
+    with zipfile.ZipFile(again, "w") as archive:
+        archive.writestr("client_app/a.py", b"1")
+        with pytest.warns(UserWarning, match="Duplicate name"):
+            archive.writestr("client_app/a.py", b"2")
+    with pytest.raises(zipfile.BadZipFile, match="lie over each other"):
+        bundle_sha256(again.getvalue())
+
+
+def test_what_is_damaged_or_too_large_is_no_bundle_either() -> None:
+    damaged = bytearray(large(zipfile.ZIP_DEFLATED, 100_000, 100_000))
+    damaged[60:70] = b"\xff" * 10
+    with pytest.raises(zipfile.BadZipFile):
+        bundle_sha256(bytes(damaged))
+    with pytest.raises(zipfile.BadZipFile, match="more than"):
+        bundle_sha256(bytes(MOST_BYTES + 1))
+
+
 @pytest.mark.parametrize("how", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
 def test_a_bundle_that_cannot_be_unpacked_in_pieces_is_refused(how: int) -> None:
     with pytest.raises(zipfile.BadZipFile, match="packed in another way"):

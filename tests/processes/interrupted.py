@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from deployment import espalier_command
+from deployment import espalier_command, eventually
 
 ROOT = Path(__file__).parent.parent.parent
 SITES = ("hospital-a", "hospital-b")
@@ -40,6 +40,12 @@ def finished_rounds(folder: Path) -> int:
     """Rounds in the checkpoint of the only run there."""
     states = list(folder.glob("runs/*/checkpoint/state.json"))
     return json.loads(states[0].read_text())["round"] if states else 0
+
+
+def first_round(folder: Path, command: subprocess.Popen[str]) -> None:
+    """Return when a round is finished; fail if the command ends before."""
+    eventually(lambda: finished_rounds(folder) >= 1 or command.poll() is not None)
+    assert finished_rounds(folder) >= 1, (folder / "command.log").read_text()
 
 
 @contextmanager

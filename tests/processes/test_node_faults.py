@@ -14,7 +14,7 @@ import psutil
 import pytest
 from deployment import BIN, Federation, environment, espalier, eventually, federation, process, submit
 from devices import NEEDS_CUDA
-from interrupted import ROOT, SETTINGS, SITES, finished_rounds, repeated, results_of, started, summary, without_traffic
+from interrupted import ROOT, SETTINGS, SITES, first_round, repeated, results_of, started, summary, without_traffic
 from slow_network import SERVER, Ends, slow_network
 
 pytestmark = pytest.mark.faults
@@ -65,7 +65,7 @@ def test_a_worker_killed_in_a_round_is_replaced(tmp_path: Path, whole: Path) -> 
     with federation(tmp_path, SITES, warm=SITES) as running:
         command = ("run", *SETTINGS, "deadline-seconds=25.0", "attempts=4", "--superlink", running.control)
         with started(tmp_path, *command) as espalier_run:
-            eventually(lambda: finished_rounds(tmp_path) >= 1)
+            first_round(tmp_path, espalier_run)
             (first,) = workers(running, WARM)
             os.kill(first, signal.SIGKILL)
             eventually(lambda: espalier_run.poll() is not None)
@@ -162,7 +162,7 @@ def test_a_run_on_a_superlink_that_is_ended_leaves_nothing_at_work(tmp_path: Pat
     """SuperLink and nodes stay, and the command that was told goes on."""
     with federation(tmp_path, SITES, warm=(WARM,)) as running:
         with started(tmp_path, "run", *SETTINGS, "--superlink", running.control) as espalier_run:
-            eventually(lambda: finished_rounds(tmp_path) >= 1)
+            first_round(tmp_path, espalier_run)
             espalier_run.send_signal(number)
             eventually(lambda: espalier_run.poll() is not None)
         assert espalier_run.returncode == 130
@@ -179,7 +179,7 @@ def test_a_warm_node_that_is_ended_leaves_no_process(tmp_path: Path, number: sig
     with federation(tmp_path, (WARM,), warm=(WARM,)) as running:
         command = ("run", *SETTINGS, "num-clients=1", "--superlink", running.control)
         with started(tmp_path, *command) as espalier_run:
-            eventually(lambda: finished_rounds(tmp_path) >= 1)
+            first_round(tmp_path, espalier_run)
             node = psutil.Process(running.nodes[WARM].pid)
             processes = node.children(recursive=True)
             named = " ".join(word for process in processes for word in process.cmdline())

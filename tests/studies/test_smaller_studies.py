@@ -76,7 +76,7 @@ def test_a_run_of_other_settings_is_not_taken_for_one(bench: Bench) -> None:
     (folder / "runs" / "a" / "summary.json").write_text('{"status": "completed"}')
     with pytest.raises(Mistake, match="of which nobody knows what it was asked for; give another --work"):
         bench.run("0-run", {"seed": 0})
-    asked = {**bench.common, "seed": 0, "out-dir": str(folder / "runs"), "enrol-seconds": 600.0}
+    asked = {**bench.common, "seed": 0, "enrol-seconds": 600.0}
     (folder / "asked.json").write_text(json.dumps(asked))
     assert bench.run("0-run", {"seed": 0}) == bench.made("0-run") == folder / "runs" / "a"
     with pytest.raises(Mistake, match=r"0-run: holds a run with another seed, threads; give another --work"):
