@@ -47,9 +47,9 @@ def plan_of(method: str, model: str, clients: int, folder: Path) -> tuple[list[s
 
 def planned(plan: Plan) -> dict[str, tuple[int, int]]:
     """By process the largest message and the planned peak, bytes."""
-    largest = plan.traffic.total("most").largest
-    peaks = {"SuperLink": superlink(largest, plan.settings.num_clients).peak, "SuperNode": supernode(largest).peak}
-    return {process: (largest, peak) for process, peak in peaks.items()}
+    traffic = plan.traffic.total("most")
+    peaks = {"SuperLink": superlink(traffic, plan.settings.num_clients).peak, "SuperNode": supernode(traffic.largest).peak}
+    return {process: (traffic.largest, peak) for process, peak in peaks.items()}
 
 
 def measured(method: str, model: str, clients: int, folder: Path) -> Iterator[tuple[str, dict[str, float]]]:
@@ -92,8 +92,9 @@ def again(rows: Rows, model: str) -> None:
 HEAD = """# What was planned of Flower's processes, and what they took
 
 Runs of a LLaMA of 211 million random weights on a SuperLink and real nodes; `python -m benchmarks.plan.deployed` repeats them.
-Resident memory at its peak, of SuperNodes the largest. The plan draws lines between the points of seven of the runs, marked *;
-how well it fits them says little. Of two runs of FedSpaLLM the SuperLink held 683 and 694 MB, a SuperNode 348 and 409.
+Resident memory at its peak, of SuperNodes the largest. The plan draws lines between the points of seven of the runs, marked *,
+and weighs requests by FedSODA's, so that how well it fits these says little. Of two runs of FedSpaLLM the SuperLink held 683 and 694
+MB, a SuperNode 348 and 409.
 
 | method | clients | process | largest message | planned / measured |
 |---|---|---|---|---|"""

@@ -42,13 +42,28 @@ class Traffic:
     """Requests, each of which has a reply."""
     largest: int = 0
     """Bytes of the largest single message."""
+    largest_request: int = 0
+    largest_reply: int = 0
 
     @staticmethod
     def of(exchanges: Iterable[Exchange]) -> "Traffic":
         """All of some exchanges."""
         found = list(exchanges)
         down, up = sum(one.down for one in found), sum(one.up for one in found)
-        return Traffic(down, up, len(found), max((one.largest for one in found), default=0))
+        most = [max((size(one) for one in found), default=0) for size in (_largest, _down, _up)]
+        return Traffic(down, up, len(found), *most)
+
+
+def _largest(one: Exchange) -> int:
+    return one.largest
+
+
+def _down(one: Exchange) -> int:
+    return one.down
+
+
+def _up(one: Exchange) -> int:
+    return one.up
 
 
 class Correspondence:

@@ -78,7 +78,7 @@ class Plan:
         client, server = as_size(sum(self.disk.client.values())), as_size(sum(self.disk.server.values()))
         memory = f"about {as_size(self.client.peak)} per client and {as_size(self.server.peak)} of the server"
         largest, speeds = most.largest, Speeds()
-        link = as_size(superlink(largest, self.settings.num_clients).peak)
+        link = as_size(superlink(most, self.settings.num_clients).peak)
         flower = f"{link} of the SuperLink and {as_size(supernode(largest).peak)} of a SuperNode"
         stated = f"with {speeds.teraflops:g} teraflops and {speeds.megabits:g} megabits per second"
         lines = [
@@ -134,9 +134,9 @@ class Plan:
         return found
 
     def _memory(self) -> list[str]:
-        largest = self.traffic.total("most").largest
+        traffic = self.traffic.total("most")
         known: list[tuple[str, Memory]] = [("a client", self.client), ("the server", self.server)]
-        known += [("the SuperLink", superlink(largest, self.settings.num_clients)), ("a SuperNode", supernode(largest))]
+        known += [("the SuperLink", superlink(traffic, self.settings.num_clients)), ("a SuperNode", supernode(traffic.largest))]
         lines = ["Memory, resident at its peak (libraries: measured constants; the rest: from shapes)"]
         for who, memory in known:
             parts = ", ".join(f"{name} {as_size(size)}" for name, size in memory.largest.parts.items() if size)

@@ -4,12 +4,13 @@ from itertools import pairwise
 
 import pytest
 
+from server_app.planning.exchange import Traffic
 from server_app.planning.flower import DATABASE, IN_SUPERLINK, IN_SUPERNODE, MEGA, superlink, superlink_disk, supernode
 from server_app.planning.memory import LIBRARIES
 
 
 def held_by_superlink(largest: float, clients: int) -> float:
-    return (superlink(round(largest * MEGA), clients).peak - LIBRARIES["SuperLink"]) / MEGA
+    return (superlink(Traffic(largest_reply=round(largest * MEGA)), clients).peak - LIBRARIES["SuperLink"]) / MEGA
 
 
 def test_between_two_points_and_beyond_the_last() -> None:
@@ -18,6 +19,8 @@ def test_between_two_points_and_beyond_the_last() -> None:
     assert held_by_superlink(56.5 / 2, 2) == pytest.approx(82 + (253 - 82) / 2)
     assert held_by_superlink(42.5, 4) == held_by_superlink(85, 2) == 362
     assert held_by_superlink(832, 1) == pytest.approx(619 + 619 - 534)
+    asked = Traffic(largest_reply=50 * MEGA, largest_request=100 * MEGA)
+    assert superlink(asked, 1).peak - LIBRARIES["SuperLink"] == held_by_superlink(120, 1) * MEGA
     assert (supernode(42 * MEGA).peak - LIBRARIES["SuperNode"]) / MEGA == 97
 
 
