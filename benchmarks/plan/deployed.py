@@ -93,8 +93,8 @@ HEAD = """# What was planned of Flower's processes, and what they took
 
 Runs of a LLaMA of 211 million random weights on a SuperLink and real nodes; `python -m benchmarks.plan.deployed` repeats them.
 Resident memory at its peak, of SuperNodes the largest. The plan draws lines between the points of seven of the runs, marked *,
-and weighs requests by FedSODA's, so that how well it fits these says little. Of two runs of FedSpaLLM the SuperLink held 683 and 694
-MB, a SuperNode 348 and 409.
+and weighs requests by FedSODA's, so that how well it fits these says little. Of two runs of FedSpaLLM the SuperLink held
+683 and 694 MB, a SuperNode 348 and 409.
 
 | method | clients | process | largest message | planned / measured |
 |---|---|---|---|---|"""
