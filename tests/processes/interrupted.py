@@ -2,10 +2,11 @@
 
 import json
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import psutil
 from deployment import espalier_command, eventually
 
 ROOT = Path(__file__).parent.parent.parent
@@ -40,6 +41,15 @@ def finished_rounds(folder: Path) -> int:
     """Rounds in the checkpoint of the only run there."""
     states = list(folder.glob("runs/*/checkpoint/state.json"))
     return json.loads(states[0].read_text())["round"] if states else 0
+
+
+def words_of(processes: Iterable[psutil.Process]) -> str:
+    """All words of the commands of some processes; those that have ended meanwhile have none."""
+    found: list[str] = []
+    for process in processes:
+        with suppress(psutil.Error):
+            found += process.cmdline()
+    return " ".join(found)
 
 
 def first_round(folder: Path, command: subprocess.Popen[str]) -> None:

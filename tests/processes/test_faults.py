@@ -22,6 +22,7 @@ from interrupted import (
     started,
     summary,
     without_traffic,
+    words_of,
 )
 
 pytestmark = pytest.mark.faults
@@ -167,7 +168,7 @@ def simulated(folder: Path) -> Iterator[tuple[subprocess.Popen[str], list[psutil
     with started(folder, *SIMULATED) as espalier_run:
         eventually(lambda: finished_rounds(folder) >= 1 or espalier_run.poll() is not None)
         processes = psutil.Process(espalier_run.pid).children(recursive=True)
-        named = " ".join(word for process in processes for word in process.cmdline())
+        named = words_of(processes)
         assert all(program in named for program in ("flower-superlink", "flower-superexec", "flwr-simulation", "raylet"))
         yield espalier_run, processes
 

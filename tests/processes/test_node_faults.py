@@ -14,7 +14,7 @@ import psutil
 import pytest
 from deployment import BIN, Federation, environment, espalier, eventually, federation, process, submit
 from devices import NEEDS_CUDA
-from interrupted import ROOT, SETTINGS, SITES, first_round, repeated, results_of, started, summary, without_traffic
+from interrupted import ROOT, SETTINGS, SITES, first_round, repeated, results_of, started, summary, without_traffic, words_of
 from slow_network import SERVER, Ends, slow_network
 
 pytestmark = pytest.mark.faults
@@ -182,7 +182,7 @@ def test_a_warm_node_that_is_ended_leaves_no_process(tmp_path: Path, number: sig
             first_round(tmp_path, espalier_run)
             node = psutil.Process(running.nodes[WARM].pid)
             processes = node.children(recursive=True)
-            named = " ".join(word for process in processes for word in process.cmdline())
+            named = words_of(processes)
             assert all(program in named for program in ("flower-supernode", "client_app.warm_node", "client_app.warm_worker"))
             node.send_signal(number)
             eventually(lambda: running.nodes[WARM].poll() is not None)
