@@ -24,6 +24,7 @@ from pruning_kernels.bitmask import num_words, pack
 from strategies.engine.evaluation import ClientFigures
 from strategies.engine.roster import Roster
 from strategies.engine.run_folder import RunFolder
+from strategies.results.timed import RoundTime, seconds_of_all
 
 SCHEMA_VERSION = 2
 COLUMNS = ("dense", "local_only", "centralized", "federated")
@@ -119,6 +120,18 @@ class Summary:
         for metric, values in self.local_scores.items():
             self.scores.setdefault(metric, {})["federated"] = sum(values.values()) / len(values)
         self.notes.append("Federated is the mean over clients, each with a smaller model of its own.")
+
+    def take_times(self, rounds: Sequence[RoundTime]) -> None:
+        """Take what rounds took by the clock of a pretended fleet; without one there are none."""
+        if not rounds:
+            return
+        self.virtual_seconds = seconds_of_all(rounds)
+        for client, seat in self.roster.seats.items():
+            own = [(note.round, note.devices[client]) for note in rounds if client in note.devices]
+            seat.metrics["virtual_seconds"] = sum(one.seconds for _, one in own)
+            self.rounds_of[client] = [
+                {"round": number, "virtual_seconds": one.seconds, "bytes": one.num_bytes} for number, one in own
+            ]
 
     def texts(self) -> list[str]:
         """Names of the texts that models were evaluated on."""

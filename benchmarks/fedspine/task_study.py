@@ -13,7 +13,7 @@ from espalier.modeling.opened import open_model
 from espalier.settings.mistakes import Mistake
 from espalier.settings.run import parse
 from espalier.storage.blobs import sha256
-from strategies.methods.refining_time import FLEETS
+from strategies.methods.fleet_time import FLEETS
 
 TITLE = "FedSpine on {}"
 

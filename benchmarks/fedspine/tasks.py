@@ -16,9 +16,7 @@ from typing import Any, Literal
 from benchmarks.fedspallm.rows import Rows
 from benchmarks.fedspine import cuts
 from benchmarks.fedspine.compared import AT_ONCE_LAST, BANDIT, CHOICES, UNPRUNED, at_once
-from benchmarks.fedspine.shared_times import fleet_named, seconds_of_shared, waiting_of_shared
 from benchmarks.smaller.bench import Bench
-from espalier.settings.run import parse
 
 KEYS = ("seed", "fleet", "share", "model")
 FIGURES = ("score", "worst", "pruned", "seconds", "waiting", "megabytes_up", "megabytes_down")
@@ -31,7 +29,7 @@ GRID = tuple(product((0.1, 0.3, 0.5), (2, 8, 32)))
 """Fixed share and rank: each of the one with each of the other."""
 STEPS = (20, 30, 40)
 """Of a round, as many in all as elsewhere, or as whole rounds allow (tau)."""
-LONG = 2
+LONG = 3
 """Times as many rounds: devices change their modes after 20."""
 RATIOS = (0.1, 0.3)
 """Other shares at which methods are compared (figure 2b)."""
@@ -44,6 +42,7 @@ BY_SAMPLES = {"bandits, weights by samples": {"federation.client-weights": "samp
 """How all other methods weigh clients; FedSpine's own weights are by importance."""
 PARTS = ("methods", "once", "cuts", "grid", "ratios", "steps", "long", "fleets", "many", "alphas")
 MEGA = 1e6
+When = Literal["", "first", "last"]
 
 
 @dataclass(frozen=True)
@@ -55,13 +54,13 @@ class Cell:
     """0: nothing is pruned."""
     model: str
     changes: Mapping[str, Any]
-    cut: Literal["", "first", "last"] = ""
+    cut: When = ""
     """When LLM-Pruner cuts the model that all share, if it does."""
 
     @property
     def at_the_end(self) -> bool:
         """Whether the model is cut when the rounds are over, so that no score before tells of it."""
-        return self.cut == "last" or self.model == AT_ONCE_LAST
+        return self.cut == "last" or self.model.startswith(AT_ONCE_LAST)
 
     def key(self, seed: int) -> dict[str, Any]:
         """Its row's."""
@@ -100,8 +99,8 @@ def cells(parts: Sequence[str], shares: Sequence[float], common: Mapping[str, An
             yield _pruned(FLEET, share, name, changes)
     if "cuts" in parts:
         for share in shares:
-            yield Cell(FLEET, share, cuts.FIRST, UNPRUNED[WHOLE], "first")
-            yield from (Cell(FLEET, share, name, UNPRUNED[WHOLE], "last") for name in cuts.LAST)
+            yield _shared(FLEET, cuts.FIRST, UNPRUNED[WHOLE], share, "first")
+            yield from (_shared(FLEET, name, UNPRUNED[WHOLE], share, "last") for name in cuts.LAST)
     if "grid" in parts:
         for share, rank in GRID:
             yield _pruned(FLEET, share, f"{SCHEDULE}, rank {rank}", {**CHOICES[SCHEDULE], "fedspine.rank": rank, **_wide(rank)})
@@ -114,9 +113,11 @@ def cells(parts: Sequence[str], shares: Sequence[float], common: Mapping[str, An
     if "long" in parts:
         rounds = LONG * common["federation.rounds"]
         varied = {"federation.rounds": rounds, "evaluation.every": LONG * common["evaluation.every"]}
-        yield Cell(FLEET, 0.0, f"{WHOLE}, {rounds} rounds", UNPRUNED[WHOLE] | varied)
-        for name in (BANDIT, SCHEDULE, "chance"):
-            yield _pruned(FLEET, shares[-1], f"{name}, {rounds} rounds", CHOICES[name] | varied)
+        for name, changes in UNPRUNED.items():
+            yield _shared(FLEET, f"{name}, {rounds} rounds", changes | varied)
+        compared = {name: CHOICES[name] for name in (BANDIT, SCHEDULE, "chance", "FedAPT")} | at_once(rounds)
+        for name, changes in compared.items():
+            yield _pruned(FLEET, shares[-1], f"{name}, {rounds} rounds", varied | changes)
     if "fleets" in parts:
         for fleet in FLEETS:
             yield from _unpruned(fleet)
@@ -125,7 +126,7 @@ def cells(parts: Sequence[str], shares: Sequence[float], common: Mapping[str, An
     if "alphas" in parts:
         for alpha in ALPHAS:
             for name, changes in UNPRUNED.items():
-                yield Cell(FLEET, 0.0, f"{name}, alpha {alpha:g}", {**changes, "data.alpha": alpha})
+                yield _shared(FLEET, f"{name}, alpha {alpha:g}", {**changes, "data.alpha": alpha})
             for name, changes in {**{name: CHOICES[name] for name in UNEVEN}, **BY_SAMPLES}.items():
                 yield _pruned(FLEET, shares[-1], f"{name}, alpha {alpha:g}", {**changes, "data.alpha": alpha})
     if "many" in parts:
@@ -136,7 +137,12 @@ def cells(parts: Sequence[str], shares: Sequence[float], common: Mapping[str, An
 
 def _unpruned(fleet: str) -> Iterator[Cell]:
     for name, changes in UNPRUNED.items():
-        yield Cell(fleet, 0.0, name, changes)
+        yield _shared(fleet, name, changes)
+
+
+def _shared(fleet: str, name: str, changes: Mapping[str, Any], share: float = 0.0, cut: When = "") -> Cell:
+    """Of a model that all share."""
+    return Cell(fleet, share, name, {**changes, f"{changes['method']}.fleet": fleet}, cut)
 
 
 def _pruned(fleet: str, share: float, name: str, changes: Mapping[str, Any]) -> Cell:
@@ -164,46 +170,40 @@ def measure(bench: Bench, files: Files, wanted: Sequence[Cell], metric: str, cal
         if cell.cut == "first":
             assert calibration is not None
             varied["model"] = str(cuts.cut_model(bench, calibration, cell.share, seed) / "model")
-        flat = {**bench.common, **varied}
         run = bench.run(_folder(seed, cell), varied)
         looks = json.loads((run / "rounds.json").read_text())["rounds"]
         document = json.loads((run / "summary.json").read_text())
-        trained = [client["client"] for client in document["clients"]]
-        for row in _curve(looks, flat, cell, metric, trained):
+        for row in _curve(looks, metric):
             if not cell.at_the_end and curves.missing(iter([{**cell.key(seed), "round": row["round"]}])):
                 curves.add({**cell.key(seed), "round": row["round"]}, **{name: row[name] for name in CURVE_FIGURES})
         if of_devices := list(_by_device(run, cell.key(seed))):
             files.devices().add_all(of_devices)
-        own = _of_fleet(run, document) or {
-            "pruned": None,
-            "waiting": waiting_of_shared(parse(flat), fleet_named(cell.fleet), trained),
+        clients = document["clients"]
+        gone = [client["metrics"]["pruned"] for client in clients if "pruned" in client["metrics"]]
+        own = {
+            "pruned": fmean(gone) if gone else None,
+            "seconds": document["virtual_seconds"],
+            "waiting": document["report"]["waiting_seconds"],
         }
-        clients = len(trained)
-        figures = {f"megabytes_{way}": document[f"bytes_{way}"] / clients / MEGA for way in ("up", "down")}
+        figures = {f"megabytes_{way}": document[f"bytes_{way}"] / len(clients) / MEGA for way in ("up", "down")}
         last = own_scores(looks[-1], metric)
         if cell.cut == "last":
             assert calibration is not None
             cut = cuts.cut_model(bench, calibration, cell.share, seed, cell.model, run / "model")
             last = [cuts.score_of(bench, cut / "model", metric)]
-        rows.add(cell.key(seed), score=fmean(last), worst=worst(last, metric), seconds=row["seconds"], **own, **figures)
+        rows.add(cell.key(seed), score=fmean(last), worst=worst(last, metric), **own, **figures)
 
 
 def _folder(seed: int, cell: Cell) -> str:
-    """Where a run is kept; what does not prune does not know of a fleet, and what is cut last was one of those before."""
-    if cell.cut == "last":
-        return f"{seed}-0-{WHOLE}"
-    fleet = f"{cell.fleet}-" if cell.share else ""
-    return f"{seed}-{fleet}{cell.share:g}-{cell.model.replace('/', '')}"
+    """Where a run is kept; what is cut last was one of those that do not prune."""
+    share, model = (0.0, WHOLE) if cell.cut == "last" else (cell.share, cell.model)
+    return f"{seed}-{cell.fleet}-{share:g}-{model.replace('/', '')}"
 
 
-def _curve(
-    looks: Sequence[Mapping[str, Any]], flat: Mapping[str, Any], cell: Cell, metric: str, devices: Sequence[int]
-) -> Iterator[dict[str, Any]]:
-    of_all = [] if "seconds" in looks[0] else seconds_of_shared(parse(flat), fleet_named(cell.fleet), devices)
+def _curve(looks: Sequence[Mapping[str, Any]], metric: str) -> Iterator[dict[str, Any]]:
     for look in looks:
-        own, number = own_scores(look, metric), look["round"]
-        seconds = look["seconds"] if "seconds" in look else of_all[number - 1]
-        yield {"round": number, "seconds": seconds, "score": fmean(own), "worst": worst(own, metric)}
+        own = own_scores(look, metric)
+        yield {"round": look["round"], "seconds": look["seconds"], "score": fmean(own), "worst": worst(own, metric)}
 
 
 def own_scores(look: Mapping[str, Any], metric: str) -> list[float]:
@@ -225,14 +225,3 @@ def _by_device(run: Path, key: Mapping[str, Any]) -> Iterator[tuple[dict[str, An
         own = [note["devices"][device] for note in later if device in note["devices"]]
         seconds = fmean(one["seconds"] for one in own)
         yield {**key, "device": int(device)}, {"seconds": seconds, "pruned": own[-1]["pruned"], "rank": own[-1]["rank"]}
-
-
-def _of_fleet(run: Path, document: Mapping[str, Any]) -> dict[str, float | None]:
-    path = run / "refinements.json"
-    if not path.exists():
-        return {}
-    rounds = json.loads(path.read_text())["rounds"]
-    return {
-        "pruned": fmean(client["metrics"]["pruned"] for client in document["clients"] if "pruned" in client["metrics"]),
-        "waiting": fmean(note["waiting_seconds"] for note in rounds),
-    }

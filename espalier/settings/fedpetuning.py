@@ -10,6 +10,7 @@ from espalier.settings.lora import LoraSettings
 from espalier.settings.method import MethodSettings
 from espalier.settings.table import ReadWith
 from espalier.settings.task import TEXT
+from espalier.settings.timed import TimedSettings
 
 if TYPE_CHECKING:
     from espalier.settings.run import RunSettings
@@ -99,7 +100,7 @@ class AdapterAveraging(MethodSettings):
         return lora.largest_rank
 
 
-class FedPETuningSettings(AdapterAveraging):
+class FedPETuningSettings(AdapterAveraging, TimedSettings):
     """Table ``[fedpetuning]`` (Zhang et al. 2023, "FedPETuning")."""
 
     aggregation: Literal["factors", "svd"] = Field(

@@ -10,13 +10,14 @@ from espalier.settings.lora import LoraSettings
 from espalier.settings.personal import PersonalModelSettings
 from espalier.settings.structured import CutSettings
 from espalier.settings.table import ReadWith
+from espalier.settings.timed import TimedSettings
 
 AUTO, MEASURED = "auto", "measured"
 CHOSEN = ("bandit", "random")
 """Allocations that give every device another ratio and rank."""
 
 
-class FedSpineSettings(AdapterAveraging, CutSettings, PersonalModelSettings):
+class FedSpineSettings(AdapterAveraging, CutSettings, PersonalModelSettings, TimedSettings):
     """Table ``[fedspine]`` (Yao et al. 2025)."""
 
     FEDERATION: ClassVar[tuple[str, ...]] = (

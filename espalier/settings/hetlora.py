@@ -9,10 +9,11 @@ from espalier.settings.federation import FederationSettings
 from espalier.settings.fedpetuning import AdapterAveraging
 from espalier.settings.lora import LoraSettings
 from espalier.settings.table import ReadWith
+from espalier.settings.timed import TimedSettings
 from espalier.settings.training import MOST_PULL
 
 
-class HetLoRASettings(AdapterAveraging):
+class HetLoRASettings(AdapterAveraging, TimedSettings):
     """Table ``[hetlora]`` (Cho et al. 2024, "Heterogeneous LoRA for Federated Fine-tuning of On-Device Foundation Models")."""
 
     FEDERATION: ClassVar[tuple[str, ...]] = (*AdapterAveraging.FEDERATION, "max-capability-ratio")

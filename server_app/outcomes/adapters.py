@@ -18,6 +18,7 @@ from server_app.model_card import adapter_card, merged_card
 from server_app.outcomes.items import measure_items, scores_of
 from server_app.outcomes.outcome import A_FEW, Outcome, perplexities
 from strategies.results.adapters import Adapters
+from strategies.results.timed import seconds_of_all
 
 
 class AdapterOutcome(Outcome[Adapters]):
@@ -26,17 +27,19 @@ class AdapterOutcome(Outcome[Adapters]):
     MEASURED_BETWEEN_ROUNDS = True
 
     def look(self, result: Adapters, clients: Sequence[int]) -> dict[str, Any]:
-        """Of the global adapters."""
+        """Of the global adapters; ``seconds`` are those of all rounds so far, where a fleet's clock tells them."""
+        times = {"seconds": seconds_of_all(result.rounds)} if result.rounds else {}
         tensors = {key: result.tensors(key) for key in result.blobs}
         if self.tests.encoded is None:
-            return {"perplexity": perplexities(self.losses_of(_merging(result, tensors)))}
+            return {"perplexity": perplexities(self.losses_of(_merging(result, tensors))), **times}
         adapted = AdaptedModel.load(self.run.model, self.run.computing, self.run.settings, result.adapters)
         adapted.set(tensors)
-        return {"scores": scores_of(self.run, adapted, self.tests)}
+        return {"scores": scores_of(self.run, adapted, self.tests), **times}
 
     def write(self, result: Adapters) -> None:
         """Adapters, an encoder's with its head."""
         self.summary.report = result.report()
+        self.summary.take_times(result.rounds)
         if result.adapters.keep_zeros:
             self._write_merged(result)
             return

@@ -55,16 +55,10 @@ class RefinedOutcome(PersonalOutcome[RefinedResult]):
         run, report = self.run, result.report()
         self.summary.report = report
         job = run.settings.of(FedSpineSettings)
-        self.summary.virtual_seconds = result.seconds if job.fleet_name(simulation=run.simulation) else None
+        if job.fleet_name(simulation=run.simulation):
+            self.summary.take_times(result.rounds)
         target = run.folder.path / "adapter"
         export_adapter(run.model, result.adapters, result.tensors, target, adapter_card(run.settings, run.model, report))
-        if self.summary.virtual_seconds is not None:
-            for client, seat in self.summary.roster.seats.items():
-                own = [(note.round, note.devices[client]) for note in result.rounds if client in note.devices]
-                seat.metrics["virtual_seconds"] = sum(one.seconds for _, one in own)
-                self.summary.rounds_of[client] = [
-                    {"round": number, "virtual_seconds": one.seconds, "bytes": one.num_bytes} for number, one in own
-                ]
         ranks = {client: own.rank for note in result.rounds for client, own in note.devices.items()}
         for client in sorted(self.summary.roster.seats):
             document: dict[str, Any] = {

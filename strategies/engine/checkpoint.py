@@ -15,7 +15,7 @@ from espalier.storage.atomic import replacing, write_bytes
 from espalier.storage.blobs import BlobStore
 from espalier.storage.sealed import Damaged, read_sealed, sealed
 
-VERSION = 3
+VERSION = 4
 NAMED = 3
 """Damaged blobs that are named one by one."""
 

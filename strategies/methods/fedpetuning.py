@@ -16,6 +16,7 @@ from espalier.modeling.opened import OpenedModel
 from espalier.modeling.quantised import require_quantisable
 from espalier.settings.fedpetuning import AdapterAveraging
 from espalier.settings.libraries import require_libraries
+from espalier.settings.mistakes import Mistake
 from espalier.settings.run import RunSettings
 from espalier.wire.adapter_payload import read_adapter, sums
 from espalier.wire.adapters import Adapter, AdapterPlan, cut_to_rank
@@ -33,8 +34,10 @@ from strategies.engine.result import RunResult
 from strategies.engine.roster import Seat
 from strategies.engine.run import Run
 from strategies.methods.drawn_clients import drawn
+from strategies.methods.fleet_time import bytes_of_round, fingerprint_of, fleet_of_run, require_fleet, virtual_seconds
 from strategies.methods.plausible_update import Reach
 from strategies.results.adapters import AdapterResult
+from strategies.results.timed import DeviceTime, RoundTime
 
 
 class FedPETuning(Method):
@@ -57,6 +60,7 @@ class FedPETuning(Method):
         steps = run.settings.training.steps
         steps_before = (self.federation.rounds - 1) * steps if self.federation.keep_optimizer else 0
         self.reach = Reach(run.settings.training, steps_before, differences=self.federation.sends_differences)
+        self.fleet = fleet_of_run(run.settings, simulation=run.simulation)
         self._limits: dict[int, int] = {}
         """Largest rank that each client of the round was asked to train."""
         self._told: dict[int, TuningReport] = {}
@@ -76,8 +80,9 @@ class FedPETuning(Method):
 
     @classmethod
     def require_fit(cls, settings: RunSettings, model: OpenedModel, capabilities: Mapping[str, float]) -> None:
-        """Refuse adapters that the model cannot have, a matrix that cannot be quantised, and a library that is not there."""
+        """Refuse adapters that the model cannot have, what cannot be quantised, and a library or a fleet that is not there."""
         require_libraries(settings)
+        require_fleet(settings)
         trained(model.plan, settings)
         if settings.training.base == "nf4":
             require_quantisable(model.plan)
@@ -97,10 +102,15 @@ class FedPETuning(Method):
 
     def state(self) -> dict[str, Any]:
         """The global adapters, and how large what clients began with was."""
-        return self.result.state() | {"reach": self.reach.starts}
+        return self.result.state() | {"reach": self.reach.starts, "fleet": fingerprint_of(self.fleet)}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take over what ``state`` returned."""
+        """Take over what ``state`` returned; ``Mistake`` where the fleet has changed meanwhile."""
+        if state["fleet"] != fingerprint_of(self.fleet):
+            raise Mistake(
+                f"{self.run.settings.method}.fleet: is not the fleet that the run began with; bring its file back, or begin a "
+                "new run (resume-from = '')"
+            )
         self.result.restore(state)
         self.reach.starts = state["reach"]
 
@@ -241,12 +251,43 @@ class FedPETuning(Method):
     def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
         """Average the adapters blob by blob, in order of client."""
         self.settle(inbox, clients)
+        self.note_round(server_round, clients)
         claimed = {client: self._claimed_weight(client) for client in clients}
         self._weights = count_claims(self.rounds, "weight", claimed, self.federation.max_weight_ratio)
         self.averaged.replace(self._folded(inbox, clients), self._limits_after(server_round))
 
     def settle(self, inbox: Inbox, clients: list[int]) -> None:
         """Take over what the round's clients reported, before their adapters are averaged; here there is nothing to settle."""
+
+    def note_round(self, server_round: int, clients: list[int]) -> None:
+        """Note how long the round takes by the clock of the fleet that the run pretends to have, if it has one."""
+        if self.fleet is not None:
+            sent = {client: self.bytes_of(client, server_round) for client in clients}
+            times = {client: DeviceTime(self.seconds_of(client, server_round, size), size) for client, size in sent.items()}
+            note = RoundTime.of(server_round, times)
+            self.take_note(note)
+            self.run.progress.note("timed", f"timed        {note.in_words()}", **note.to_json())
+
+    def take_note(self, note: RoundTime) -> None:
+        """Keep what a round took, and write down what pretended devices did."""
+        self.averaged.rounds = [*self.averaged.rounds, note]
+        if self.fleet is not None:
+            for client, own in note.devices.items():
+                self.run.folder.ledger.record_round(self.rounds.lineage, note.round, client, own.seconds)
+
+    def bytes_of(self, client: int, server_round: int) -> int:
+        """What a client of the round gets and sends, in numbers of adapters."""
+        return bytes_of_round(self.adapters_for(client, self._limits[client]), self.run.settings, server_round)
+
+    def seconds_of(self, client: int, server_round: int, num_bytes: int) -> float:
+        """T_i of the round, by the fleet's clock."""
+        assert self.fleet is not None
+        adapters, kept = self.adapters_for(client, self._limits[client]), self.parameters_of(client)
+        return virtual_seconds(self.fleet, self.run.settings, client, server_round, kept, adapters, num_bytes)
+
+    def parameters_of(self, client: int) -> int:
+        """Parameters of the frozen model that a client trains on."""
+        return self.run.model.plan.num_parameters
 
     def _limits_after(self, server_round: int) -> list[int]:
         """Rank limits to which the global adapters go next: to train them, and after the last round to evaluate the whole."""

@@ -17,7 +17,6 @@ from flwr.app import Message
 
 from espalier.modeling.opened import OpenedModel
 from espalier.settings.fedspine import FedSpineSettings
-from espalier.settings.mistakes import Mistake
 from espalier.settings.run import RunSettings
 from espalier.wire.adapters import Adapter, AdapterPlan
 from espalier.wire.cut_units import CutUnits
@@ -33,18 +32,12 @@ from strategies.engine.evaluation import ClientEvaluation
 from strategies.engine.inbox import Inbox
 from strategies.engine.roster import Seat
 from strategies.engine.run import Run
-from strategies.engine.virtual_clock import round_seconds, waiting_seconds
 from strategies.methods.covered import covered_mean, kept_map, part_of
 from strategies.methods.fedpetuning import FedPETuning
+from strategies.methods.fleet_time import bytes_of_bits
 from strategies.methods.refining_choice import Arm, Choices, arms_from_json, arms_to_json
 from strategies.methods.refining_reward import Outcome
-from strategies.methods.refining_time import bytes_of_round, fingerprint_of, fleet_of, virtual_seconds
-from strategies.methods.spine_fit import (
-    require_fleet,
-    require_measured,
-    require_share,
-    require_whole_nf4_blocks,
-)
+from strategies.methods.spine_fit import require_measured, require_share, require_whole_nf4_blocks
 from strategies.results.refined import DeviceRound, RefinedResult, RoundNote
 
 
@@ -62,9 +55,6 @@ class FedSpine(FedPETuning):
         super().__init__(run, evaluation)
         self.units = CutUnits.of(run.model.plan)
         self.choices = Choices(run.settings, self.units.wanted(self.job))
-        self.fleet = fleet_of(self.job.fleet_name(simulation=run.simulation))
-        if self.fleet is not None:
-            self.fleet.require(run.settings.num_clients)
         self._arms: dict[int, Arm] = {}
         """What each device is asked for in the round; those that train for the first time are not among them."""
         self._importance: dict[int, float] = {}
@@ -92,7 +82,6 @@ class FedSpine(FedPETuning):
         require_measured(settings, model.plan)
         require_whole_nf4_blocks(settings, model.plan)
         require_share(settings, model.plan)
-        require_fleet(settings)
 
     def summary(self) -> None:
         """Show what will be done."""
@@ -106,16 +95,10 @@ class FedSpine(FedPETuning):
 
     def state(self) -> dict[str, Any]:
         """The adapters, cuts and rounds, what the bandits know, and what was chosen for the round that is next."""
-        own = {"choices": self.choices.to_json(), "arms": arms_to_json(self._arms), "fleet": fingerprint_of(self.fleet)}
-        return super().state() | own
+        return super().state() | {"choices": self.choices.to_json(), "arms": arms_to_json(self._arms)}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take over what ``state`` returned; ``Mistake`` where the fleet has changed meanwhile."""
-        if state["fleet"] != fingerprint_of(self.fleet):
-            raise Mistake(
-                f"fedspine.fleet = '{self.job.fleet}': is not the fleet that the run began with; bring its file back, or begin "
-                "a new run (resume-from = '')"
-            )
+        """Take over what ``state`` returned."""
         super().restore(state)
         self.choices.restore(state["choices"])
         self._arms = arms_from_json(state["arms"])
@@ -229,14 +212,16 @@ class FedSpine(FedPETuning):
             yield key, self.averaged.tensors(key)
 
     def settle(self, inbox: Inbox, clients: list[int]) -> None:
-        """Say what the devices' LoRA modules are worth, how long each was at work, and teach the bandits."""
-        server_round = self.rounds.finished + 1
+        """Say what the devices' LoRA modules are worth."""
         taylor = self._capped({client: self._report(client).taylor for client in clients})
         self._importance = comparable(
             {client: Terms(taylor[client], value) for client, value in self._spectral(inbox, clients)}
         )
-        sent = {client: self._bytes(client, server_round) for client in clients}
-        seconds = {client: self._seconds(client, server_round, sent[client]) for client in clients}
+
+    def note_round(self, server_round: int, clients: list[int]) -> None:
+        """Say how long each device was at work, and teach the bandits."""
+        sent = {client: self.bytes_of(client, server_round) for client in clients}
+        seconds = {client: self.seconds_of(client, server_round, sent[client]) for client in clients}
         outcomes = {client: self._outcome(client, seconds[client]) for client in clients}
         rewards = self.choices.learn(self._arms, outcomes, server_round)
         devices = {
@@ -251,11 +236,8 @@ class FedSpine(FedPETuning):
             )
             for client in clients
         }
-        note = RoundNote(server_round, round_seconds(seconds), waiting_seconds(seconds), devices)
-        self.refined.rounds = [*self.refined.rounds, note]
-        if self.fleet is not None:
-            for client, own in seconds.items():
-                self.run.folder.ledger.record_round(self.rounds.lineage, server_round, client, own)
+        note = RoundNote.of(server_round, devices)
+        self.take_note(note)
         self._show(note)
 
     def _capped(self, claimed: Mapping[int, float]) -> dict[int, float]:
@@ -264,8 +246,7 @@ class FedSpine(FedPETuning):
 
     def _show(self, note: RoundNote) -> None:
         pruned, ranks = ([getattr(own, name) for own in note.devices.values()] for name in ("pruned", "rank"))
-        times = f"{note.seconds:.3g} s of a round, {note.waiting_seconds:.3g} s of waiting"
-        text = f"refined      {fmean(pruned):.1%} pruned and rank {fmean(ranks):.3g} on average, {times}"
+        text = f"refined      {fmean(pruned):.1%} pruned and rank {fmean(ranks):.3g} on average, {note.in_words()}"
         self.run.progress.note("refined", text, **note.to_json())
 
     def _report(self, client: int) -> SpineReport:
@@ -281,17 +262,19 @@ class FedSpine(FedPETuning):
                 sums[client].append(spectral_term([factors]))
         return [(client, fmean(values)) for client, values in sums.items()]
 
-    def _bytes(self, client: int, server_round: int) -> int:
-        adapters = self.refined.plan_for(client, self._limits[client])
-        return bytes_of_round(adapters, self.units, self.run.settings, server_round, asked=client in self._questioned)
+    def bytes_of(self, client: int, server_round: int) -> int:
+        """Of numbers and of bits."""
+        adapters, asked = self.adapters_for(client, self._limits[client]), client in self._questioned
+        bits = bytes_of_bits(adapters, self.units, self.run.settings, server_round, asked=asked)
+        return super().bytes_of(client, server_round) + bits
 
-    def _seconds(self, client: int, server_round: int, num_bytes: int) -> float:
-        """T_i of the round."""
-        if self.fleet is None:
-            return self._report(client).seconds
-        kept = structured_plan(self.run.model.plan, self.refined.structure_of(client)).num_parameters
-        adapters = self.refined.plan_for(client, self._limits[client])
-        return virtual_seconds(self.fleet, self.run.settings, client, server_round, kept, adapters, num_bytes)
+    def seconds_of(self, client: int, server_round: int, num_bytes: int) -> float:
+        """By the fleet's clock, or as the device measured it."""
+        return self._report(client).seconds if self.fleet is None else super().seconds_of(client, server_round, num_bytes)
+
+    def parameters_of(self, client: int) -> int:
+        """What a device has not cut."""
+        return structured_plan(self.run.model.plan, self.refined.structure_of(client)).num_parameters
 
     def _outcome(self, client: int, seconds: float) -> Outcome:
         told, arm, before = self._report(client), self._arms.get(client), self.choices.pruned.get(client, 0.0)

@@ -2,7 +2,7 @@
 
 from espalier.modeling.quantised_layout import BLOCK
 from espalier.modeling.structured.units import ModelUnits
-from espalier.settings.fedspine import AUTO, FedSpineSettings
+from espalier.settings.fedspine import FedSpineSettings
 from espalier.settings.mistakes import Mistake
 from espalier.settings.run import RunSettings
 from espalier.training.unit_importance import kind_of
@@ -10,7 +10,6 @@ from espalier.wire.cuts import KINDS
 from espalier.wire.fedspine import trained
 from espalier.wire.plan import ModelPlan
 from espalier.wire.structure import unit_size
-from strategies.methods.refining_time import fleet_of
 
 
 def require_share(settings: RunSettings, plan: ModelPlan) -> None:
@@ -52,14 +51,3 @@ def require_whole_nf4_blocks(settings: RunSettings, plan: ModelPlan) -> None:
             f"training.base = 'nf4': a group of attention has {group} features in attn.o, no multiple of {BLOCK}, so that "
             "the matrix cannot be quantised without it; set training.base to 'bfloat16'"
         )
-
-
-def require_fleet(settings: RunSettings) -> None:
-    """Refuse a fleet that is not there, or has too few devices."""
-    job = settings.of(FedSpineSettings)
-    name = "" if job.fleet == AUTO else job.fleet_name(simulation=False)  # of a real fleet's devices nothing is known
-    try:
-        if (fleet := fleet_of(name)) is not None:
-            fleet.require(settings.num_clients)
-    except Mistake as mistake:
-        raise Mistake(f"{settings.method}.fleet = '{name}': {str(mistake).removeprefix('fleet: ')}") from None

@@ -5,8 +5,8 @@ the payload's dtype leaves of them, or of their difference from the first ones: 
 rounds or lost its private state. With error feedback what is lost is added the next time.
 """
 
-from collections.abc import Iterable, Mapping
-from typing import Any, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Protocol
 
 import torch
 from safetensors.torch import load, save
@@ -23,15 +23,20 @@ from espalier.wire.adapter_payload import differences, pack_adapters, sums, unpa
 from espalier.wire.adapters import AdapterPlan, Tensors
 from espalier.wire.payload import block_key
 from espalier.wire.tuning import trained
+from strategies.results.timed import RoundTime, seconds_of_all
 
 STATE = ("blobs", "sent", "lost")
-"""Attributes that a checkpoint keeps."""
+"""Attributes that a checkpoint keeps as they are."""
 
 
 class Adapters(Protocol):
     """Adapters of a model, as they are written, merged and measured."""
 
     adapters: AdapterPlan
+
+    @property
+    def rounds(self) -> Sequence[RoundTime]:
+        """What each round took by a fleet's clock; empty without one."""
 
     @property
     def blobs(self) -> Mapping[str, str]:
@@ -59,6 +64,8 @@ class AdapterResult:
     first : what the run begins with; None: as the run's seed makes it
     """
 
+    NOTE: ClassVar[type[RoundTime]] = RoundTime
+
     def __init__(
         self,
         settings: RunSettings,
@@ -79,15 +86,18 @@ class AdapterResult:
         """Hash of each blob as it is sent to the clients of a rank limit, by the limit and the key."""
         self.lost: dict[str, dict[str, str]] = {}
         """Hash of what sending lost so far, likewise; empty without error feedback."""
+        self.rounds: list[RoundTime] = []
+        """What each round took; empty where no clock tells."""
 
     def state(self) -> dict[str, Any]:
-        """Hashes of everything."""
-        return {name: getattr(self, name) for name in STATE}
+        """Hashes of everything, and what was noted of the rounds."""
+        return {name: getattr(self, name) for name in STATE} | {"rounds": [note.to_json() for note in self.rounds]}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take over what ``state`` returned."""
         for name in STATE:
             setattr(self, name, state[name])
+        self.rounds = [self.NOTE.from_json(note) for note in state["rounds"]]
 
     def stored(self) -> list[str]:
         """Hashes of all blobs that the state names."""
@@ -155,10 +165,17 @@ class AdapterResult:
             index
         )
 
+    @property
+    def seconds(self) -> float:
+        """Of all rounds together, each as long as its slowest device; 0 where no clock tells."""
+        return seconds_of_all(self.rounds)
+
     def report(self) -> dict[str, Any]:
         """What the summary says of this method alone."""
         ranks = sorted({adapter.rank for _, adapter in self.adapters})
-        return {"trained_parameters": self.adapters.num_parameters, "ranks": ranks}
+        waiting = [note.waiting_seconds for note in self.rounds]
+        times = {"waiting_seconds": sum(waiting) / len(waiting)} if waiting else {}
+        return {"trained_parameters": self.adapters.num_parameters, "ranks": ranks, **times}
 
 
 def _alive(tensors: Mapping[str, Tensor], first: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -1,13 +1,12 @@
 """What FedSpine's rounds lead to: the global adapters, what each device has cut of its model, and what every round came to."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from espalier.modeling.structured.trained_cut import cut_trained
-from espalier.settings.mistakes import Mistake
 from espalier.settings.run import RunSettings
 from espalier.wire.adapter_payload import pack_adapters
 from espalier.wire.adapters import AdapterPlan
@@ -15,18 +14,16 @@ from espalier.wire.cut_units import Cut, CutUnits
 from espalier.wire.fedspine import trained
 from espalier.wire.structure import Structure
 from strategies.results.adapters import AdapterResult
+from strategies.results.timed import DeviceTime, RoundTime
 
 
 @dataclass(frozen=True)
-class DeviceRound:
+class DeviceRound(DeviceTime):
     """What a round came to at one device."""
 
     pruned: float
     """Share of the parameters of groups and channels that is gone, as the bits have it."""
     rank: int
-    seconds: float
-    num_bytes: int
-    """Of adapters and bits on the wire, both ways, without headers and scalars."""
     importance: float
     """I(B_total), beside those of the round's other devices."""
     reward: float
@@ -35,35 +32,10 @@ class DeviceRound:
 
 
 @dataclass(frozen=True)
-class RoundNote:
-    """What a round came to."""
+class RoundNote(RoundTime):
+    """What a round came to, in measured seconds where there is no fleet."""
 
-    round: int
-    seconds: float
-    """Until the slowest device was done."""
-    waiting_seconds: float
-    """Gamma (equation 1)."""
-    devices: Mapping[int, DeviceRound]
-    """By client, ascending."""
-
-    def to_json(self) -> dict[str, Any]:
-        """JSON values."""
-        return asdict(self) | {"devices": {str(client): asdict(own) for client, own in self.devices.items()}}
-
-    @staticmethod
-    def from_json(document: Any) -> "RoundNote":
-        """Read what ``to_json`` returned.
-
-        Raises
-        ------
-        Mistake
-            It is damaged.
-        """
-        try:
-            devices = {int(client): DeviceRound(**own) for client, own in document["devices"].items()}
-            return RoundNote(document["round"], document["seconds"], document["waiting_seconds"], devices)
-        except (AttributeError, KeyError, TypeError, ValueError):
-            raise Mistake("a round's note in the checkpoint is damaged; resume from another run directory") from None
+    DEVICE: ClassVar[type[DeviceTime]] = DeviceRound
 
 
 class RefinedResult(AdapterResult):
@@ -72,12 +44,13 @@ class RefinedResult(AdapterResult):
     Takes what ``AdapterResult`` does.
     """
 
+    NOTE = RoundNote
+
     def __init__(self, settings: RunSettings, *arguments: Any) -> None:
         super().__init__(settings, *arguments)
         self.units = CutUnits.of(self.model.plan)
         self.cuts: dict[int, str] = {}
         """Hash of the bits of what each device has cut; devices that have cut nothing are not among them."""
-        self.rounds: list[RoundNote] = []
         self._plans: dict[tuple[str | None, int], AdapterPlan] = {}
         self._structures: dict[str | None, Structure] = {}
         self._cuts: dict[str | None, Cut] = {}
@@ -85,13 +58,12 @@ class RefinedResult(AdapterResult):
     def state(self) -> dict[str, Any]:
         """Hashes of everything, and what was noted of the rounds."""
         cuts = {str(client): key for client, key in sorted(self.cuts.items())}
-        return super().state() | {"cuts": cuts, "rounds": [note.to_json() for note in self.rounds]}
+        return super().state() | {"cuts": cuts}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take over what ``state`` returned."""
         super().restore(state)
         self.cuts = {int(client): key for client, key in state["cuts"].items()}
-        self.rounds = [RoundNote.from_json(note) for note in state["rounds"]]
 
     def stored(self) -> list[str]:
         """Hashes of all blobs that the state names."""
@@ -153,13 +125,5 @@ class RefinedResult(AdapterResult):
 
     def report(self) -> dict[str, Any]:
         """What the summary says of this method alone."""
-        waiting = [note.waiting_seconds for note in self.rounds]
-        return super().report() | {
-            "pruned": {str(client): self.units.share(self.cut_of(client)) for client in sorted(self.cuts)},
-            "waiting_seconds": sum(waiting) / len(waiting) if waiting else None,
-        }
-
-    @property
-    def seconds(self) -> float:
-        """Of all rounds together, each as long as its slowest device."""
-        return sum(note.seconds for note in self.rounds)
+        pruned = {str(client): self.units.share(self.cut_of(client)) for client in sorted(self.cuts)}
+        return super().report() | {"pruned": pruned}

@@ -173,6 +173,7 @@ class Plugged:
         self, settings: RunSettings, base: OpenedModel, of: AdapterResult, kept: list[int], report: dict[str, Any]
     ) -> None:
         self.adapters: AdapterPlan = trained(base.plan, settings)
+        self.rounds = of.rounds
         self._of, self._report = of, report
         self._keys = {block_key(kept[index]): block_key(index) for index in of.adapters.blocks}
         self._places = {kept[index]: index for index in of.adapters.blocks}

@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from espalier.modeling.export import ExportError
 from espalier.modeling.opened import open_model
 from espalier.settings.lora import LoraSettings
+from espalier.settings.mistakes import Mistake
 from espalier.training.initial import initial_adapters
 from espalier.wire.adapter_payload import pack_adapters
 from espalier.wire.adapters import adapter_plan
@@ -381,7 +382,7 @@ class TestFedPETuning(Promises):
         "changes",
         [
             {"federation__payload": "nf4", "fedpetuning__aggregation": "svd"},
-            {"federation__payload": "nf4", "federation__keep_optimizer": True},
+            {"federation__payload": "nf4", "federation__keep_optimizer": True, "fedpetuning__fleet": "low"},
         ],
         ids=["svd", "carried"],
     )
@@ -402,6 +403,20 @@ class TestFedPETuning(Promises):
         resumed = bench.run(resume_from=str(folder), **changes)
         assert {client["status"] for client in summary(resumed)["clients"]} == {"completed"}
         assert model_files(resumed) == model_files(uninterrupted)
+
+    @pytest.mark.parametrize(
+        ("fleet", "clients", "reason"),
+        [
+            ("none.toml", 4, "fedpetuning.fleet = 'none.toml': there is no none.toml; conf/devices has some"),
+            ("low", 11, r"fedpetuning.fleet = 'low': num-clients = 11: the fleet has 10 devices"),
+        ],
+    )
+    def test_a_fleet_that_is_not_there_or_has_too_few_devices_is_refused(
+        self, bench: Bench, fleet: str, clients: int, reason: str
+    ) -> None:
+        with pytest.raises(Mistake, match=reason):
+            bench.run(num_clients=clients, fedpetuning__fleet=fleet)
+        assert not (bench.folder / "runs").exists()
 
     # ----- what a site refuses ----------------------------------------------------------------------------------------
 

@@ -1,5 +1,7 @@
 """HetLoRA keeps the promises of every method: every client its own rank, norms as weights, ranks that clients give up."""
 
+import json
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -27,6 +29,7 @@ from safetensors.torch import load, save
 
 import client_app.tuning
 from espalier.modeling.opened import open_model
+from espalier.settings.fleet import read_fleet
 from espalier.settings.lora import LoraSettings
 from espalier.settings.mistakes import Mistake
 from espalier.training.initial import initial_adapters
@@ -37,6 +40,7 @@ from strategies.engine.rounds import RunFailed
 
 SIDES = 16 + 16 + 16 + 8
 """Inputs and outputs of the adapted matrices of one block of the bench's model, which has two blocks."""
+FLEETS = Path(__file__).parents[2] / "conf" / "devices"
 PRUNED = {
     "hetlora__regularisation": 1.0,
     "federation__rounds": 3,
@@ -336,6 +340,36 @@ class TestHetLoRA(Promises):
         next(iter(again.contexts.values())).node_config["capability"] = 0.0
         resumed = summary(bench.run(again, resume_from=str(run), **changes))
         assert [client["status"] for client in resumed["clients"]] == ["completed", "dropped"]
+
+    # ----- a fleet's clock --------------------------------------------------------------------------------------------
+
+    def test_rounds_take_what_the_fleet_s_devices_would_with_the_ranks_that_they_have(self, bench: Bench) -> None:
+        """Per token 4 operations for a frozen parameter, 6 for a trained one; 8 bits a byte, and no way down at first."""
+        changes = {**PRUNED, "hetlora__fleet": "low", "evaluation__every": 1}
+        grid, requests = bench.grid(**changes), list[Message]()
+        grid.before_push = requests.append
+        folder = bench.run(grid, **changes)
+        fleet, whole = read_fleet(FLEETS / "low.toml"), open_model(str(bench.model)).plan.num_parameters
+        document, seconds = summary(folder), []
+        tokens = 16 * 2 * 5  # of a sequence; two of them, five steps
+        for number in (1, 2, 3):
+            own = {}
+            for client, rank in limits(requests, number).items():
+                lora, conditions = 2 * SIDES * rank, fleet.drawn(0, client, number)
+                size = 4 * lora * (2 if number > 1 else 1)
+                computing = tokens * (4 * whole + 6 * lora) / conditions.operations_per_second
+                own[client] = computing + 8 * size / conditions.bits_per_second
+                (noted,) = (one for one in document["clients"][client]["rounds"] if one["round"] == number)
+                assert (noted["virtual_seconds"], noted["bytes"]) == (pytest.approx(own[client]), size)
+            seconds.append(max(own.values()))
+        assert limits(requests, 3)[3] < limits(requests, 1)[3]
+        assert document["virtual_seconds"] == pytest.approx(sum(seconds))
+        looks = json.loads((folder / "rounds.json").read_text())["rounds"]
+        assert [look["seconds"] for look in looks] == pytest.approx(np.cumsum(seconds))
+        entries = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
+        of_fleet = [entry["virtual_seconds"] for entry in entries if entry["kind"] == "round"]
+        assert sum(of_fleet) == pytest.approx(sum(client["metrics"]["virtual_seconds"] for client in document["clients"]))
+        assert "virtual_seconds" not in summary(bench.run())["clients"][0]["metrics"]
 
     # ----- what a client may say of its rank --------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""How long a device's round takes: T of FedSpine's equations 1 and 3, by the clock of a fleet that a run pretends to have.
+"""How long a device's round of LoRA takes by the clock of a pretended fleet: T of FedSpine's equations 1 and 3.
 
 The time follows from what is computed and sent, so that it is the same in every run. What is sent counts as the contracts have
 it: numbers of adapters and bits, both ways, without headers and scalars.
@@ -8,8 +8,10 @@ from pathlib import Path
 
 from espalier.settings.fleet import Fleet, read_fleet
 from espalier.settings.home import at_home
+from espalier.settings.mistakes import Mistake
 from espalier.settings.run import RunSettings
 from espalier.settings.task import TEXT
+from espalier.settings.timed import TimedSettings
 from espalier.storage.blobs import sha256
 from espalier.wire.adapters import AdapterPlan
 from espalier.wire.cut_units import CutUnits
@@ -34,20 +36,49 @@ def fleet_of(name: str) -> Fleet | None:
     return read_fleet(named if named.is_file() else at_home(name))
 
 
+def fleet_of_run(settings: RunSettings, *, simulation: bool) -> Fleet | None:
+    """The fleet that a run pretends to have; None where its method has no clock, or another one.
+
+    Raises
+    ------
+    Mistake
+        There is none of the name, it is wrong, or it has too few devices.
+    """
+    job = settings.job
+    fleet = fleet_of(job.fleet_name(simulation=simulation)) if isinstance(job, TimedSettings) else None
+    if fleet is not None:
+        fleet.require(settings.num_clients)
+    return fleet
+
+
+def require_fleet(settings: RunSettings) -> None:
+    """Refuse a fleet that is not there, or has too few devices; of what `auto` stands for the run itself finds out."""
+    job = settings.job
+    if isinstance(job, TimedSettings) and job.fleet_is_named:
+        try:
+            fleet_of_run(settings, simulation=False)
+        except Mistake as mistake:
+            reason = str(mistake).removeprefix("fleet: ")
+            raise Mistake(f"{settings.method}.fleet = '{job.fleet}': {reason}") from None
+
+
 def fingerprint_of(fleet: Fleet | None) -> str:
     """SHA-256 of what a fleet is, empty without one: a resumed run must go on with the same."""
     return sha256(fleet.model_dump_json().encode()) if fleet is not None else ""
 
 
-def bytes_of_round(adapters: AdapterPlan, units: CutUnits, settings: RunSettings, server_round: int, *, asked: bool) -> int:
-    """Bytes of numbers and bits that a device gets and sends in a round.
-
-    In round 1 nothing comes down. Later bits come with every part of the adapters and with every request for one, the first
-    aside, which is the order itself; and they go once each way where the device is asked what to cut.
-    """
+def bytes_of_round(adapters: AdapterPlan, settings: RunSettings, server_round: int) -> int:
+    """Bytes of numbers that a device gets and sends in a round; in round 1 nothing comes down."""
     up = sum(spec.num_bytes for blob in blob_specs(adapters, settings).values() for spec in blob.values())
+    return up if server_round == 1 else 2 * up
+
+
+def bytes_of_bits(adapters: AdapterPlan, units: CutUnits, settings: RunSettings, server_round: int, *, asked: bool) -> int:
+    """Bytes of what a device has cut, in a round after the first: they come with every part of the adapters and with every
+    request for one, the first aside, which is the order itself; and they go once each way where it is asked what to cut.
+    """
     bits = sum(spec.num_bytes for spec in units.specs.values())
-    return up if server_round == 1 else 2 * up + bits * (2 * len(parts(adapters, settings)) - 1 + 2 * asked)
+    return 0 if server_round == 1 else bits * (2 * len(parts(adapters, settings)) - 1 + 2 * asked)
 
 
 def virtual_seconds(
