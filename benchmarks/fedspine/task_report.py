@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.fedspallm.rows import Row
 from benchmarks.fedspine import cuts, task_bars
 from benchmarks.fedspine.compared import AT_ONCE_FIRST, AT_ONCE_LAST, BANDIT, CHOICES, UNPRUNED
-from benchmarks.fedspine.tasks import FLEET, GRID, MANY_FLEET, SCHEDULE, Files
+from benchmarks.fedspine.tasks import FLEET, GRID, MANY_FLEET, SCHEDULE, TUNED, Files
 from benchmarks.paired import Pair, paired_table
 
 METHODS = (*UNPRUNED, *CHOICES, cuts.FIRST, *cuts.LAST, AT_ONCE_FIRST, AT_ONCE_LAST)
@@ -19,6 +19,7 @@ VARIED = {
     " rounds": "More rounds, in which devices change their modes",
     ", alpha ": "Other distributions of the classes",
     " devices": "Many devices",
+    TUNED: "Without LoRA: all weights, or the head alone, averaged by samples",
 }
 """What rows have in their names that vary one thing, and the heads of their tables."""
 COLUMNS = ("score", "worst", "pruned", "seconds", "waiting", "megabytes_up", "megabytes_down")

@@ -14,9 +14,10 @@ from statistics import fmean
 from typing import Any, Literal
 
 from benchmarks.fedspallm.rows import Rows
-from benchmarks.fedspine import cuts
+from benchmarks.fedspine import cuts, whole_tuning
 from benchmarks.fedspine.compared import AT_ONCE_LAST, BANDIT, CHOICES, UNPRUNED, at_once
 from benchmarks.smaller.bench import Bench
+from espalier.settings.run import RunSettings, parse
 
 KEYS = ("seed", "fleet", "share", "model")
 FIGURES = ("score", "worst", "pruned", "seconds", "waiting", "megabytes_up", "megabytes_down")
@@ -40,7 +41,10 @@ ALPHAS = (1.0, 0.5, 0.1)
 UNEVEN = (BANDIT, SCHEDULE, "FedAPT", "bandits, nothing pruned (w/o A_P)")
 BY_SAMPLES = {"bandits, weights by samples": {"federation.client-weights": "samples"}}
 """How all other methods weigh clients; FedSpine's own weights are by importance."""
-PARTS = ("methods", "once", "cuts", "grid", "ratios", "steps", "long", "fleets", "many", "alphas")
+TUNED = "tuned: "
+ALL_WEIGHTS_RATES = (1e-4, 3e-4)
+"""Learning rates of all weights, whose best one is not LoRA's."""
+PARTS = ("methods", "once", "cuts", "grid", "ratios", "steps", "long", "fleets", "many", "alphas", "whole")
 MEGA = 1e6
 When = Literal["", "first", "last"]
 
@@ -56,6 +60,8 @@ class Cell:
     changes: Mapping[str, Any]
     cut: When = ""
     """When LLM-Pruner cuts the model that all share, if it does."""
+    whole: Literal["", "all", "head"] = ""
+    """Tuned without LoRA: all weights, or the head alone."""
 
     @property
     def at_the_end(self) -> bool:
@@ -129,6 +135,11 @@ def cells(parts: Sequence[str], shares: Sequence[float], common: Mapping[str, An
                 yield _shared(FLEET, f"{name}, alpha {alpha:g}", {**changes, "data.alpha": alpha})
             for name, changes in {**{name: CHOICES[name] for name in UNEVEN}, **BY_SAMPLES}.items():
                 yield _pruned(FLEET, shares[-1], f"{name}, alpha {alpha:g}", {**changes, "data.alpha": alpha})
+    if "whole" in parts:
+        for rate in ALL_WEIGHTS_RATES:
+            changes = {"method": "fedpetuning", "training.learning-rate": rate}
+            yield Cell(FLEET, 0.0, f"{TUNED}all weights, rate {rate:g}", changes, whole="all")
+        yield Cell(FLEET, 0.0, f"{TUNED}the head alone", {"method": "fedpetuning"}, whole="head")
     if "many" in parts:
         for name in (BANDIT, SCHEDULE):
             varied = {"num-clients": MANY, "federation.rounds": MANY_ROUNDS, "evaluation.every": MANY_ROUNDS}
@@ -167,6 +178,9 @@ def measure(bench: Bench, files: Files, wanted: Sequence[Cell], metric: str, cal
         if not rows.missing(iter([cell.key(seed)])):
             continue
         varied = {"num-clients": DEVICES, **cell.changes, "seed": seed}
+        if cell.whole:
+            _measure_whole(files, cell, seed, parse({**bench.common, **varied}), metric)
+            continue
         if cell.cut == "first":
             assert calibration is not None
             varied["model"] = str(cuts.cut_model(bench, calibration, cell.share, seed) / "model")
@@ -192,6 +206,19 @@ def measure(bench: Bench, files: Files, wanted: Sequence[Cell], metric: str, cal
             cut = cuts.cut_model(bench, calibration, cell.share, seed, cell.model, run / "model")
             last = [cuts.score_of(bench, cut / "model", metric)]
         rows.add(cell.key(seed), score=fmean(last), worst=worst(last, metric), **own, **figures)
+
+
+def _measure_whole(files: Files, cell: Cell, seed: int, settings: RunSettings, metric: str) -> None:
+    """Rows of what is tuned without LoRA; nothing is kept in between, so it begins anew after a stop."""
+    found = list(whole_tuning.looks(settings, cell.fleet, head_alone=cell.whole == "head", metric=metric))
+    for look in found:
+        key = {**cell.key(seed), "round": look.round}
+        if files.curves.missing(iter([key])):
+            files.curves.add(key, seconds=look.seconds, score=look.score, worst=look.score)
+    last = found[-1]
+    sent = {"megabytes_up": last.bytes_up / MEGA, "megabytes_down": last.bytes_down / MEGA}
+    score = {"score": last.score, "worst": last.score, "pruned": None}
+    files.rows.add(cell.key(seed), **score, seconds=last.seconds, waiting=last.waiting, **sent)
 
 
 def _folder(seed: int, cell: Cell) -> str:

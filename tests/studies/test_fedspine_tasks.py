@@ -1,11 +1,13 @@
 """The study of FedSpine on a task: rows are what the runs wrote, and when a score is first reached."""
 
 import argparse
+import csv
 import json
 from pathlib import Path
 from statistics import fmean
 
 import pytest
+import torch
 from bench import private_text
 from tiny_model import save_tiny_llama, save_tiny_roberta
 
@@ -14,8 +16,12 @@ from benchmarks.fedspine.compared import CHOICES
 from benchmarks.fedspine.task_bars import by_alpha, by_fleet
 from benchmarks.fedspine.task_report import Found
 from benchmarks.reports import write_again
+from espalier.modeling.computing import Computing
 from espalier.modeling.opened import OpenedModel
+from espalier.modeling.whole import load_whole
 from espalier.settings.mistakes import Mistake
+from espalier.training.loop import Loop
+from strategies.methods.fleet_time import fleet_of
 
 ITEMS = 12
 
@@ -68,6 +74,47 @@ def test_a_row_is_what_its_run_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert (tmp_path / "fedspine-sst2.md").read_text() == report
     task_study.work(given(tmp_path, "--train", str(train), "--parts", "methods", "grid"))
     assert len((tmp_path / "fedspine-sst2.csv").read_text().splitlines()) == len(rows)
+
+
+def test_all_weights_or_the_head_alone_are_averaged_by_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients that "train" every number to how many sequences they have; bytes and operations by hand."""
+    monkeypatch.setattr(tasks, "DEVICES", 3)
+    records(tmp_path / "test.jsonl", ITEMS)
+    train, seen = records(tmp_path / "train.jsonl", 120), list[tuple[int, set[float]]]()
+
+    def run(self: Loop, first_step: int, steps: int, moments: object = None) -> None:
+        seen.append((self.num_sequences, {round(value.mean().item(), 3) for value in self.parameters.values()}))
+        for value in self.parameters.values():
+            value.data.fill_(self.num_sequences)
+
+    monkeypatch.setattr(Loop, "run", run)
+    task_study.work(given(tmp_path, "--train", str(train), "--parts", "whole"))
+    sizes = [size for size, _ in seen[:3]]
+    mean = round(sum(size * size for size in sizes) / sum(sizes), 3)
+    assert [began for _, began in seen[3:6]] == [{mean}] * 3, "the second round begins with the mean"
+    computing = Computing(torch.device("cpu"), torch.float32, 1)
+    whole = load_whole(OpenedModel(tmp_path / "encoder"), computing, "float32", num_labels=2)
+    every = {name: value.numel() for name, value in whole.named_parameters()}
+    head = sum(size for name, size in every.items() if name.startswith("classifier"))
+    rows = list(csv.DictReader((tmp_path / "fedspine-sst2.csv").open()))
+    numbers = {"all weights, rate 0.0001": sum(every.values()), "the head alone": head}
+    for row in (row for row in rows if row["model"].removeprefix("tuned: ") in numbers):
+        number = numbers[row["model"].removeprefix("tuned: ")]
+        assert float(row["megabytes_up"]) == pytest.approx(2 * 4 * number / 1e6, rel=1e-4)
+        assert float(row["megabytes_down"]) == pytest.approx(4 * number / 1e6, rel=1e-4)
+        rounds, fleet = [], fleet_of("high")
+        assert fleet is not None
+        for number_of_round in (1, 2):
+            drawn = [fleet.drawn(0, client, number_of_round) for client in range(3)]
+            operations = 2 * 8 * 24 * (6 * number + 4 * (sum(every.values()) - number))
+            rounds.append(
+                max(
+                    operations / one.operations_per_second + 8 * 4 * number * number_of_round / one.bits_per_second
+                    for one in drawn
+                )
+            )
+        assert float(row["seconds"]) == pytest.approx(sum(rounds), rel=1e-4)
+    assert "| tuned: the head alone | " in (tmp_path / "fedspine-sst2.md").read_text()
 
 
 def test_models_that_llm_pruner_cuts_before_and_after_the_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
