@@ -12,11 +12,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import product
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -36,9 +36,25 @@ from espalier.training.sequences import WindowSequences
 from espalier.training.unit_importance import UnitImportance
 from espalier.wire.adapters import adapter_plan
 
-RATIOS, RANKS, ALL, MEASURED = (0.0, 0.3, 0.5), (2, 8, 32), "all weights", ", measuring units"
+Score = Literal["exact", "mask"]
+RATIOS, RANKS, ALL = (0.0, 0.3, 0.5), (2, 8, 32), "all weights"
+TENS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
+"""Ratios of rank 8, with and without measuring, and of a forward pass (the paper's table 1)."""
+MEASURED: Mapping[str, Score] = {", measuring units": "exact", ", measuring units by masks": "mask"}
+"""Ends of cells' names: what a unit is worth by FedSpine, and by FedAPT."""
 INFERENCE = ", a forward pass"
 """Of the smaller model without LoRA."""
+USUAL = RANKS[1]
+METHODS = {
+    ALL: (ALL, ALL, "p = 0%"),
+    "FedPETuning": ("p = 0%, r = 8", "p = 0%, r = 8", "p = 0%"),
+    "HetLoRA, rank 2": ("p = 0%, r = 2", "p = 0%, r = 2", "p = 0%"),
+    "LLMPruner + FedLoRA": ("p = 50%, r = 8", "p = 50%, r = 8", "p = 50%"),
+    "FedLoRA + Prune": ("p = 0%, r = 8", "p = 0%, r = 8", "p = 50%"),
+    "FedAPT": ("p = 0%, r = 8, measuring units by masks", "p = 50%, r = 8, measuring units by masks", "p = 50%"),
+    "FedSpine": ("p = 0%, r = 8, measuring units", "p = 50%, r = 8, measuring units", "p = 50%"),
+}
+"""Cells of a method's first and last round, and of what it leaves; FedSpine's ranks are chosen, 8 is the highest here."""
 CONDITIONS = ("shape", "batch", "tokens", "steps", "repeats", "threads")
 COLUMNS = {
     "trained, M": ("trained", 1e-6, 2), "a step, s": ("seconds", 1, 2), "peak memory, MiB": ("peak_mib", 1, 0),
@@ -52,30 +68,32 @@ Steps = Callable[[int, int], object]
 """Take steps: the first one's number, and how many."""
 
 
-def cells() -> dict[str, tuple[float, int, bool] | None]:
-    """What is measured by name: ratio, rank (0: a forward pass alone), and whether units are; None trains all weights."""
-    found: dict[str, tuple[float, int, bool] | None] = {ALL: None}
-    found |= {f"p = {ratio:.0%}, r = {rank}": (ratio, rank, False) for ratio, rank in product(RATIOS, RANKS)}
-    found |= {f"p = {ratio:.0%}, r = {RANKS[1]}{MEASURED}": (ratio, RANKS[1], True) for ratio in RATIOS}
-    return found | {f"p = {ratio:.0%}{INFERENCE}": (ratio, 0, False) for ratio in RATIOS}
+def cells() -> dict[str, tuple[float, int, Score | None] | None]:
+    """What is measured by name: ratio, rank (0: a forward pass alone), and how units are; None trains all weights."""
+    found: dict[str, tuple[float, int, Score | None] | None] = {ALL: None}
+    pairs = sorted({*product(RATIOS, RANKS), *product(TENS, [USUAL])})
+    found |= {f"p = {ratio:.0%}, r = {rank}": (ratio, rank, None) for ratio, rank in pairs}
+    for end, how in MEASURED.items():
+        found |= {f"p = {ratio:.0%}, r = {USUAL}{end}": (ratio, USUAL, how) for ratio in TENS}
+    return found | {f"p = {ratio:.0%}{INFERENCE}": (ratio, 0, None) for ratio in TENS}
 
 
 def measure(given: argparse.Namespace, cell: str) -> dict[str, float]:
     """One cell, in this process."""
     torch.set_num_threads(given.threads)
     chosen = cells()[cell]
-    ratio, rank, _ = chosen or (0.0, RANKS[0], False)
+    ratio, rank, how = chosen or (0.0, RANKS[0], None)
     model = OpenedModel(Path(given.model))
     if ratio:
         model = OpenedModel(model.directory, structure_of(model, ratio, "kind"))
-    settings = _settings(given, rank or RANKS[0])
+    settings = _settings(given, rank or RANKS[0], how or "exact")
     model.new_skeleton()  # whatever is imported later would count as the training's memory
     adapter_plan(model.plan, settings.lora)
     before = peak()
     if chosen is None:
         steps, trained = _of_all(model, settings, given)
     else:
-        steps, trained = _of_lora(model, settings, given, chosen[2]) if rank else (_of_inference(model, given), 0)
+        steps, trained = _of_lora(model, settings, given, how is not None) if rank else (_of_inference(model, given), 0)
     steps(0, 1)  # the first one makes what later ones have
     started = time.perf_counter()
     steps(1, given.steps)
@@ -88,9 +106,9 @@ def measure(given: argparse.Namespace, cell: str) -> dict[str, float]:
     }
 
 
-def _settings(given: argparse.Namespace, rank: int) -> RunSettings:
+def _settings(given: argparse.Namespace, rank: int, score: Score) -> RunSettings:
     chosen = {"lora.rank": rank, "lora.alpha": float(rank), "lora.targets": "all", "training.batch-size": given.batch}
-    return parse({"method": "fedspine", "training.steps": given.steps + 1, **chosen})
+    return parse({"method": "fedspine", "fedspine.score": score, "training.steps": given.steps + 1, **chosen})
 
 
 def _sequences(given: argparse.Namespace) -> WindowSequences:
@@ -142,7 +160,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--only", default="", help="measure cells with this in their names; others stay as they are in --out")
+    parser.add_argument(
+        "--only", nargs="+", default=[""], help="measure cells with one of these in their names; others stay as they are"
+    )
     parser.add_argument("--out", type=Path, default=Path("docs/studies"))
     parser.add_argument("--model", default="", help=argparse.SUPPRESS)
     parser.add_argument("--measure", default="", help=argparse.SUPPRESS)
@@ -153,7 +173,7 @@ def work(given: argparse.Namespace) -> None:
     if given.measure:
         print(json.dumps(measure(given, given.measure)))
         return
-    found: dict[str, list[dict[str, float]]] = {cell: [] for cell in cells() if given.only in cell}
+    found: dict[str, list[dict[str, float]]] = {cell: [] for cell in cells() if _wanted(given, cell)}
     conditions = {key: getattr(given, key) for key in CONDITIONS}
     kept = _kept(given, conditions)
     with tempfile.TemporaryDirectory() as folder:
@@ -171,6 +191,10 @@ def work(given: argparse.Namespace) -> None:
     report(results, given.out / "fedspine-steps")
 
 
+def _wanted(given: argparse.Namespace, cell: str) -> bool:
+    return any(words in cell for words in given.only)
+
+
 def _kept(given: argparse.Namespace, conditions: dict[str, Any]) -> dict[str, dict[str, float]]:
     """The rows that are not measured anew.
 
@@ -179,12 +203,12 @@ def _kept(given: argparse.Namespace, conditions: dict[str, Any]) -> dict[str, di
     Mistake
         There are none, or they were measured under other conditions.
     """
-    path, wanted = given.out / "fedspine-steps.json", [cell for cell in cells() if given.only not in cell]
+    path, wanted = given.out / "fedspine-steps.json", [cell for cell in cells() if not _wanted(given, cell)]
     if not wanted:
         return {}
     there = json.loads(path.read_text()) if path.exists() else {"conditions": None, "rows": {}}
     if there["conditions"] != conditions or not set(wanted) <= set(there["rows"]):
-        raise Mistake(f"--only {given.only}: {path} has not all other rows, or others' conditions; measure all cells")
+        raise Mistake(f"--only {' '.join(given.only)}: {path} has not all other rows, or others' conditions; measure all cells")
     return {cell: there["rows"][cell] for cell in wanted}
 
 
@@ -201,14 +225,14 @@ def report(results: dict[str, Any], path: Path) -> None:
     conditions = results["conditions"]
     passes = {cell: row for cell, row in results["rows"].items() if cell.endswith(INFERENCE)}
     rows = {cell: row for cell, row in results["rows"].items() if cell not in passes}
-    plain = rows[f"p = {0:.0%}, r = {RANKS[1]}"]
+    plain = rows[f"p = {0:.0%}, r = {USUAL}"]
     lines = [
         "# What a step costs a device",
         "",
         f"LLaMA of random weights ({conditions['shape']}), float32 on the CPU, threads: {conditions['threads']}; "
         f"{conditions['batch']} sequences of {conditions['tokens']} tokens; {conditions['repeats']} fresh processes each, in "
         "turns: the fastest one's seconds, of other figures medians; memory beyond the interpreter's. In brackets the share of "
-        f"LoRA of rank {RANKS[1]} on the whole model. [Figures](./{path.name}.json).",
+        f"LoRA of rank {USUAL} on the whole model. [Figures](./{path.name}.json).",
         "",
         f"| | {' | '.join(COLUMNS)} |",
         "|---|" + "---:|" * len(COLUMNS),
@@ -222,8 +246,22 @@ def report(results: dict[str, Any], path: Path) -> None:
     for name, row in passes.items():
         seconds, memory = (f"{row[key]:,.{digits}f} ({row[key] / whole[key]:.2f})" for key, digits in PASS)
         lines.append(f"| {name} | {seconds} | {memory} |")
+    lines += ["", *_by_method(results["rows"])]
     path.with_suffix(".md").write_text("\n".join([*lines, "", f"![Shares](./{path.name}.png)", ""]))
     _plot(rows, plain, path.with_suffix(".png"))
+
+
+def _by_method(rows: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """What each method takes where half is to go: of its first and its last round, and of what it leaves."""
+    lines = ["By method, where half of the units is to go:", ""]
+    lines += ["| | a step, s, first and last round | peak memory of training, MiB | a pass, s | peak memory in use, MiB |"]
+    lines += ["|---|---:|---:|---:|---:|"]
+    for method, (first, last, end) in METHODS.items():
+        steps, memory = ([rows[cell][key] for cell in (first, last)] for key in ("seconds", "peak_mib"))
+        texts = [f"{steps[0]:.2f}, {steps[1]:.2f}", f"{memory[0]:,.0f}, {memory[1]:,.0f}"]
+        texts += [f"{rows[end + INFERENCE]['seconds']:.3f}", f"{rows[end + INFERENCE]['peak_mib']:,.0f}"]
+        lines.append(f"| {method} | {' | '.join(texts)} |")
+    return lines
 
 
 def _plot(rows: dict[str, dict[str, float]], plain: dict[str, float], path: Path) -> None:
@@ -235,9 +273,11 @@ def _plot(rows: dict[str, dict[str, float]], plain: dict[str, float], path: Path
     FigureCanvasAgg(figure)
     for axes, key, title in zip(figure.subplots(1, 2), ("seconds", "peak_mib"), ("a step, s", "peak memory, MiB"), strict=True):
         for rank in RANKS:
-            axes.plot(RATIOS, [rows[f"p = {ratio:.0%}, r = {rank}"][key] for ratio in RATIOS], "o-", label=f"r = {rank}")
-        measured = [rows[f"p = {ratio:.0%}, r = {RANKS[1]}{MEASURED}"][key] for ratio in RATIOS]
-        axes.plot(RATIOS, measured, "o--", label=f"r = {RANKS[1]}{MEASURED}")
+            ratios = TENS if rank == USUAL else RATIOS
+            axes.plot(ratios, [rows[f"p = {ratio:.0%}, r = {rank}"][key] for ratio in ratios], "o-", label=f"r = {rank}")
+        for end in MEASURED:
+            measured = [rows[f"p = {ratio:.0%}, r = {USUAL}{end}"][key] for ratio in TENS]
+            axes.plot(TENS, measured, "o--", label=f"r = {USUAL}{end}")
         axes.axhline(rows[ALL][key], color="grey", linestyle="--", linewidth=1, label=ALL)
         axes.set_ylim(0)
         axes.set_xlabel("share of the units that is cut (p)")

@@ -1,0 +1,63 @@
+"""The study of what a step costs: its cells, which of them are measured, and its tables."""
+
+import argparse
+import json
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from benchmarks.fedspine import steps
+from benchmarks.random_llama import Shape
+from espalier.settings.mistakes import Mistake
+
+
+def given(folder: Path, *words: str) -> argparse.Namespace:
+    """The command line's."""
+    parser = argparse.ArgumentParser()
+    steps.add_arguments(parser)
+    return parser.parse_args(["--out", str(folder), "--repeats", "2", *words])
+
+
+def figures(cell: str) -> dict[str, float]:
+    """Of a process that measured a cell: as many seconds as its name has letters."""
+    return {"seconds": float(len(cell)), "peak_mib": 100.0 + len(cell), "trained": 1e6, "sent_mib": 4.0}
+
+
+def test_cells_that_are_named_are_measured_and_others_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured, calls = list[str](), count()
+
+    def measure(given: argparse.Namespace, cell: str) -> dict[str, float]:
+        measured.append(cell)
+        return figures(cell) | {"seconds": figures(cell)["seconds"] + next(calls)}
+
+    monkeypatch.setattr(steps, "_in_a_fresh_process", measure)
+    monkeypatch.setattr(steps, "save_model", lambda folder, shape: None)
+    words = ["--only", "by masks", "all weights"]
+    with pytest.raises(Mistake, match=r"--only by masks all weights: .*fedspine-steps.json has not all other rows"):
+        steps.work(given(tmp_path, *words))
+    steps.work(given(tmp_path))
+    assert measured == [*steps.cells(), *steps.cells()]
+    before = json.loads((tmp_path / "fedspine-steps.json").read_text())["rows"]
+    measured.clear()
+    steps.work(given(tmp_path, *words))
+    named = [cell for cell in steps.cells() if "by masks" in cell or cell == "all weights"]
+    assert measured == [*named, *named]
+    after = json.loads((tmp_path / "fedspine-steps.json").read_text())["rows"]
+    assert {cell for cell in after if after[cell] != before[cell]} == set(named)
+    page = (tmp_path / "fedspine-steps.md").read_text()
+    first, last = ("p = 0%, r = 8, measuring units", "p = 50%, r = 8, measuring units")
+    times = f"{before[first]['seconds']:.2f}, {before[last]['seconds']:.2f}"
+    memory, use = f"{100 + len(first)}, {100 + len(last)}", before["p = 50%, a forward pass"]["seconds"]
+    assert f"| FedSpine | {times} | {memory} | {use:.3f} | {100 + len('p = 50%, a forward pass')} |" in page
+    assert (tmp_path / "fedspine-steps.png").exists()
+
+
+def test_each_way_of_measuring_units_takes_steps_of_a_model_of_which_a_share_is_cut(tmp_path: Path) -> None:
+    """Of a very small model, in this process: what is trained shrinks with the ratio and grows with the rank."""
+    steps.save_model(tmp_path, Shape(hidden=32, feed_forward=64, blocks=2, heads=4, kv_heads=4))
+    own = given(tmp_path, "--model", str(tmp_path), "--batch", "1", "--tokens", "8", "--steps", "1", "--threads", "1")
+    names = ("p = 0%, r = 2", "p = 0%, r = 8", "p = 50%, r = 8", "p = 50%, r = 8, measuring units by masks", "all weights")
+    trained = {cell: steps.measure(own, cell)["trained"] for cell in names}
+    assert trained["p = 0%, r = 8"] == 4 * trained["p = 0%, r = 2"] > trained["p = 50%, r = 8"]
+    assert trained["p = 50%, r = 8"] == trained["p = 50%, r = 8, measuring units by masks"] < trained["all weights"]
