@@ -124,10 +124,17 @@ def _of_lora(model: OpenedModel, settings: RunSettings, given: argparse.Namespac
     """Steps of LoRA, and how many numbers it trains."""
     adapters = adapter_plan(model.plan, settings.lora)
     training = AdapterTraining(model, _computing(given), settings, adapters, _sequences(given), 0)
-    if measured:
-        training.observer = UnitImportance(model, adapters, lambda: training.adapted, settings.of(FedSpineSettings))
     first = initial_adapters(adapters, 0)
-    return lambda step, number: training.run(first, step, number), adapters.num_parameters
+    if not measured:
+        return lambda step, number: training.run(first, step, number), adapters.num_parameters
+    watch = UnitImportance(model, adapters, lambda: training.adapted, settings.of(FedSpineSettings))
+    training.observer = watch
+
+    def watched(step: int, number: int) -> None:
+        with watch.watching():
+            training.run(first, step, number)
+
+    return watched, adapters.num_parameters
 
 
 def _of_all(model: OpenedModel, settings: RunSettings, given: argparse.Namespace) -> tuple[Steps, int]:
