@@ -88,6 +88,8 @@ class Summary:
     """metric -> column -> score on the task's public items; ``local_only`` is kept apart."""
     local_scores: dict[str, dict[int, float]] = field(default_factory=dict)
     """metric -> client -> score of the client's own result."""
+    personal_scores: dict[str, dict[int, float]] = field(default_factory=dict)
+    """metric -> client -> score of the federated result, where each client has its own."""
     tests: dict[str, int] = field(default_factory=dict)
     """Public items that were scored, and how many of them lost tokens, as scored or as a prompt; empty where there are none."""
     chances: dict[str, float] = field(default_factory=dict)
@@ -117,8 +119,8 @@ class Summary:
         """Take what clients found on public texts and items as of the federated result, of which each has its own model."""
         self.personal["federated"] = dict(self.local_perplexities)
         self.local_perplexities.clear()
-        for metric, values in self.local_scores.items():
-            self.scores.setdefault(metric, {})["federated"] = sum(values.values()) / len(values)
+        self.personal_scores = dict(self.local_scores)
+        self.local_scores.clear()
         self.notes.append("Federated is the mean over clients, each with a smaller model of its own.")
 
     def take_times(self, rounds: Sequence[RoundTime]) -> None:
@@ -146,8 +148,8 @@ class Summary:
 
     def score(self, metric: str, column: str) -> float | None:
         """One score of the table, for local-only a mean over clients; None where it does not apply."""
-        if column == "local_only":
-            return _mean(list(self.local_scores.get(metric, {}).values()))
+        if column == "local_only" or (column == "federated" and metric in self.personal_scores):
+            return _mean(self._scores_of_clients(metric, column))
         return self.scores.get(metric, {}).get(column)
 
     def median_perplexities(self, text: str) -> dict[str, float]:
@@ -157,7 +159,24 @@ class Summary:
 
     def median_scores(self, metric: str) -> dict[str, float]:
         """The same of a score."""
-        return {"local_only": median_low(values.values())} if (values := self.local_scores.get(metric)) else {}
+        found = {column: self._scores_of_clients(metric, column) for column in COLUMNS}
+        return {column: median_low(values) for column, values in found.items() if values}
+
+    def worst_perplexities(self, text: str) -> dict[str, float]:
+        """Beside each mean over clients, by column, the largest."""
+        found = {column: self._perplexities_of_clients(text, column) for column in COLUMNS}
+        return {column: max(values) for column, values in found.items() if values}
+
+    def worst_scores(self, metric: str) -> dict[str, float]:
+        """Beside each mean over clients, by column, the worst: of losses the largest, of other scores the smallest."""
+        found = {column: self._scores_of_clients(metric, column) for column in COLUMNS}
+        worst = max if _direction(metric) == "lower" else min
+        return {column: worst(values) for column, values in found.items() if values}
+
+    def _scores_of_clients(self, metric: str, column: str) -> list[float]:
+        """What the clients said of the items for one column; empty where the score is not theirs."""
+        of_column = {"local_only": self.local_scores, "federated": self.personal_scores}.get(column, {})
+        return list(of_column.get(metric, {}).values())
 
     def _perplexities_of_clients(self, text: str, column: str) -> list[float]:
         """What the clients said of a text for one column; empty where the figure is not theirs."""
@@ -176,6 +195,7 @@ class Summary:
                 "direction": "lower",
                 "values": {column: _finite(self.perplexity(text, column)) for column in COLUMNS},
                 "medians_of_clients": {column: _finite(value) for column, value in self.median_perplexities(text).items()},
+                "worst_of_clients": {column: _finite(value) for column, value in self.worst_perplexities(text).items()},
             }
             for text in self.texts()
         ]
@@ -183,10 +203,11 @@ class Summary:
             {
                 "name": metric,
                 "dataset": self.settings.task.name,
-                "direction": "lower" if metric == "loss" else "higher",
+                "direction": _direction(metric),
                 "chance": self.chances.get(metric),
                 "values": {column: _finite(self.score(metric, column)) for column in COLUMNS},
                 "medians_of_clients": {column: _finite(value) for column, value in self.median_scores(metric).items()},
+                "worst_of_clients": {column: _finite(value) for column, value in self.worst_scores(metric).items()},
             }
             for metric in self.scores
         ]
@@ -240,7 +261,8 @@ class Summary:
                 for text, of_clients in of_texts.items()
                 if client in of_clients
             }
-            local |= {f"{metric}/{self.settings.task.name}": values.get(client) for metric, values in self.local_scores.items()}
+            of_items = self.local_scores | self.personal_scores
+            local |= {f"{metric}/{self.settings.task.name}": values.get(client) for metric, values in of_items.items()}
             local |= {
                 f"perplexity/{OWN_TEXT}/{model}": _finite(value) for model, value in self.own_text.get(client, {}).items()
             }
@@ -259,6 +281,11 @@ class Summary:
                 }
             )
         return clients
+
+
+def _direction(metric: str) -> str:
+    """Whether a lower or a higher score is better."""
+    return "lower" if metric == "loss" else "higher"
 
 
 def _mean(values: list[float]) -> float | None:

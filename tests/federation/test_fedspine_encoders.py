@@ -156,6 +156,10 @@ def test_every_device_s_figures_are_those_of_the_masked_encoder(done: Done) -> N
     values = {entry["name"]: entry["values"] for entry in document["metrics"] if entry["dataset"] == "sst2"}
     assert [values["acc"]["federated"], values["loss"]["federated"]] == pytest.approx(np.mean(found, axis=0), abs=1e-3)
     assert values["loss"]["federated"] < values["loss"]["dense"]
+    assert values["acc"]["local_only"] is None, "nobody trained alone"
+    worst = {entry["name"]: entry["worst_of_clients"] for entry in document["metrics"]}
+    assert worst["acc"] == {"federated": pytest.approx(min(accuracy for accuracy, _ in found), abs=1e-3)}
+    assert worst["loss"] == {"federated": pytest.approx(max(loss for _, loss in found), abs=1e-3)}
 
 
 def test_devices_have_cut_heads_and_channels_of_their_own(done: Done) -> None:

@@ -25,6 +25,7 @@ def test_one_absurd_loss_spoils_the_mean_and_not_the_median(capsys: pytest.Captu
     assert rows["local-only (median)"][0] == "12.00"
     (metric,) = summary._metrics()
     assert metric["medians_of_clients"] == {"local_only": 12.0}
+    assert metric["worst_of_clients"] == {"local_only": 1e12}
 
 
 def test_a_loss_beyond_every_float_leaves_the_median(capsys: pytest.CaptureFixture[str]) -> None:
