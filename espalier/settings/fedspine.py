@@ -31,7 +31,6 @@ class FedSpineSettings(AdapterAveraging, CutSettings, PersonalModelSettings, Tim
         "adaptive-rank": {"allocation": CHOSEN},
         "rank-min": {"allocation": CHOSEN, "adaptive-rank": (True,)},
         "discount": {"allocation": ("bandit",)},
-        "prune-from": {"allocation": ("fixed",)},
         "granularity": {"allocation": ("bandit",)},
         "exploration": {"allocation": ("bandit",)},
         "kappa": {"reward": ("scaled",)},
@@ -60,8 +59,8 @@ class FedSpineSettings(AdapterAveraging, CutSettings, PersonalModelSettings, Tim
     prune_from: int = Field(
         2,
         ge=2,
-        description="First round of the schedule's pruning. With `prune-rounds=1` all goes at once: in round 2 (pruned, then "
-        "tuned), or in the last round (tuned, then pruned).",
+        description="First round of pruning where ratios follow the schedule; 2 where they are chosen. With `prune-rounds=1` "
+        "all goes at once: in round 2 (pruned, then tuned), or in the last round (tuned, then pruned).",
     )
     allocation: Literal["bandit", "fixed", "random"] = Field(
         "bandit",
@@ -135,6 +134,11 @@ class FedSpineSettings(AdapterAveraging, CutSettings, PersonalModelSettings, Tim
         """Whether anything is chosen for each device."""
         return self.allocation in CHOSEN and ((self.adaptive_pruning and self.share > 0) or self.adaptive_rank)
 
+    @property
+    def chooses_ratios(self) -> bool:
+        """Whether each device's ratio is chosen; else all follow the schedule."""
+        return self.chooses and self.adaptive_pruning and self.share > 0
+
     def rounds_of_pruning(self, rounds: int) -> int:
         """T of the schedule, of a run of so many rounds."""
         return self.prune_rounds or max(1, rounds // 2)
@@ -173,7 +177,12 @@ class FedSpineSettings(AdapterAveraging, CutSettings, PersonalModelSettings, Tim
                 f"{method}.share = 0: {method}.reward = 'literal' is a multiple of what was pruned, so that all rewards would "
                 "be 0; set the reward to scaled"
             )
-        if self.share > 0 and not (self.chooses and self.adaptive_pruning):
+        if self.chooses_ratios and self.prune_from > 2:
+            lines.append(
+                f"{method}.prune-from = {self.prune_from}: where ratios are chosen pruning begins in round 2; set it to 2, or "
+                f"{method}.allocation to fixed, or {method}.adaptive-pruning to false"
+            )
+        if self.share > 0 and not self.chooses_ratios:
             lines += self._schedule_too_long(method, federation.rounds)
         elif self.share > 0 and self.arm_space == "relative":
             lines += self._steps_too_small(method, federation.rounds)
@@ -195,7 +204,7 @@ class FedSpineSettings(AdapterAveraging, CutSettings, PersonalModelSettings, Tim
         steps = self.rounds_of_pruning(rounds)
         if rounds < 2 or self.prune_from + steps - 1 <= rounds:
             return []
-        begun = f"{method}.prune-from = {self.prune_from}, " if self.allocation == "fixed" else ""
+        begun = f"{method}.prune-from = {self.prune_from}, " if self.prune_from > 2 else ""
         return [
             f"{begun}{method}.prune-rounds = {self.prune_rounds or f'0, which is {steps}'}: "
             f"pruning would end in round {self.prune_from + steps - 1} of {rounds} (federation.rounds), and no device comes to "

@@ -25,20 +25,24 @@ def outcome(pruned: float, before: float = 0.0, seconds: float = 1.0) -> Outcome
     [
         ({"prune_rounds": 3}, [pytest.approx(0.1), pytest.approx(0.2), 0.3, 0.3, 0.3]),
         ({"prune_rounds": 2, "prune_from": 4}, [0.0, 0.0, pytest.approx(0.15), 0.3, 0.3]),
+        (
+            {"allocation": "bandit", "adaptive_pruning": False, "rank_min": 5, "prune_rounds": 2, "prune_from": 4},
+            [0.0, 0.0, pytest.approx(0.15), 0.3, 0.3],
+        ),
     ],
-    ids=["from round 2", "later"],
+    ids=["from round 2", "later", "later, with ranks that are chosen"],
 )
-def test_the_schedule_takes_equal_steps_and_ends_at_the_target(schedule: dict[str, int], expected: list[float]) -> None:
+def test_the_schedule_takes_equal_steps_and_ends_at_the_target(schedule: dict[str, Any], expected: list[float]) -> None:
     """0.3 in 3 rounds, which a float does not divide, and in 2."""
-    made = choices(allocation="fixed", rank=5, **schedule)
+    made = choices(**{"allocation": "fixed", "rank": 5, **schedule})
     seen = []
     for server_round in range(2, 7):
         arm = made.arm(0, server_round)
         seen.append(arm.pruned)
         made.learn({0: arm}, {0: outcome(arm.pruned, arm.before)}, server_round)
-        assert arm.rank == 5
+        assert arm.rank == 5 or schedule.get("rank_min")
     assert seen == expected
-    assert made.bandits == {}
+    assert bool(made.bandits) == bool(schedule.get("rank_min"))
 
 
 def test_half_of_the_rounds_prune_unless_it_is_said() -> None:
