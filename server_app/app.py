@@ -77,7 +77,7 @@ def _run_method(grid: Grid, context: Context, clock: Clock, held: ExitStack) -> 
         model = open_model(settings.model)
         require_within_limits(settings, model)
         tests = public_tests(settings, model)
-        require_fit(settings, model, tests, {})
+        require_fit(settings, model, tests, {}, simulation=simulation)
     directory = held.enter_context(open_run_directory(settings, model, str(context.run_id)))
     folder, lineage = directory.folder, directory.lineage
     print(f"{RUN_DIRECTORY}{folder.path}", flush=True)
@@ -125,6 +125,7 @@ def _work(run: Run, grid: Grid, tests: PublicTests, summary: Summary) -> None:
     finally:
         if (rounds := getattr(strategy, "rounds", None)) is not None:
             summary.roster, summary.rounds = rounds.roster, rounds.finished
+            outcome.note_times(strategy.result)
         if run.simulation:
             _collect_egress_logs(run)
     if strategy.looks:

@@ -43,7 +43,7 @@ def open_all(config: Mapping[str, Any], tell: Callable[[str], None]) -> None:
     require_run_directory(settings, model)
     private_folder(simulated_node().state_root())
     equals = {f"client {client}": 1.0 for client in range(settings.num_clients)}  # simulated nodes state no capability
-    require_fit(settings, model, public_tests(settings, model, built_in=False), equals)
+    require_fit(settings, model, public_tests(settings, model, built_in=False), equals, simulation=True)
     unusable = _unusable(settings, model)
     lines = [f"{_clients(clients)}: {reason}" for reason, clients in unusable.items()]
     left = settings.num_clients - sum(map(len, unusable.values()))

@@ -9,9 +9,12 @@ from espalier.settings.mistakes import Mistake
 from espalier.settings.run import RunSettings
 from espalier.settings.task import TEXT
 from server_app.public_tests import PublicTests
+from strategies.methods.fleet_time import fleet_of_run
 
 
-def require_fit(settings: RunSettings, model: OpenedModel, tests: PublicTests, capabilities: Mapping[str, float]) -> None:
+def require_fit(
+    settings: RunSettings, model: OpenedModel, tests: PublicTests, capabilities: Mapping[str, float], *, simulation: bool
+) -> None:
     """Refuse a run that every client would fail in, or the server at its end.
 
     Parameters
@@ -21,10 +24,11 @@ def require_fit(settings: RunSettings, model: OpenedModel, tests: PublicTests, c
     Raises
     ------
     Mistake
-        The method says why it cannot work on the model; or prompts and the answers that the model is to write are longer than
-        it takes.
+        The method says why it cannot work on the model; the fleet that the run pretends to have is not there, or too small; or
+        prompts and the answers that the model is to write are longer than it takes.
     """
     part(METHODS[settings.method].strategy).require_fit(settings, model, capabilities)
+    fleet_of_run(settings, simulation=simulation)
     if settings.evaluation.every and not part(METHODS[settings.method].outcome).MEASURED_BETWEEN_ROUNDS:
         raise Mistake(
             f"evaluation.every = {settings.evaluation.every}: {settings.method} is measured at the end alone; set it to 0"

@@ -100,7 +100,7 @@ class Summary:
     virtual_seconds: float | None = None
     """What the rounds would take on the devices that the run pretends to have."""
     rounds_of: dict[int, list[dict[str, float]]] = field(default_factory=dict)
-    """client -> of each of its rounds: which one it was, virtual seconds, and bytes both ways without headers and scalars."""
+    """client -> of each of its rounds: which one it was, seconds, and bytes both ways without headers and scalars."""
     where: str = ""
     """Where the result lies, in words."""
 
@@ -123,17 +123,17 @@ class Summary:
         self.local_scores.clear()
         self.notes.append("Federated is the mean over clients, each with a smaller model of its own.")
 
-    def take_times(self, rounds: Sequence[RoundTime]) -> None:
-        """Take what rounds took by the clock of a pretended fleet; without one there are none."""
+    def take_times(self, rounds: Sequence[RoundTime], named: str = "virtual_seconds") -> None:
+        """Take what rounds took by the clock of a pretended fleet, or in ``seconds`` that clients measured."""
         if not rounds:
             return
-        self.virtual_seconds = seconds_of_all(rounds)
         for client, seat in self.roster.seats.items():
             own = [(note.round, note.devices[client]) for note in rounds if client in note.devices]
-            seat.metrics["virtual_seconds"] = sum(one.seconds for _, one in own)
-            self.rounds_of[client] = [
-                {"round": number, "virtual_seconds": one.seconds, "bytes": one.num_bytes} for number, one in own
-            ]
+            self.rounds_of[client] = [{"round": number, named: one.seconds, "bytes": one.num_bytes} for number, one in own]
+            if named == "virtual_seconds":
+                seat.metrics[named] = sum(one.seconds for _, one in own)
+        if named == "virtual_seconds":
+            self.virtual_seconds = seconds_of_all(rounds)
 
     def texts(self) -> list[str]:
         """Names of the texts that models were evaluated on."""

@@ -9,6 +9,7 @@ from benchmarks.fedspallm.rows import Row
 Bars = Mapping[str, Mapping[str, float]]
 """Their heights, by group and model."""
 WHAT_ALL_COME_TO = "seconds to what all come to"
+WITH_ALPHA = "seconds to what all come to with this alpha"
 
 
 def by_fleet(rows: Sequence[Row], curves: Sequence[Row], share: str, of_loss: bool) -> Bars:
@@ -42,17 +43,41 @@ def _points(rows: Sequence[Row], fleet: str, model: str) -> list[tuple[float, fl
 
 def by_alpha(rows: Sequence[Row], fleet: str, share: str, alpha: float) -> Bars:
     """What models come to with the study's ``alpha`` and with others, most even first; seed 0."""
+    found = {own: {row["model"]: float(row["score"]) for row in one} for own, one in _of_alphas(rows, fleet, share, alpha)}
+    return {f"alpha {own:g}": scores for own, scores in found.items()}
+
+
+def times_by_alpha(curves: Sequence[Row], fleet: str, share: str, alpha: float, of_loss: bool) -> Bars:
+    """Seconds until models are first at the score that all of them reach with the same alpha (figure 6); seed 0.
+
+    Each alpha has a target of its own, since more uneven data lead to lower scores. Rounds in between were not measured.
+    """
+    bars: dict[str, dict[str, float]] = {}
+    best, worst = (min, max) if of_loss else (max, min)
+    for own, found in _of_alphas(curves, fleet, share, alpha):
+        points: dict[str, list[tuple[float, float]]] = {}
+        for row in found:
+            points.setdefault(row["model"], []).append((float(row["seconds"]), float(row["score"])))
+        target = worst(best(score for _, score in of_model) for of_model in points.values())
+        bars[f"alpha {own:g}, {target:.3g}"] = {
+            model: min(at for at, score in of_model if (score <= target if of_loss else score >= target))
+            for model, of_model in points.items()
+        }
+    return bars
+
+
+def _of_alphas(rows: Sequence[Row], fleet: str, share: str, alpha: float) -> list[tuple[float, list[Row]]]:
+    """Rows by alpha, the largest first, of the models that were measured with another than the study's; names without it."""
     counted = [row for row in rows if row["seed"] == "0" and row["fleet"] == fleet and row["share"] in (share, "0.0")]
-    found: dict[float, dict[str, float]] = {}
+    found: dict[float, list[Row]] = {}
     for row in counted:
         model, marked, own = row["model"].partition(", alpha ")
         if marked:
-            found.setdefault(float(own), {})[model] = float(row["score"])
-    models = dict.fromkeys(model for scores in found.values() for model in scores)
-    if not models:
-        return {}
-    found[alpha] = {row["model"]: float(row["score"]) for row in counted if row["model"] in models}
-    return {f"alpha {own:g}": found[own] for own in sorted(found, reverse=True)}
+            found.setdefault(float(own), []).append({**row, "model": model})
+    models = {row["model"] for own in found.values() for row in own}
+    if models:
+        found[alpha] = [row for row in counted if row["model"] in models]
+    return sorted(found.items(), reverse=True)
 
 
 def plot(panels: Mapping[str, Bars], title: str, path: Path) -> None:
@@ -104,4 +129,8 @@ def plot_devices(rows: Sequence[Row], title: str, path: Path) -> None:
 def _limits(heights: Sequence[float], label: str) -> tuple[float, float]:
     """Times begin at 0; scores, of which only differences count, a little below the least."""
     room = 0.1 * (max(heights) - min(heights))
-    return (0.0, max(heights) * 1.05) if label == WHAT_ALL_COME_TO else (min(heights) - 3 * room, max(heights) + room)
+    return (
+        (0.0, max(heights) * 1.05)
+        if label in (WHAT_ALL_COME_TO, WITH_ALPHA)
+        else (min(heights) - 3 * room, max(heights) + room)
+    )

@@ -156,6 +156,8 @@ def _bars(found: Found, conditions: Mapping[str, Any]) -> dict[str, task_bars.Ba
         alphas = task_bars.by_alpha(found.rows, FLEET, share, alpha) if alpha else {}
         panels |= {task_bars.WHAT_ALL_COME_TO: fleets} if fleets else {}
         panels |= {"accuracy, mean over devices": alphas} if alphas else {}
+        times = task_bars.times_by_alpha(found.curves, FLEET, share, alpha, found.metric == "loss") if alphas else {}
+        panels |= {task_bars.WITH_ALPHA: times} if times else {}
     return panels
 
 

@@ -85,6 +85,7 @@ def work(given: argparse.Namespace) -> None:
     files = files_of(path, conditions)
     bench = Bench(common, given.model, [], given.seeds, given.work.absolute())
     wanted = [cell for cell in tasks.cells(given.parts, given.shares, common) if not given.only or cell.model in given.only]
+    wanted = [cell for cell in wanted if cell.whole != "head" or model.family.kind == "encoder"]  # others have none to train
     if any(cell.cut for cell in wanted) and model.family.kind == "encoder":
         raise Mistake("tasks: --parts cuts: LLM-Pruner and Mask Tuning cut language models alone; leave the part out")
     if any(cell.cut for cell in wanted) and not calibrated:

@@ -92,15 +92,16 @@ class Files:
 
 def cells(parts: Sequence[str], shares: Sequence[float], common: Mapping[str, Any]) -> Iterator[Cell]:
     """The runs of some parts; ``common`` has the settings of all."""
+    once = at_once(common["federation.rounds"])
     if "methods" in parts:
         yield from _unpruned(FLEET)
         for share, name in product(shares, CHOICES):
             yield _pruned(FLEET, share, name, CHOICES[name])
     if "once" in parts:
-        for share, (name, changes) in product(shares, at_once(common["federation.rounds"]).items()):
+        for share, (name, changes) in product(shares, once.items()):
             yield _pruned(FLEET, share, name, changes)
     if "ratios" in parts:
-        rest = {**at_once(common["federation.rounds"]), "FedAPT": CHOICES["FedAPT"]}
+        rest = {**once, "FedAPT": CHOICES["FedAPT"]}
         for share, (name, changes) in product(RATIOS, rest.items()):
             yield _pruned(FLEET, share, name, changes)
     if "cuts" in parts:
@@ -127,13 +128,13 @@ def cells(parts: Sequence[str], shares: Sequence[float], common: Mapping[str, An
     if "fleets" in parts:
         for fleet in FLEETS:
             yield from _unpruned(fleet)
-            for name in (BANDIT, SCHEDULE, "FedAPT"):
-                yield _pruned(fleet, shares[-1], name, CHOICES[name])
+            for name, changes in ({name: CHOICES[name] for name in (BANDIT, SCHEDULE, "FedAPT")} | once).items():
+                yield _pruned(fleet, shares[-1], name, changes)
     if "alphas" in parts:
         for alpha in ALPHAS:
             for name, changes in UNPRUNED.items():
                 yield _shared(FLEET, f"{name}, alpha {alpha:g}", {**changes, "data.alpha": alpha})
-            for name, changes in {**{name: CHOICES[name] for name in UNEVEN}, **BY_SAMPLES}.items():
+            for name, changes in {**{name: CHOICES[name] for name in UNEVEN}, **BY_SAMPLES, **once}.items():
                 yield _pruned(FLEET, shares[-1], f"{name}, alpha {alpha:g}", {**changes, "data.alpha": alpha})
     if "whole" in parts:
         for rate in ALL_WEIGHTS_RATES:

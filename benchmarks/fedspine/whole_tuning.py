@@ -50,13 +50,14 @@ def looks(settings: RunSettings, fleet_name: str, *, head_alone: bool, metric: s
     fleet, number = fleet_of(fleet_name), federation.num_trained
     assert fleet is not None
     tokens = training.batch_size * settings.task.max_tokens
+    frozen = federation.num_frozen // 2 if head_alone else federation.num_frozen  # nothing goes back below the head
     seconds, waiting, up = 0.0, 0.0, 0
     for server_round in range(1, settings.federation.rounds + 1):
         federation.train(server_round)
         sent, times = 4 * number, []
         for client in federation.sequences:
             conditions = fleet.drawn(settings.seed, client, server_round)
-            computing = computing_seconds(training.steps, tokens, federation.num_frozen, number, conditions)
+            computing = computing_seconds(training.steps, tokens, frozen, number, conditions)
             times.append(computing + sending_seconds(sent if server_round == 1 else 2 * sent, conditions))
         seconds, waiting, up = seconds + round_seconds(times), waiting + waiting_seconds(times), up + sent
         if server_round % settings.evaluation.every == 0:

@@ -144,6 +144,8 @@ def read_fleet(path: Path) -> Fleet:
         raise Mistake(f"fleet: {path} cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise Mistake(f"fleet: {path} is not TOML: {error}") from None
+    except ValueError as error:  # no file can have the name
+        raise Mistake(f"fleet: {str(path)!r} cannot be read: {error}") from None
     try:
         return Fleet.model_validate(document)
     except ValidationError as error:

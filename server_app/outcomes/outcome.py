@@ -67,6 +67,10 @@ class Outcome(ABC, Generic[R]):
     def measure(self, result: R) -> None:
         """Compare the result with the dense model and, in a simulation, with what pooled data lead to."""
 
+    def note_times(self, result: R) -> None:
+        """Say what rounds took, where the method notes it; also of a run that failed."""
+        return
+
     def take_clients_figures(self) -> None:
         """Say of which models the clients' figures are, where it is not what each would have got by itself."""
         return

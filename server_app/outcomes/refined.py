@@ -50,13 +50,16 @@ class RefinedOutcome(PersonalOutcome[RefinedResult]):
         adapted.set(tensors)
         return dict(scores_of(run, adapted, self.tests))
 
+    def note_times(self, result: RefinedResult) -> None:
+        """By the clock of the fleet that the run pretends to have, or as devices measured them."""
+        pretended = self.run.settings.of(FedSpineSettings).fleet_name(simulation=self.run.simulation) != ""
+        self.summary.take_times(result.rounds, "virtual_seconds" if pretended else "seconds")
+
     def write(self, result: RefinedResult) -> None:
         """``adapter/``, of the whole model, ``structures/`` with a file per device, and ``refinements.json``."""
         run, report = self.run, result.report()
         self.summary.report = report
         job = run.settings.of(FedSpineSettings)
-        if job.fleet_name(simulation=run.simulation):
-            self.summary.take_times(result.rounds)
         target = run.folder.path / "adapter"
         export_adapter(run.model, result.adapters, result.tensors, target, adapter_card(run.settings, run.model, report))
         ranks = {client: own.rank for note in result.rounds for client, own in note.devices.items()}

@@ -214,6 +214,7 @@ class Method(Strategy):
                 result.train_metrics_clientapp[server_round] = metrics
             self._look(server_round)
             self._save(server_round)
+            self.note_saved(server_round)
             self.rounds.finished = server_round
             run.progress.note("checkpoint", f"checkpoint   after round {server_round}", round=server_round)
 
@@ -244,6 +245,10 @@ class Method(Strategy):
         }
         run.checkpoint.save(server_round, roster.clients(), run.identity(), {**self.state(), **common}, self.stored())
         run.folder.save_times(roster.times())
+
+    def note_saved(self, server_round: int) -> None:
+        """The round is in the checkpoint, so that it does not come again: what is to be written of it once can be."""
+        return
 
     def _resume(self, saved: dict[str, Any]) -> None:
         self.rounds.finished = saved["round"]

@@ -265,13 +265,14 @@ class FedPETuning(Method):
             sent = {client: self.bytes_of(client, server_round) for client in clients}
             times = {client: DeviceTime(self.seconds_of(client, server_round, size), size) for client, size in sent.items()}
             note = RoundTime.of(server_round, times)
-            self.take_note(note)
+            self.averaged.rounds = [*self.averaged.rounds, note]
             self.run.progress.note("timed", f"timed        {note.in_words()}", **note.to_json())
 
-    def take_note(self, note: RoundTime) -> None:
-        """Keep what a round took, and write down what pretended devices did."""
-        self.averaged.rounds = [*self.averaged.rounds, note]
-        if self.fleet is not None:
+    def note_saved(self, server_round: int) -> None:
+        """Write down what pretended devices took for the round."""
+        if self.fleet is None:
+            return
+        for note in (note for note in self.averaged.rounds if note.round == server_round):
             for client, own in note.devices.items():
                 self.run.folder.ledger.record_round(self.rounds.lineage, note.round, client, own.seconds)
 

@@ -237,7 +237,7 @@ class FedSpine(FedPETuning):
             for client in clients
         }
         note = RoundNote.of(server_round, devices)
-        self.take_note(note)
+        self.refined.rounds = [*self.refined.rounds, note]
         self._show(note)
 
     def _capped(self, claimed: Mapping[int, float]) -> dict[int, float]:

@@ -45,21 +45,23 @@ def fleet_of_run(settings: RunSettings, *, simulation: bool) -> Fleet | None:
         There is none of the name, it is wrong, or it has too few devices.
     """
     job = settings.job
-    fleet = fleet_of(job.fleet_name(simulation=simulation)) if isinstance(job, TimedSettings) else None
-    if fleet is not None:
-        fleet.require(settings.num_clients)
+    name = job.fleet_name(simulation=simulation) if isinstance(job, TimedSettings) else ""
+    try:
+        fleet = fleet_of(name)
+        if fleet is not None:
+            fleet.require(settings.num_clients)
+    except Mistake as mistake:
+        assert isinstance(job, TimedSettings)
+        meant = "" if job.fleet == name else f" (in a simulation {name})"
+        reason = str(mistake).removeprefix("fleet: ")
+        raise Mistake(f"{settings.method}.fleet = '{job.fleet}'{meant}: {reason}") from None
     return fleet
 
 
 def require_fleet(settings: RunSettings) -> None:
-    """Refuse a fleet that is not there, or has too few devices; of what `auto` stands for the run itself finds out."""
-    job = settings.job
-    if isinstance(job, TimedSettings) and job.fleet_is_named:
-        try:
-            fleet_of_run(settings, simulation=False)
-        except Mistake as mistake:
-            reason = str(mistake).removeprefix("fleet: ")
-            raise Mistake(f"{settings.method}.fleet = '{job.fleet}': {reason}") from None
+    """Refuse a fleet that is not there, or has too few devices, where it is named; of `auto` whoever knows of a simulation."""
+    if isinstance(settings.job, TimedSettings) and settings.job.fleet_is_named:
+        fleet_of_run(settings, simulation=False)
 
 
 def fingerprint_of(fleet: Fleet | None) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from adapters_sent import PATHS, added_to_b, letters, num_data_bytes, padded_mean, sent_adapters, svd_mean, updates, written
-from bench import Bench, model_files, private_text, results, summary
+from bench import Bench, Killed, model_files, private_text, results, summary
 from flwr.app import Message
 from in_process import InProcessGrid
 from peft import PeftModel
@@ -26,6 +26,7 @@ from espalier.training.initial import initial_adapters
 from espalier.wire.adapter_payload import pack_adapters
 from espalier.wire.adapters import adapter_plan
 from espalier.wire.messages import SCHEMA_VERSION, Header, Letter, address, read
+from strategies.engine.checkpoint import CheckpointFolder
 
 SHAPES = {"attn.q": (16, 16), "attn.v": (8, 16)}
 """(out, in) of the adapted matrices of the bench's model, which has two blocks."""
@@ -408,6 +409,7 @@ class TestFedPETuning(Promises):
         ("fleet", "clients", "reason"),
         [
             ("none.toml", 4, "fedpetuning.fleet = 'none.toml': there is no none.toml; conf/devices has some"),
+            ("a\0b", 4, r"fedpetuning.fleet = 'a\x00b': '.*' cannot be read: embedded null byte"),
             ("low", 11, r"fedpetuning.fleet = 'low': num-clients = 11: the fleet has 10 devices"),
         ],
     )
@@ -417,6 +419,28 @@ class TestFedPETuning(Promises):
         with pytest.raises(Mistake, match=reason):
             bench.run(num_clients=clients, fedpetuning__fleet=fleet)
         assert not (bench.folder / "runs").exists()
+
+    def test_a_round_s_times_are_told_once_whenever_the_server_is_killed(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Here between the mean of round 2 and its checkpoint, so that the round comes again."""
+        changes, save = {"federation__rounds": 3, "fedpetuning__fleet": "low"}, CheckpointFolder.save
+
+        def fail(self: CheckpointFolder, server_round: int, *rest: Any) -> None:
+            if server_round == 2:
+                raise Killed
+            save(self, server_round, *rest)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(CheckpointFolder, "save", fail)
+            with pytest.raises(Killed):
+                bench.run(**changes)
+        (killed,) = bench.runs()
+        assert [one["round"] for one in summary(killed)["clients"][0]["rounds"]] == [1, 2], "also of a run that failed"
+        folder = bench.run(resume_from=str(killed), **changes)
+        entries = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
+        told = [(entry["round"], entry["client"]) for entry in entries if entry["kind"] == "round"]
+        assert told == [(number, client) for number in (1, 2, 3) for client in range(4)]
 
     # ----- what a site refuses ----------------------------------------------------------------------------------------
 

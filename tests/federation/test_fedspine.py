@@ -326,6 +326,17 @@ class TestFedSpine(PersonalPromises):
             times = [entry for entry in entries if entry["kind"] == "round" and entry["client"] == client]
             assert [(entry["round"], entry["virtual_seconds"]) for entry in times] == list(enumerate(seconds, 1))
 
+    def test_measured_times_are_in_the_summary_too(self, bench: Bench) -> None:
+        folder = bench.run(fedspine__fleet="measured")
+        document, notes = summary(folder), refinements(folder)
+        assert document["virtual_seconds"] is None
+        for client, own in enumerate(document["clients"]):
+            told = [note["devices"][str(client)] for note in notes]
+            assert [(one["seconds"], one["bytes"]) for one in own["rounds"]] == [
+                (device["seconds"], device["num_bytes"]) for device in told
+            ]
+        assert "round" not in (folder / "ledger.jsonl").read_text().split('"kind": ')[-1]
+
     def test_a_bandit_s_history_is_in_the_checkpoint(self, bench: Bench) -> None:
         changes = {"federation__rounds": 4, "federation__sampled_clients": 0.75}
         whole = bench.run(**changes)
@@ -495,8 +506,9 @@ class TestFedSpine(PersonalPromises):
             bench.run(grid, **changes)
 
     def test_a_simulation_of_more_clients_than_the_usual_fleet_has_is_refused(self, bench: Bench) -> None:
-        with pytest.raises(Mistake, match=r"num-clients = 81: the fleet has 80 devices"):
+        with pytest.raises(Mistake, match=r"'auto' \(in a simulation full\): num-clients = 81: the fleet has 80 devices"):
             bench.run(num_clients=81)
+        assert not (bench.folder / "runs").exists()
 
     def test_an_encoder_without_classes_and_a_fleet_of_few_are_refused(self, bench: Bench) -> None:
         with pytest.raises(Mistake, match=r"task.name = 'text': an encoder classifies; choose sst2, mnli or boolq"):

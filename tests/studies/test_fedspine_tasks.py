@@ -13,7 +13,7 @@ from tiny_model import save_tiny_llama, save_tiny_roberta
 
 from benchmarks.fedspine import cuts, task_study, tasks
 from benchmarks.fedspine.compared import CHOICES
-from benchmarks.fedspine.task_bars import by_alpha, by_fleet
+from benchmarks.fedspine.task_bars import by_alpha, by_fleet, times_by_alpha
 from benchmarks.fedspine.task_report import Found
 from benchmarks.reports import write_again
 from espalier.modeling.computing import Computing
@@ -106,7 +106,7 @@ def test_all_weights_or_the_head_alone_are_averaged_by_samples(tmp_path: Path, m
         assert fleet is not None
         for number_of_round in (1, 2):
             drawn = [fleet.drawn(0, client, number_of_round) for client in range(3)]
-            operations = 2 * 8 * 24 * (6 * number + 4 * (sum(every.values()) - number))
+            operations = 2 * 8 * 24 * (6 * number + 2 * (sum(every.values()) - number))  # forward alone below the head
             rounds.append(
                 max(
                     operations / one.operations_per_second + 8 * 4 * number * number_of_round / one.bits_per_second
@@ -176,6 +176,15 @@ def test_bars_of_fleets_and_alphas() -> None:
     rows = [{"seed": "0", "fleet": "high", "share": share, "model": name, "score": score} for share, name, score in ends]
     assert by_alpha(rows, "high", "0.5", 10.0) == {"alpha 10": {"bandits": 0.8}, "alpha 0.1": {"bandits": 0.5}}
     assert by_alpha(rows[:1], "high", "0.5", 10.0) == {}
+    points = [
+        ("0.5", "bandits", 2, 0.6), ("0.5", "bandits", 4, 0.8), ("0.0", "FedPETuning", 7, 0.7), ("0.0", "HetLoRA", 1, 0.1),
+        ("0.5", "bandits, alpha 0.1", 3, 0.5), ("0.0", "FedPETuning, alpha 0.1", 5, 0.6),
+    ]  # fmt: skip
+    curves = [dict(zip(names[1:], map(str, point), strict=True), seed="0", fleet="high") for point in points]
+    assert times_by_alpha(curves, "high", "0.5", 10.0, of_loss=False) == {
+        "alpha 10, 0.7": {"bandits": 4, "FedPETuning": 7},
+        "alpha 0.1, 0.5": {"bandits": 3, "FedPETuning": 5},
+    }
 
 
 def test_records_that_are_not_there_are_named(tmp_path: Path) -> None:
