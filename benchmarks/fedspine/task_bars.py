@@ -59,7 +59,7 @@ def times_by_alpha(curves: Sequence[Row], fleet: str, share: str, alpha: float, 
         for row in found:
             points.setdefault(row["model"], []).append((float(row["seconds"]), float(row["score"])))
         target = worst(best(score for _, score in of_model) for of_model in points.values())
-        bars[f"alpha {own:g}, {target:.3g}"] = {
+        bars[f"alpha {own:g}\n(to {target:.3g})"] = {
             model: min(at for at, score in of_model if (score <= target if of_loss else score >= target))
             for model, of_model in points.items()
         }

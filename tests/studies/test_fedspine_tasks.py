@@ -182,8 +182,8 @@ def test_bars_of_fleets_and_alphas() -> None:
     ]  # fmt: skip
     curves = [dict(zip(names[1:], map(str, point), strict=True), seed="0", fleet="high") for point in points]
     assert times_by_alpha(curves, "high", "0.5", 10.0, of_loss=False) == {
-        "alpha 10, 0.7": {"bandits": 4, "FedPETuning": 7},
-        "alpha 0.1, 0.5": {"bandits": 3, "FedPETuning": 5},
+        "alpha 10\n(to 0.7)": {"bandits": 4, "FedPETuning": 7},
+        "alpha 0.1\n(to 0.5)": {"bandits": 3, "FedPETuning": 5},
     }
 
 
