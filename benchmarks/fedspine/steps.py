@@ -83,9 +83,8 @@ def measure(given: argparse.Namespace, cell: str) -> dict[str, float]:
     torch.set_num_threads(given.threads)
     chosen = cells()[cell]
     ratio, rank, how = chosen or (0.0, RANKS[0], None)
-    model = OpenedModel(Path(given.model))
-    if ratio:
-        model = OpenedModel(model.directory, structure_of(model, ratio, "kind"))
+    whole = OpenedModel(Path(given.model))
+    model = OpenedModel(whole.directory, structure_of(whole, ratio, "kind")) if ratio else whole
     settings = _settings(given, rank or RANKS[0], how or "exact")
     model.new_skeleton()  # whatever is imported later would count as the training's memory
     adapter_plan(model.plan, settings.lora)
@@ -101,9 +100,15 @@ def measure(given: argparse.Namespace, cell: str) -> dict[str, float]:
     return {
         "seconds": seconds,
         "peak_mib": (peak() - before) / MIB,
+        "gone": 1 - _in_units(model) / _in_units(whole),
         "trained": trained,
         "sent_mib": 4 * trained / MIB,
     }
+
+
+def _in_units(model: OpenedModel) -> int:
+    """Weights of groups and channels: all of a block's matrices."""
+    return sum(linear.num_weights for block in model.plan.blocks for linear in block.linears)
 
 
 def _settings(given: argparse.Namespace, rank: int, score: Score) -> RunSettings:
@@ -239,7 +244,9 @@ def report(results: dict[str, Any], path: Path) -> None:
         f"LLaMA of random weights ({conditions['shape']}), float32 on the CPU, threads: {conditions['threads']}; "
         f"{conditions['batch']} sequences of {conditions['tokens']} tokens; {conditions['repeats']} fresh processes each, in "
         "turns: the fastest one's seconds, of other figures medians; memory beyond the interpreter's. In brackets the share of "
-        f"LoRA of rank {USUAL} on the whole model. [Figures](./{path.name}.json).",
+        f"LoRA of rank {USUAL} on the whole model. p is what was asked for; as whole heads go, "
+        f"{', '.join(f'{_gone(rows, ratio):.1%}' for ratio in TENS[1:])} of the units' weights went. "
+        f"[Figures](./{path.name}.json).",
         "",
         f"| | {' | '.join(COLUMNS)} |",
         "|---|" + "---:|" * len(COLUMNS),
@@ -256,6 +263,10 @@ def report(results: dict[str, Any], path: Path) -> None:
     lines += ["", *_by_method(results["rows"])]
     path.with_suffix(".md").write_text("\n".join([*lines, "", f"![Shares](./{path.name}.png)", ""]))
     _plot(rows, plain, path.with_suffix(".png"))
+
+
+def _gone(rows: Mapping[str, Mapping[str, float]], ratio: float) -> float:
+    return rows[f"p = {ratio:.0%}, r = {USUAL}"]["gone"]
 
 
 def _by_method(rows: Mapping[str, Mapping[str, float]]) -> list[str]:

@@ -21,7 +21,7 @@ def given(folder: Path, *words: str) -> argparse.Namespace:
 
 def figures(cell: str) -> dict[str, float]:
     """Of a process that measured a cell: as many seconds as its name has letters."""
-    return {"seconds": float(len(cell)), "peak_mib": 100.0 + len(cell), "trained": 1e6, "sent_mib": 4.0}
+    return {"seconds": float(len(cell)), "peak_mib": 100.0 + len(cell), "trained": 1e6, "sent_mib": 4.0, "gone": 0.125}
 
 
 def test_cells_that_are_named_are_measured_and_others_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,6 +58,8 @@ def test_each_way_of_measuring_units_takes_steps_of_a_model_of_which_a_share_is_
     steps.save_model(tmp_path, Shape(hidden=32, feed_forward=64, blocks=2, heads=4, kv_heads=4))
     own = given(tmp_path, "--model", str(tmp_path), "--batch", "1", "--tokens", "8", "--steps", "1", "--threads", "1")
     names = ("p = 0%, r = 2", "p = 0%, r = 8", "p = 50%, r = 8", "p = 50%, r = 8, measuring units by masks", "all weights")
-    trained = {cell: steps.measure(own, cell)["trained"] for cell in names}
+    found = {cell: steps.measure(own, cell) for cell in names}
+    trained = {cell: figures["trained"] for cell, figures in found.items()}
+    assert {cell: figures["gone"] for cell, figures in found.items()} == {cell: 0.5 * ("50%" in cell) for cell in names}
     assert trained["p = 0%, r = 8"] == 4 * trained["p = 0%, r = 2"] > trained["p = 50%, r = 8"]
     assert trained["p = 50%, r = 8"] == trained["p = 50%, r = 8, measuring units by masks"] < trained["all weights"]
