@@ -86,9 +86,9 @@ def work(given: argparse.Namespace) -> None:
     bench = Bench(common, given.model, [], given.seeds, given.work.absolute())
     wanted = [cell for cell in tasks.cells(given.parts, given.shares, common) if not given.only or cell.model in given.only]
     wanted = [cell for cell in wanted if cell.whole != "head" or model.family.kind == "encoder"]  # others have none to train
-    if any(cell.cut for cell in wanted) and model.family.kind == "encoder":
-        raise Mistake("tasks: --parts cuts: LLM-Pruner and Mask Tuning cut language models alone; leave the part out")
-    if any(cell.cut for cell in wanted) and not calibrated:
+    if model.family.kind == "encoder":  # what LLM-Pruner cuts first has learnt no class yet
+        wanted = [cell for cell in wanted if cell.cut != "first"]
+    elif any(cell.cut for cell in wanted) and not calibrated:
         raise Mistake("tasks: --parts cuts needs --calibration FILE, public text for LLM-Pruner; name one")
     tasks.measure(bench, files, wanted, metric, given.calibration)
     write_report(TITLE.format(name), found_in(files, metric), files.rows.conditions, path)

@@ -16,7 +16,9 @@ from typing import Any, Literal
 from benchmarks.fedspallm.rows import Rows
 from benchmarks.fedspine import cuts, whole_tuning
 from benchmarks.fedspine.compared import AT_ONCE_LAST, BANDIT, CHOICES, UNPRUNED, at_once
+from benchmarks.fedspine.encoder_masks import mask_tuned
 from benchmarks.smaller.bench import Bench
+from espalier.modeling.opened import open_model
 from espalier.settings.run import RunSettings, parse
 
 KEYS = ("seed", "fleet", "share", "model")
@@ -203,10 +205,19 @@ def measure(bench: Bench, files: Files, wanted: Sequence[Cell], metric: str, cal
         figures = {f"megabytes_{way}": document[f"bytes_{way}"] / len(clients) / MEGA for way in ("up", "down")}
         last = own_scores(looks[-1], metric)
         if cell.cut == "last":
-            assert calibration is not None
-            cut = cuts.cut_model(bench, calibration, cell.share, seed, cell.model, run / "model")
-            last = [cuts.score_of(bench, cut / "model", metric)]
+            last = [_score_cut_last(bench, cell, seed, run, metric, calibration)]
         rows.add(cell.key(seed), score=fmean(last), worst=worst(last, metric), **own, **figures)
+
+
+def _score_cut_last(bench: Bench, cell: Cell, seed: int, run: Path, metric: str, calibration: Path | None) -> float:
+    """By LLM-Pruner on public text; of an encoder by Mask Tuning on the devices' labelled items."""
+    tuned = run / "model"
+    settings = parse({**bench.common, "num-clients": DEVICES, **cell.changes, "seed": seed})
+    if open_model(settings.model).family.kind == "encoder":
+        return mask_tuned(settings, tuned, cell.share, cuts.LAST[cell.model][1], metric).score
+    assert calibration is not None
+    cut = cuts.cut_model(bench, calibration, cell.share, seed, cell.model, tuned)
+    return cuts.score_of(bench, cut / "model", metric)
 
 
 def _measure_whole(files: Files, cell: Cell, seed: int, settings: RunSettings, metric: str) -> None:

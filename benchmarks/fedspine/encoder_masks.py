@@ -1,0 +1,169 @@
+"""Mask Tuning of an encoder that LoRA has tuned (FedLoRA + Prune on a task of classification): search, rearrange, rescale.
+
+The app's LLM-Pruner scores language models by the loss of the next token, so an encoder's masks are found here, with the app's
+own kernels: each device gives the gradients of masks on its first labelled items, the server decides of the mean of all.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.smaller.bench import WINDOWS
+from espalier.corpora.tasks.batches import Batch
+from espalier.evaluation.scores import score
+from espalier.modeling.adapters import module_path
+from espalier.modeling.opened import OpenedModel, open_model
+from espalier.modeling.structured.mask_tuning import scales_or_none
+from espalier.modeling.structured.units import ModelUnits
+from espalier.settings.llm_pruner import LlmPrunerSettings
+from espalier.settings.node import simulated_node
+from espalier.settings.run import RunSettings
+from espalier.training.loss import summed_loss
+from espalier.training.sequences import client_sequences
+from espalier.wire.cuts import KINDS, READERS
+from espalier.wire.structure import unit_size
+from pruning_kernels.mask_tuning import fisher_factor, joint_outputs, rearranged
+from pruning_kernels.slicing import second_moments
+from server_app.public_tests import public_tests
+
+CPU = torch.device("cpu")
+Place = tuple[int, str]
+"""Block and kind."""
+
+
+@dataclass(frozen=True)
+class MaskTuned:
+    """What came of it."""
+
+    masks: Mapping[Place, Tensor]
+    """(units,), float64: 0 where a unit is cut, its scale where it stays."""
+    score: float
+    pruned: float
+    """Share of the parameters of groups and channels."""
+
+
+def mask_tuned(settings: RunSettings, tuned: Path, share: float, how: Mapping[str, Any], metric: str) -> MaskTuned:
+    """Cut a share of an encoder with its head, of a run with these settings.
+
+    Parameters
+    ----------
+    settings : of the run that tuned it: task, devices and their items
+    tuned : directory of the model, LoRA merged
+    how : settings of ``[llm-pruner]``, dotted
+    """
+    from transformers import AutoModelForSequenceClassification
+
+    job = LlmPrunerSettings.model_validate({key.split(".")[1]: value for key, value in how.items() if "llm-pruner." in key})
+    job = job.model_copy(update={"share": share})
+    model = open_model(settings.model)
+    whole = AutoModelForSequenceClassification.from_pretrained(tuned, dtype=torch.float32).eval().requires_grad_(False)
+    batches = list(_batches(settings, model))
+    gradients = mask_gradients(model, whole, batches)
+    masks = _cut(model, gradients, job)
+    if job.rescaled:
+        masks |= _scaled(model, whole, batches, masks, job)
+    tests = public_tests(settings, model)
+    assert tests.encoded is not None
+    with masked(model, whole, masks):
+        found = score(whole, tests.encoded, True, settings.training.batch_size, CPU)[metric]
+    units = ModelUnits.of(model.plan)
+    gone = torch.cat([masks[index, kind] == 0 for index in units.blocks for kind in KINDS])
+    return MaskTuned(masks, found, float(units.costs[gone].sum() / units.costs.sum()))
+
+
+def _batches(settings: RunSettings, model: OpenedModel) -> Iterator[Batch]:
+    """The first items of each device, in batches as it trains on."""
+    size = settings.training.batch_size
+    for client in range(settings.num_clients):
+        sequences = client_sequences(settings, simulated_node(), model, client)
+        numbers = range(min(WINDOWS, len(sequences)))
+        yield from (sequences.batch(numbers[first : first + size]) for first in numbers[::size])
+
+
+def _readers(model: OpenedModel, whole: nn.Module) -> Iterator[tuple[Place, nn.Linear, int]]:
+    """The matrices that read units, and how many features a unit has."""
+    for index in range(len(model.plan.blocks)):
+        for kind, name in READERS.items():
+            module = whole.get_submodule(module_path(model.family, index, name))
+            assert isinstance(module, nn.Linear)
+            yield (index, kind), module, unit_size(model.plan, name, kind)
+
+
+def mask_gradients(model: OpenedModel, whole: nn.Module, batches: Sequence[Batch]) -> dict[Place, Tensor]:
+    """Of each item's loss by a mask of one on each unit: (items, units), float64, by place (Kwon et al. 2022, equation 6)."""
+    rows: dict[Place, list[Tensor]] = {place: [] for place, _, _ in _readers(model, whole)}
+    for batch in batches:
+        ones = {
+            place: torch.ones(len(batch.labels), module.in_features // size, requires_grad=True)
+            for place, module, size in _readers(model, whole)
+        }
+        with masked(model, whole, ones):
+            summed_loss(whole, batch, CPU).backward()
+        for place, mask in ones.items():
+            assert mask.grad is not None
+            rows[place].append(mask.grad.double())
+    return {place: torch.cat(own) for place, own in rows.items()}
+
+
+def _cut(model: OpenedModel, gradients: Mapping[Place, Tensor], job: LlmPrunerSettings) -> dict[Place, Tensor]:
+    """Masks of 0 and 1: search by the diagonal of the Fisher information, then rearrange by all of it."""
+    units = ModelUnits.of(model.plan)
+    scores = [{kind: gradients[index, kind].square().mean(0) for kind in KINDS} for index in units.blocks]
+    cuts, masks = units.lowest(scores, job, units.share_of_units(model.plan, job)), {}
+    for index, cut in zip(units.blocks, cuts, strict=True):
+        for kind in KINDS:
+            gone, rows = torch.from_numpy(cut[kind]), gradients[index, kind]
+            if kind in job.rearranged:
+                gone = rearranged(fisher_factor(rows, min(rows.shape)), gone)
+            masks[index, kind] = (~gone).double()
+    return masks
+
+
+@torch.no_grad()
+def _scaled(
+    model: OpenedModel, whole: nn.Module, batches: Sequence[Batch], masks: Mapping[Place, Tensor], job: LlmPrunerSettings
+) -> dict[Place, Tensor]:
+    """Scales with which what stays of a part gives what all of it gave, to the input that it has in the cut model."""
+    moments: dict[Place, Tensor] = {}
+
+    def watch(place: Place, tokens: Tensor, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        seen = second_moments(inputs[0][tokens])
+        moments[place] = moments[place].add_(seen) if place in moments else seen
+
+    for batch in batches:
+        with ExitStack() as hooks:
+            for place, module, _ in _readers(model, whole):
+                hooks.callback(module.register_forward_pre_hook(partial(watch, place, batch.attention_mask.bool())).remove)
+            hooks.enter_context(masked(model, whole, masks))  # behind those that watch
+            whole(input_ids=batch.input_ids, attention_mask=batch.attention_mask)
+    found = {}
+    for place, module, size in _readers(model, whole):
+        stays = masks[place] > 0
+        if place[1] not in job.rescaled or stays.all():
+            continue
+        own = joint_outputs(moments[place], module.weight, size)[stays]
+        scales = scales_or_none((own[:, stays], own.sum(1)), job.rescale_damping)
+        if scales is not None:
+            found[place] = masks[place].masked_scatter(stays, scales)
+    return found
+
+
+@contextmanager
+def masked(model: OpenedModel, whole: nn.Module, masks: Mapping[Place, Tensor]) -> Iterator[None]:
+    """While a model is used: units give what their masks leave, (units,), or (items, units) of each item its own."""
+
+    def mask(values: Tensor, _: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (inputs[0] * values.to(inputs[0]), *inputs[1:])
+
+    with ExitStack() as hooks:
+        for place, module, size in _readers(model, whole):
+            values = masks[place].repeat_interleave(size, dim=-1)
+            values = values.unsqueeze(1) if values.ndim > 1 else values  # the same for all tokens
+            hooks.callback(module.register_forward_pre_hook(partial(mask, values)).remove)
+        yield
