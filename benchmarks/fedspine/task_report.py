@@ -215,15 +215,13 @@ def plot(title: str, found: Found, path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    groups = [group for group in found.groups() if found.targets(*group)]
-    figure = Figure(figsize=(3.0 + 4.0 * len(groups), 4.5), layout="constrained")
+    panels = _panels(found)
+    figure = Figure(figsize=(3.0 + 4.0 * len(panels), 4.5), layout="constrained")
     FigureCanvasAgg(figure)
     colours = {model: colormaps["tab20"](place) for place, model in enumerate(METHODS)}
     drawn: dict[str, Any] = {}
-    for axes, (fleet, share) in zip(
-        figure.subplots(1, max(1, len(groups)), sharey=True, squeeze=False)[0], groups, strict=False
-    ):
-        rows = found.of_group(found.curves, fleet, share)
+    every_axes = figure.subplots(1, max(1, len(panels)), sharey=True, squeeze=False)[0]
+    for axes, (head, rows) in zip(every_axes, panels.items(), strict=False):
         most = len({row["seed"] for row in rows})
         for model in (model for model in METHODS if any(row["model"] == model for row in rows)):
             times, scores = zip(*_line(rows, model), strict=True)
@@ -231,12 +229,23 @@ def plot(title: str, found: Found, path: Path) -> None:
             style = "--" if model in UNPRUNED else "-" if seeds == most else ":"
             (drawn[model],) = axes.plot(times, scores, style, marker="o", markersize=3, linewidth=1, color=colours[model])
         axes.set_xlabel("seconds of the fleet")
-        axes.set_title(f"{fleet}, {float(share):.0%} pruned")
+        axes.set_title(head)
         axes.grid(alpha=0.3)
     figure.axes[-1].legend(drawn.values(), drawn.keys(), loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=8)
     figure.axes[0].set_ylabel("loss, mean over devices" if found.metric == "loss" else "accuracy, mean over devices")
     figure.suptitle(title, fontsize=10)
     figure.savefig(path, dpi=120, metadata={"Software": None})
+
+
+def _panels(found: Found) -> dict[str, list[Row]]:
+    """Rows by the panel's head; those of more rounds, under the names of their models, have one of their own."""
+    groups = [group for group in found.groups() if found.targets(*group)]
+    panels = {f"{fleet}, {float(share):.0%} pruned": found.of_group(found.curves, fleet, share) for fleet, share in groups}
+    longer = [row for row in found.curves if row["model"].endswith(" rounds")]
+    for ending in dict.fromkeys(row["model"].rpartition(", ")[2] for row in longer):
+        own = [row for row in longer if row["model"].endswith(f", {ending}")]
+        panels[f"{FLEET}, {ending}"] = [{**row, "model": row["model"].removesuffix(f", {ending}")} for row in own]
+    return panels
 
 
 def _line(rows: Sequence[Row], model: str) -> Iterator[tuple[float, float]]:
