@@ -40,9 +40,16 @@ FLEETS = ("low", "medium")
 MANY, MANY_ROUNDS, MANY_FLEET = 80, 5, "full"
 ALPHAS = (1.0, 0.5, 0.1)
 """Other distributions of the classes."""
-UNEVEN = (BANDIT, SCHEDULE, "FedAPT", "bandits, nothing pruned (w/o A_P)")
-BY_SAMPLES = {"bandits, weights by samples": {"federation.client-weights": "samples"}}
+UNPRUNED_BANDIT = "bandits, nothing pruned (w/o A_P)"
+UNEVEN = (BANDIT, SCHEDULE, "FedAPT", UNPRUNED_BANDIT)
+SAMPLES = {"federation.client-weights": "samples"}
+BY_SAMPLES = {
+    f"{BANDIT}, weights by samples": SAMPLES,
+    f"{UNPRUNED_BANDIT}, weights by samples": CHOICES[UNPRUNED_BANDIT] | SAMPLES,
+}
 """How all other methods weigh clients; FedSpine's own weights are by importance."""
+OF_UPDATES = {"FedPETuning, mean of updates": UNPRUNED["FedPETuning"] | {"fedpetuning.aggregation": "svd"}}
+"""FedSpine's mean without its weights, its ranks and its cuts."""
 TUNED = "tuned: "
 ALL_WEIGHTS_RATES = (1e-4, 3e-4)
 """Learning rates of all weights, whose best one is not LoRA's."""
@@ -134,7 +141,7 @@ def cells(parts: Sequence[str], shares: Sequence[float], common: Mapping[str, An
                 yield _pruned(fleet, shares[-1], name, changes)
     if "alphas" in parts:
         for alpha in ALPHAS:
-            for name, changes in UNPRUNED.items():
+            for name, changes in (UNPRUNED | OF_UPDATES).items():
                 yield _shared(FLEET, f"{name}, alpha {alpha:g}", {**changes, "data.alpha": alpha})
             for name, changes in {**{name: CHOICES[name] for name in UNEVEN}, **BY_SAMPLES, **once}.items():
                 yield _pruned(FLEET, shares[-1], f"{name}, alpha {alpha:g}", {**changes, "data.alpha": alpha})
