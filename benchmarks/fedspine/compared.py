@@ -6,6 +6,8 @@ from benchmarks.smaller.bench import WINDOWS
 
 BANDIT = "bandits"
 PAPER = {"fedspine.exploration": 2.0, "fedspine.granularity": 0.2, "fedspine.discount": 0.95}
+BY_MASKS = {"fedspine.score": "mask", "fedspine.normalise": False, "fedspine.selection": "global"}
+"""Units of all blocks compete, as in Mask Tuning's search: gradients of masks are of the same loss, so that they can."""
 CHOICES: dict[str, dict[str, Any]] = {
     BANDIT: {},
     "bandits, the paper's factor": PAPER,
@@ -18,6 +20,8 @@ CHOICES: dict[str, dict[str, Any]] = {
     "schedule, rank 2": {"fedspine.allocation": "fixed", "fedspine.rank": 2},
     "FedAPT": {"fedspine.allocation": "fixed", "fedspine.score": "mask", "fedspine.eta": 0.85},
     "schedule, zero-fill": {"fedspine.allocation": "fixed", "fedspine.aggregation": "zero-fill"},
+    "bandits, by masks of the whole model": BY_MASKS,
+    "schedule, by masks of the whole model": {"fedspine.allocation": "fixed", **BY_MASKS},
 }
 """Settings of FedSpine by name."""
 UNPRUNED: dict[str, dict[str, Any]] = {
