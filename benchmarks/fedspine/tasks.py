@@ -212,19 +212,24 @@ def measure(bench: Bench, files: Files, wanted: Sequence[Cell], metric: str, cal
         figures = {f"megabytes_{way}": document[f"bytes_{way}"] / len(clients) / MEGA for way in ("up", "down")}
         last = own_scores(looks[-1], metric)
         if cell.cut == "last":
-            last = [_score_cut_last(bench, cell, seed, run, metric, calibration)]
+            cut_last, own["pruned"] = _score_cut_last(bench, cell, seed, run, metric, calibration)
+            last = [cut_last]
         rows.add(cell.key(seed), score=fmean(last), worst=worst(last, metric), **own, **figures)
 
 
-def _score_cut_last(bench: Bench, cell: Cell, seed: int, run: Path, metric: str, calibration: Path | None) -> float:
-    """By LLM-Pruner on public text; of an encoder by Mask Tuning on the devices' labelled items."""
+def _score_cut_last(
+    bench: Bench, cell: Cell, seed: int, run: Path, metric: str, calibration: Path | None
+) -> tuple[float, float | None]:
+    """By LLM-Pruner on public text; of an encoder by Mask Tuning on the devices' labelled items, with the share that went."""
     tuned = run / "model"
     settings = parse({**bench.common, "num-clients": DEVICES, **cell.changes, "seed": seed})
     if open_model(settings.model).family.kind == "encoder":
-        return mask_tuned(settings, tuned, cell.share, cuts.LAST[cell.model][1], metric).score
+        made = mask_tuned(settings, tuned, cell.share, cuts.LAST[cell.model][1], metric)
+        print(", ".join(f"block {index}: {int((mask == 0).sum())} {kind}" for (index, kind), mask in made.masks.items()), "go")
+        return made.score, made.pruned
     assert calibration is not None
     cut = cuts.cut_model(bench, calibration, cell.share, seed, cell.model, tuned)
-    return cuts.score_of(bench, cut / "model", metric)
+    return cuts.score_of(bench, cut / "model", metric), None
 
 
 def _measure_whole(files: Files, cell: Cell, seed: int, settings: RunSettings, metric: str) -> None:

@@ -114,6 +114,7 @@ def test_the_study_cuts_an_encoder_when_the_rounds_are_over(tmp_path: Path, monk
     task_study.work(given(tmp_path, "--train", str(records(tmp_path / "train.jsonl", 60))))
     rows = list(csv.DictReader((tmp_path / "fedspine-sst2.csv").open()))
     assert [row["model"] for row in rows] == list(cuts.LAST)
+    assert all(0.5 <= float(row["pruned"]) < 0.6 for row in rows)
     assert len(list((tmp_path / "runs").glob("*/runs/*"))) == 1
     searched, refined = found
     for place, mask in searched.items():
