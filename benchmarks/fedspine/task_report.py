@@ -9,10 +9,10 @@ from typing import Any
 from benchmarks.fedspallm.rows import Row
 from benchmarks.fedspine import cuts, task_bars
 from benchmarks.fedspine.compared import AT_ONCE_FIRST, AT_ONCE_LAST, BANDIT, CHOICES, UNPRUNED
-from benchmarks.fedspine.tasks import FLEET, GRID, MANY_FLEET, SCHEDULE, TUNED, Files
+from benchmarks.fedspine.tasks import BY_SAMPLES, FLEET, GRID, KEYS, MANY_FLEET, SCHEDULE, TUNED, Files
 from benchmarks.paired import Pair, paired_table
 
-METHODS = (*UNPRUNED, *CHOICES, cuts.FIRST, *cuts.LAST, AT_ONCE_FIRST, AT_ONCE_LAST)
+METHODS = (*UNPRUNED, *CHOICES, *BY_SAMPLES, cuts.FIRST, *cuts.LAST, AT_ONCE_FIRST, AT_ONCE_LAST)
 UNPRUNED_SHARE = "0.0"
 VARIED = {
     " steps": "Other numbers of steps in a round, as many in all (or as whole rounds allow)",
@@ -218,12 +218,13 @@ def plot(title: str, found: Found, path: Path) -> None:
     panels = _panels(found)
     figure = Figure(figsize=(3.0 + 4.0 * len(panels), 4.5), layout="constrained")
     FigureCanvasAgg(figure)
-    colours = {model: colormaps["tab20"](place) for place, model in enumerate(METHODS)}
+    shown = [model for model in METHODS if any(row["model"] == model for rows in panels.values() for row in rows)]
+    colours = {model: colormaps["tab20"](place % 20) for place, model in enumerate(shown)}
     drawn: dict[str, Any] = {}
     every_axes = figure.subplots(1, max(1, len(panels)), sharey=True, squeeze=False)[0]
     for axes, (head, rows) in zip(every_axes, panels.items(), strict=False):
         most = len({row["seed"] for row in rows})
-        for model in (model for model in METHODS if any(row["model"] == model for row in rows)):
+        for model in (model for model in shown if any(row["model"] == model for row in rows)):
             times, scores = zip(*_line(rows, model), strict=True)
             seeds = len({row["seed"] for row in rows if row["model"] == model})
             style = "--" if model in UNPRUNED else "-" if seeds == most else ":"
@@ -258,4 +259,12 @@ def _line(rows: Sequence[Row], model: str) -> Iterator[tuple[float, float]]:
 def found_in(files: Files, metric: str) -> Found:
     """What the files hold."""
     devices = files.devices().rows if files.devices_path.exists() else []
-    return Found(files.rows.rows, files.curves.rows, metric, devices)
+    rounds = str(files.rows.conditions["settings"]["federation.rounds"])
+    return Found(files.rows.rows, [*files.curves.rows, *_ends(files.rows.rows, rounds)], metric, devices)
+
+
+def _ends(rows: Sequence[Row], rounds: str) -> Iterator[Row]:
+    """Of models that are cut when the rounds are over, the one point that their curves have."""
+    for row in rows:
+        if row["model"].startswith((AT_ONCE_LAST, *cuts.LAST)):
+            yield {**{name: row[name] for name in (*KEYS, "seconds", "score", "worst")}, "round": rounds}

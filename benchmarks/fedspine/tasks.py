@@ -7,7 +7,7 @@ of the answer. Between rounds the same is measured for the file ``-curves`` besi
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from statistics import fmean
@@ -17,9 +17,13 @@ from benchmarks.fedspallm.rows import Rows
 from benchmarks.fedspine import cuts, whole_tuning
 from benchmarks.fedspine.compared import AT_ONCE_LAST, BANDIT, CHOICES, UNPRUNED, at_once
 from benchmarks.fedspine.encoder_masks import mask_tuned
+from benchmarks.fedspine.other_clock import depends_on_times, retimed
 from benchmarks.smaller.bench import Bench
 from espalier.modeling.opened import open_model
+from espalier.settings.fleet import Fleet
 from espalier.settings.run import RunSettings, parse
+from strategies.methods.fleet_time import fleet_of
+from strategies.results.timed import seconds_of_all
 
 KEYS = ("seed", "fleet", "share", "model")
 FIGURES = ("score", "worst", "pruned", "seconds", "waiting", "megabytes_up", "megabytes_down")
@@ -104,8 +108,8 @@ def cells(parts: Sequence[str], shares: Sequence[float], common: Mapping[str, An
     once = at_once(common["federation.rounds"])
     if "methods" in parts:
         yield from _unpruned(FLEET)
-        for share, name in product(shares, CHOICES):
-            yield _pruned(FLEET, share, name, CHOICES[name])
+        for share, (name, changes) in product(shares, (CHOICES | BY_SAMPLES).items()):
+            yield _pruned(FLEET, share, name, changes)
     if "once" in parts:
         for share, (name, changes) in product(shares, once.items()):
             yield _pruned(FLEET, share, name, changes)
@@ -183,9 +187,8 @@ def _wide(rank: int) -> dict[str, Any]:
 
 def measure(bench: Bench, files: Files, wanted: Sequence[Cell], metric: str, calibration: Path | None = None) -> None:
     """Do the runs that are missing, and write down what they came to; what is cut by LLM-Pruner needs text for calibration."""
-    rows, curves = files.rows, files.curves
     for seed, cell in product(bench.seeds, wanted):
-        if not rows.missing(iter([cell.key(seed)])):
+        if not files.rows.missing(iter([cell.key(seed)])):
             continue
         varied = {"num-clients": DEVICES, **cell.changes, "seed": seed}
         if cell.whole:
@@ -194,27 +197,50 @@ def measure(bench: Bench, files: Files, wanted: Sequence[Cell], metric: str, cal
         if cell.cut == "first":
             assert calibration is not None
             varied["model"] = str(cuts.cut_model(bench, calibration, cell.share, seed) / "model")
-        run = bench.run(_folder(seed, cell), varied)
-        looks = json.loads((run / "rounds.json").read_text())["rounds"]
-        document = json.loads((run / "summary.json").read_text())
-        for row in _curve(looks, metric):
-            if not cell.at_the_end and curves.missing(iter([{**cell.key(seed), "round": row["round"]}])):
-                curves.add({**cell.key(seed), "round": row["round"]}, **{name: row[name] for name in CURVE_FIGURES})
-        if of_devices := list(_by_device(run, cell.key(seed))):
-            files.devices().add_all(of_devices)
-        clients = document["clients"]
-        gone = [client["metrics"]["pruned"] for client in clients if "pruned" in client["metrics"]]
-        own = {
-            "pruned": fmean(gone) if gone else None,
-            "seconds": document["virtual_seconds"],
-            "waiting": document["report"]["waiting_seconds"],
-        }
-        figures = {f"megabytes_{way}": document[f"bytes_{way}"] / len(clients) / MEGA for way in ("up", "down")}
-        last = own_scores(looks[-1], metric)
-        if cell.cut == "last":
-            cut_last, own["pruned"] = _score_cut_last(bench, cell, seed, run, metric, calibration)
-            last = [cut_last]
-        rows.add(cell.key(seed), score=fmean(last), worst=worst(last, metric), **own, **figures)
+        _measure_run(bench, files, cell, seed, varied, metric, calibration)
+
+
+def _measure_run(
+    bench: Bench, files: Files, cell: Cell, seed: int, varied: Mapping[str, Any], metric: str, calibration: Path | None
+) -> None:
+    """Rows of what the app does, with these settings beside those of all."""
+    own = _at_the_usual_fleet(cell, parse({**bench.common, **varied}))
+    run = bench.run(_folder(seed, own), {**varied, **own.changes, "seed": seed})
+    looks = json.loads((run / "rounds.json").read_text())["rounds"]
+    document = json.loads((run / "summary.json").read_text())
+    times = {"seconds": document["virtual_seconds"], "waiting": document["report"]["waiting_seconds"]}
+    if own is not cell:
+        rounds = retimed(document, _fleet(own), _fleet(cell))
+        times = {"seconds": seconds_of_all(rounds), "waiting": fmean(note.waiting_seconds for note in rounds)}
+        looks = [{**look, "seconds": seconds_of_all(rounds[: look["round"]])} for look in looks]
+    for row in _curve(looks, metric):
+        key = {**cell.key(seed), "round": row["round"]}
+        if not cell.at_the_end and files.curves.missing(iter([key])):
+            files.curves.add(key, **{name: row[name] for name in CURVE_FIGURES})
+    if own is cell and (of_devices := list(_by_device(run, cell.key(seed)))):
+        files.devices().add_all(of_devices)
+    clients = document["clients"]
+    gone = [client["metrics"]["pruned"] for client in clients if "pruned" in client["metrics"]]
+    pruned = fmean(gone) if gone else None
+    sent = {f"megabytes_{way}": document[f"bytes_{way}"] / len(clients) / MEGA for way in ("up", "down")}
+    last = own_scores(looks[-1], metric)
+    if cell.cut == "last":
+        cut_last, pruned = _score_cut_last(bench, cell, seed, run, metric, calibration)
+        last = [cut_last]
+    files.rows.add(cell.key(seed), score=fmean(last), worst=worst(last, metric), pruned=pruned, **times, **sent)
+
+
+def _at_the_usual_fleet(cell: Cell, settings: RunSettings) -> Cell:
+    """The cell whose run tells what this one would: of the usual fleet where times do not matter to it, else the same."""
+    if cell.fleet not in FLEETS or depends_on_times(settings):
+        return cell
+    return replace(cell, fleet=FLEET, changes={**cell.changes, f"{settings.method}.fleet": FLEET})
+
+
+def _fleet(cell: Cell) -> Fleet:
+    fleet = fleet_of(cell.fleet)
+    assert fleet is not None
+    return fleet
 
 
 def _score_cut_last(

@@ -11,14 +11,17 @@ import torch
 from bench import private_text
 from tiny_model import save_tiny_llama, save_tiny_roberta
 
+from benchmarks.fedspallm.rows import Rows
 from benchmarks.fedspine import cuts, task_study, tasks
-from benchmarks.fedspine.compared import CHOICES
+from benchmarks.fedspine.compared import AT_ONCE_LAST, CHOICES
+from benchmarks.fedspine.other_clock import retimed
 from benchmarks.fedspine.task_bars import by_alpha, by_fleet, times_by_alpha
-from benchmarks.fedspine.task_report import Found
+from benchmarks.fedspine.task_report import Found, found_in
 from benchmarks.reports import write_again
 from espalier.modeling.computing import Computing
 from espalier.modeling.opened import OpenedModel
 from espalier.modeling.whole import load_whole
+from espalier.settings.fleet import Fleet
 from espalier.settings.mistakes import Mistake
 from espalier.training.loop import Loop
 from strategies.methods.fleet_time import fleet_of
@@ -54,7 +57,8 @@ def test_a_row_is_what_its_run_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyP
     rows = (tmp_path / "fedspine-sst2.csv").read_text().splitlines()
     names = rows[0].split(",")
     found = {row.split('"')[1] if '"' in row else row.split(",")[3]: row for row in rows[1:]}
-    assert found.keys() == {"FedPETuning", "bandits", "schedule", "schedule, rank 8", "schedule, rank 32"}
+    by_samples = {f"{name}, weights by samples" for name in ("bandits", tasks.UNPRUNED_BANDIT)}
+    assert found.keys() == {"FedPETuning", "bandits", "schedule", "schedule, rank 8", "schedule, rank 32", *by_samples}
     (run,) = (tmp_path / "runs" / "0-high-0.3-bandits" / "runs").iterdir()
     last = json.loads((run / "rounds.json").read_text())["rounds"][-1]
     own = dict(zip(names, found["bandits"].split(","), strict=True))
@@ -137,6 +141,65 @@ def test_models_that_llm_pruner_cuts_before_and_after_the_rounds(tmp_path: Path,
     for run in ("0-0.3-LLM-Pruner", "0-0.3-Mask Tuning", "0-0.3-all of Mask Tuning"):
         (made,) = (tmp_path / "runs" / run / "runs").iterdir()
         assert OpenedModel(made / "model").plan.num_parameters < OpenedModel(model).plan.num_parameters
+
+
+def test_another_fleet_takes_what_its_own_run_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What does not depend on times is run once; figures of the other fleets are those of runs with their clocks."""
+    monkeypatch.setattr(tasks, "DEVICES", 3)
+    records(tmp_path / "test.jsonl", ITEMS)
+    words = ["--train", str(records(tmp_path / "train.jsonl", 120)), "--parts", "fleets", "--only", "schedule", "FedPETuning"]
+    task_study.work(given(tmp_path, *words))
+    assert {run.name for run in (tmp_path / "runs").iterdir()} == {"0-high-0-FedPETuning", "0-high-0.3-schedule"}
+    monkeypatch.setattr(tasks, "depends_on_times", lambda settings: True)
+    task_study.work(given(tmp_path, *words, "--work", str(tmp_path / "runs-of-all"), "--out", str(tmp_path / "all")))
+    assert len(list((tmp_path / "runs-of-all").iterdir())) == 4
+    for name in ("fedspine-sst2.csv", "fedspine-sst2-curves.csv"):
+        found, wanted = (list(csv.DictReader((folder / name).open())) for folder in (tmp_path, tmp_path / "all"))
+        assert len(found) > 3
+        assert {tuple(row.values()) for row in found} == {tuple(row.values()) for row in wanted}
+
+
+def test_operations_and_bytes_of_a_round_take_what_another_fleet_needs_for_them() -> None:
+    """Device 0 computes 6e11 operations and sends 2 MB in each of two rounds, device 1 a tenth of that in the first."""
+    done = {(0, 1): (6e11, 2_000_000), (0, 2): (6e11, 2_000_000), (1, 1): (6e10, 200_000)}
+    low, high = fleet_of("low"), fleet_of("high")
+    assert low is not None
+    assert high is not None
+
+    def seconds(fleet: Fleet, client: int, server_round: int) -> float:
+        drawn, (operations, num_bytes) = fleet.drawn(7, client, server_round), done[client, server_round]
+        return operations / drawn.operations_per_second + 8 * num_bytes / drawn.bits_per_second
+
+    clients = [
+        {
+            "client": client,
+            "rounds": [
+                {"round": at, "virtual_seconds": seconds(high, client, at), "bytes": done[client, at][1]}
+                for at in (1, 2)
+                if (client, at) in done
+            ],
+        }
+        for client in (0, 1)
+    ]
+    first, second = retimed({"seed": 7, "clients": clients}, high, low)
+    times = [seconds(low, 0, 1), seconds(low, 1, 1)]
+    assert [own.seconds for own in first.devices.values()] == pytest.approx(times)
+    assert (first.seconds, first.waiting_seconds) == pytest.approx((times[0], (times[0] - times[1]) / 2))
+    assert (second.round, second.seconds, second.waiting_seconds) == (2, pytest.approx(seconds(low, 0, 2)), 0)
+
+
+def test_what_is_cut_when_the_rounds_are_over_reaches_its_score_with_them(tmp_path: Path) -> None:
+    conditions = {"settings": {"federation.rounds": 10}}
+    rows = Rows(tmp_path / "fedspine-sst2.csv", tasks.KEYS, tasks.FIGURES, conditions)
+    curves = Rows(tmp_path / "fedspine-sst2-curves.csv", tasks.CURVE_KEYS, tasks.CURVE_FIGURES, conditions)
+    for model, seconds, score in (("bandits", 40.0, 0.7), (AT_ONCE_LAST, 60.0, 0.8)):
+        key = {"seed": 0, "fleet": "high", "share": 0.5, "model": model}
+        rows.add(key, **dict.fromkeys(tasks.FIGURES, 0.0) | {"seconds": seconds, "score": score})
+        if model == "bandits":
+            curves.add({**key, "round": 6}, seconds=30.0, score=0.7, worst=0.6)
+    found = found_in(tasks.Files(rows, curves), "acc")
+    assert found.targets("high", "0.5") == {"0": 0.7}
+    assert [found.seconds_to("high", "0.5", model) for model in ("bandits", AT_ONCE_LAST)] == [{"0": 30.0}, {"0": 60.0}]
 
 
 def test_when_a_score_is_reached_that_all_methods_come_to() -> None:
