@@ -1,9 +1,10 @@
 """What a device's step costs: seconds and memory of LoRA by pruning ratio and rank, and of tuning all weights beside it; and
 what a forward pass of the smaller model costs in the end.
 
-A LLaMA of random weights is made first. Each cell is measured in a fresh process, in turns: some steps of LoRA on all matrices
-of a model of which a share of the units is cut (drawn at random, of each kind in each block alike), also while what units are
-worth is measured; and AdamW on all weights of the whole model. Beside seconds and memory stands what a round sends one way.
+A LLaMA of random weights is made first, or an encoder that tells two classes apart. Each cell is measured in a fresh process,
+in turns: some steps of LoRA on all matrices of a model of which a share of the units is cut (drawn at random, of each kind in
+each block alike), also while what units are worth is measured; and AdamW on all weights of the whole model. Beside seconds
+and memory stands what a round sends one way.
 """
 
 import argparse
@@ -12,7 +13,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from statistics import median
@@ -20,9 +22,10 @@ from typing import Any, Literal
 
 import torch
 
+from benchmarks import random_llama, random_roberta
 from benchmarks.larger_than_memory import peak
-from benchmarks.random_llama import SHAPES, save_model
 from benchmarks.structured import structure_of
+from espalier.corpora.tasks.batches import Batch
 from espalier.modeling.computing import Computing
 from espalier.modeling.opened import OpenedModel
 from espalier.modeling.whole import load_whole
@@ -30,11 +33,11 @@ from espalier.settings.fedspine import FedSpineSettings
 from espalier.settings.mistakes import Mistake
 from espalier.settings.run import RunSettings, parse
 from espalier.training.adapter_training import AdapterTraining
-from espalier.training.initial import initial_adapters
+from espalier.training.initial import initial_values
 from espalier.training.loop import Loop
-from espalier.training.sequences import WindowSequences
+from espalier.training.sequences import Sequences, WindowSequences
 from espalier.training.unit_importance import UnitImportance
-from espalier.wire.adapters import adapter_plan
+from espalier.wire.adapters import AdapterPlan, adapter_plan
 
 Score = Literal["exact", "mask"]
 RATIOS, RANKS, ALL = (0.0, 0.3, 0.5), (2, 8, 32), "all weights"
@@ -64,6 +67,7 @@ COLUMNS = {
 PASS = (("seconds", 3), ("peak_mib", 0))
 """Of a forward pass: figure, digits."""
 MIB = 1 << 20
+CLASSES, NUM_SEQUENCES, VOCABULARY = 2, 64, 30000
 Steps = Callable[[int, int], object]
 """Take steps: the first one's number, and how many."""
 
@@ -86,8 +90,8 @@ def measure(given: argparse.Namespace, cell: str) -> dict[str, float]:
     whole = OpenedModel(Path(given.model))
     model = OpenedModel(whole.directory, structure_of(whole, ratio, "kind")) if ratio else whole
     settings = _settings(given, rank or RANKS[0], how or "exact")
-    model.new_skeleton()  # whatever is imported later would count as the training's memory
-    adapter_plan(model.plan, settings.lora)
+    model.new_skeleton(_classes(model))  # whatever is imported later would count as the training's memory
+    _adapters(model, settings)
     before = peak()
     if chosen is None:
         steps, trained = _of_all(model, settings, given)
@@ -116,9 +120,48 @@ def _settings(given: argparse.Namespace, rank: int, score: Score) -> RunSettings
     return parse({"method": "fedspine", "fedspine.score": score, "training.steps": given.steps + 1, **chosen})
 
 
-def _sequences(given: argparse.Namespace) -> WindowSequences:
+@dataclass(frozen=True)
+class RandomTexts:
+    """Texts of an encoder, and their classes, drawn at random."""
+
+    token_ids: torch.Tensor
+    """(texts, tokens), int64."""
+    classes: torch.Tensor
+    """(texts,), int64."""
+
+    def __len__(self) -> int:
+        return len(self.classes)
+
+    def batch(self, numbers: Sequence[int]) -> Batch:
+        """Some of them; all are of one length."""
+        chosen = self.token_ids[list(numbers)]
+        return Batch(chosen, torch.ones_like(chosen), self.classes[list(numbers)])
+
+    def joined(self, other: "RandomTexts") -> "RandomTexts":
+        """With others behind them."""
+        return RandomTexts(torch.cat([self.token_ids, other.token_ids]), torch.cat([self.classes, other.classes]))
+
+
+def _classes(model: OpenedModel) -> int | None:
+    """How many an encoder tells apart; a language model none."""
+    return CLASSES if model.family.kind == "encoder" else None
+
+
+def _adapters(model: OpenedModel, settings: RunSettings) -> AdapterPlan:
+    return adapter_plan(model.plan, settings.lora, _classes(model) or 0)
+
+
+def _token_ids(given: argparse.Namespace) -> torch.Tensor:
+    """(sequences, tokens), int64."""
     generator = torch.Generator().manual_seed(0)
-    return WindowSequences((torch.randint(30000, (64, given.tokens), generator=generator),))
+    return torch.randint(VOCABULARY, (NUM_SEQUENCES, given.tokens), generator=generator)
+
+
+def _sequences(model: OpenedModel, given: argparse.Namespace) -> Sequences:
+    token_ids = _token_ids(given)
+    if _classes(model) is None:
+        return WindowSequences((token_ids,))
+    return RandomTexts(token_ids, torch.arange(NUM_SEQUENCES) % CLASSES)
 
 
 def _computing(given: argparse.Namespace) -> Computing:
@@ -127,9 +170,9 @@ def _computing(given: argparse.Namespace) -> Computing:
 
 def _of_lora(model: OpenedModel, settings: RunSettings, given: argparse.Namespace, measured: bool) -> tuple[Steps, int]:
     """Steps of LoRA, and how many numbers it trains."""
-    adapters = adapter_plan(model.plan, settings.lora)
-    training = AdapterTraining(model, _computing(given), settings, adapters, _sequences(given), 0)
-    first = initial_adapters(adapters, 0)
+    adapters = _adapters(model, settings)
+    training = AdapterTraining(model, _computing(given), settings, adapters, _sequences(model, given), 0)
+    first = initial_values(model, adapters, 0)
     if not measured:
         return lambda step, number: training.run(first, step, number), adapters.num_parameters
     watch = UnitImportance(model, adapters, lambda: training.adapted, settings.of(FedSpineSettings))
@@ -144,7 +187,7 @@ def _of_lora(model: OpenedModel, settings: RunSettings, given: argparse.Namespac
 
 def _of_all(model: OpenedModel, settings: RunSettings, given: argparse.Namespace) -> tuple[Steps, int]:
     """Steps on all weights, in float32 as the adapters are."""
-    whole, sequences = load_whole(model, _computing(given), "float32"), _sequences(given)
+    whole, sequences = load_whole(model, _computing(given), "float32", num_labels=_classes(model)), _sequences(model, given)
     parameters = dict(whole.named_parameters())
     for value in parameters.values():
         value.requires_grad_(True)
@@ -154,19 +197,20 @@ def _of_all(model: OpenedModel, settings: RunSettings, given: argparse.Namespace
 
 def _of_inference(model: OpenedModel, given: argparse.Namespace) -> Steps:
     """Forward passes, each over a batch of sequences, all logits."""
-    whole, (windows,) = load_whole(model, _computing(given), "float32"), _sequences(given).windows
+    whole, token_ids = load_whole(model, _computing(given), "float32", num_labels=_classes(model)), _token_ids(given)
+    alone = {"use_cache": False} if _classes(model) is None else {}
 
     @torch.no_grad()
     def forward(first: int, number: int) -> None:
         for step in range(first, first + number):
-            whole(input_ids=windows[(step * given.batch + torch.arange(given.batch)) % len(windows)], use_cache=False)
+            whole(input_ids=token_ids[(step * given.batch + torch.arange(given.batch)) % len(token_ids)], **alone)
 
     return forward
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Of the command line."""
-    parser.add_argument("--shape", default="0.1b", choices=tuple(SHAPES))
+    parser.add_argument("--shape", default="0.1b", choices=(*random_llama.SHAPES, *random_roberta.SHAPES))
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--steps", type=int, default=3)
@@ -181,7 +225,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def work(given: argparse.Namespace) -> None:
-    """Measure all cells and write ``fedspine-steps``, or be the process that is measured."""
+    """Measure all cells and write ``fedspine-steps-<shape>``, or be the process that is measured."""
     if given.measure:
         print(json.dumps(measure(given, given.measure)))
         return
@@ -189,7 +233,7 @@ def work(given: argparse.Namespace) -> None:
     conditions = {key: getattr(given, key) for key in CONDITIONS}
     kept = _kept(given, conditions)
     with tempfile.TemporaryDirectory() as folder:
-        save_model(Path(folder), SHAPES[given.shape])
+        save_model(Path(folder), given.shape)
         given.model = folder
         for repeat, cell in product(range(given.repeats), found):
             found[cell].append(_in_a_fresh_process(given, cell))
@@ -199,8 +243,23 @@ def work(given: argparse.Namespace) -> None:
         for cell, own in found.items()
     }
     results = {"conditions": conditions, "rows": {cell: (kept | rows)[cell] for cell in cells()}}
-    (given.out / "fedspine-steps.json").write_text(json.dumps(results, indent=1) + "\n")
-    report(results, given.out / "fedspine-steps")
+    path = _path(given)
+    path.write_text(json.dumps(results, indent=1) + "\n")
+    report(results, path)
+
+
+def save_model(folder: Path, shape: str) -> None:
+    """Write the model of a shape that has a name."""
+    if shape in random_roberta.SHAPES:
+        random_roberta.save_model(folder, random_roberta.SHAPES[shape])
+    else:
+        random_llama.save_model(folder, random_llama.SHAPES[shape])
+
+
+def _path(given: argparse.Namespace) -> Path:
+    """Of the figures."""
+    out: Path = given.out
+    return out / f"fedspine-steps-{given.shape}.json"
 
 
 def _wanted(given: argparse.Namespace, cell: str) -> bool:
@@ -215,7 +274,7 @@ def _kept(given: argparse.Namespace, conditions: dict[str, Any]) -> dict[str, di
     Mistake
         There are none, or they were measured under other conditions.
     """
-    path, wanted = given.out / "fedspine-steps.json", [cell for cell in cells() if not _wanted(given, cell)]
+    path, wanted = _path(given), [cell for cell in cells() if not _wanted(given, cell)]
     if not wanted:
         return {}
     there = json.loads(path.read_text()) if path.exists() else {"conditions": None, "rows": {}}
@@ -233,7 +292,7 @@ def _in_a_fresh_process(given: argparse.Namespace, cell: str) -> dict[str, float
 
 
 def report(results: dict[str, Any], path: Path) -> None:
-    """Write ``<path>.md`` and ``<path>.png``."""
+    """Write Markdown and a plot beside the figures."""
     conditions = results["conditions"]
     passes = {cell: row for cell, row in results["rows"].items() if cell.endswith(INFERENCE)}
     rows = {cell: row for cell, row in results["rows"].items() if cell not in passes}
@@ -241,12 +300,12 @@ def report(results: dict[str, Any], path: Path) -> None:
     lines = [
         "# What a step costs a device",
         "",
-        f"LLaMA of random weights ({conditions['shape']}), float32 on the CPU, threads: {conditions['threads']}; "
+        f"{_described(conditions['shape'])}, float32 on the CPU, threads: {conditions['threads']}; "
         f"{conditions['batch']} sequences of {conditions['tokens']} tokens; {conditions['repeats']} fresh processes each, in "
         "turns: the fastest one's seconds, of other figures medians; memory beyond the interpreter's. In brackets the share of "
         f"LoRA of rank {USUAL} on the whole model. p is what was asked for; as whole heads go, "
         f"{', '.join(f'{_gone(rows, ratio):.1%}' for ratio in TENS[1:])} of the units' weights went. "
-        f"[Figures](./{path.name}.json).",
+        f"[Figures](./{path.name}).",
         "",
         f"| | {' | '.join(COLUMNS)} |",
         "|---|" + "---:|" * len(COLUMNS),
@@ -261,8 +320,13 @@ def report(results: dict[str, Any], path: Path) -> None:
         seconds, memory = (f"{row[key]:,.{digits}f} ({row[key] / whole[key]:.2f})" for key, digits in PASS)
         lines.append(f"| {name} | {seconds} | {memory} |")
     lines += ["", *_by_method(results["rows"])]
-    path.with_suffix(".md").write_text("\n".join([*lines, "", f"![Shares](./{path.name}.png)", ""]))
+    path.with_suffix(".md").write_text("\n".join([*lines, "", f"![Shares](./{path.stem}.png)", ""]))
     _plot(rows, plain, path.with_suffix(".png"))
+
+
+def _described(shape: str) -> str:
+    family = "RoBERTa with a head of two classes" if shape in random_roberta.SHAPES else "LLaMA"
+    return f"{family} of random weights ({shape})"
 
 
 def _gone(rows: Mapping[str, Mapping[str, float]], ratio: float) -> float:

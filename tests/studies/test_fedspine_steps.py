@@ -2,13 +2,14 @@
 
 import argparse
 import json
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 
 import pytest
 
+from benchmarks import random_llama, random_roberta
 from benchmarks.fedspine import steps
-from benchmarks.random_llama import Shape
 from espalier.settings.mistakes import Mistake
 
 
@@ -34,32 +35,48 @@ def test_cells_that_are_named_are_measured_and_others_stay(tmp_path: Path, monke
     monkeypatch.setattr(steps, "_in_a_fresh_process", measure)
     monkeypatch.setattr(steps, "save_model", lambda folder, shape: None)
     words = ["--only", "by masks", "all weights"]
-    with pytest.raises(Mistake, match=r"--only by masks all weights: .*fedspine-steps.json has not all other rows"):
+    with pytest.raises(Mistake, match=r"--only by masks all weights: .*fedspine-steps-0.1b.json has not all other rows"):
         steps.work(given(tmp_path, *words))
     steps.work(given(tmp_path))
     assert measured == [*steps.cells(), *steps.cells()]
-    before = json.loads((tmp_path / "fedspine-steps.json").read_text())["rows"]
+    before = json.loads((tmp_path / "fedspine-steps-0.1b.json").read_text())["rows"]
     measured.clear()
     steps.work(given(tmp_path, *words))
     named = [cell for cell in steps.cells() if "by masks" in cell or cell == "all weights"]
     assert measured == [*named, *named]
-    after = json.loads((tmp_path / "fedspine-steps.json").read_text())["rows"]
+    after = json.loads((tmp_path / "fedspine-steps-0.1b.json").read_text())["rows"]
     assert {cell for cell in after if after[cell] != before[cell]} == set(named)
-    page = (tmp_path / "fedspine-steps.md").read_text()
+    page = (tmp_path / "fedspine-steps-0.1b.md").read_text()
     first, last = ("p = 0%, r = 8, measuring units", "p = 50%, r = 8, measuring units")
     times = f"{before[first]['seconds']:.2f}, {before[last]['seconds']:.2f}"
     memory, use = f"{100 + len(first)}, {100 + len(last)}", before["p = 50%, a forward pass"]["seconds"]
     assert f"| FedSpine | {times} | {memory} | {use:.3f} | {100 + len('p = 50%, a forward pass')} |" in page
-    assert (tmp_path / "fedspine-steps.png").exists()
+    assert (tmp_path / "fedspine-steps-0.1b.png").exists()
 
 
-def test_each_way_of_measuring_units_takes_steps_of_a_model_of_which_a_share_is_cut(tmp_path: Path) -> None:
+def llama(folder: Path) -> int:
+    """A very small model; how many numbers of a head are trained beside LoRA."""
+    random_llama.save_model(folder, random_llama.Shape(hidden=32, feed_forward=64, blocks=2, heads=4, kv_heads=4))
+    return 0
+
+
+def roberta(folder: Path) -> int:
+    """A very small encoder, and its head for two classes."""
+    random_roberta.save_model(folder, random_roberta.Shape(30000, hidden=32, feed_forward=64, blocks=2, heads=4))
+    return 32 * 32 + 32 + 2 * 32 + 2
+
+
+@pytest.mark.parametrize("save", [llama, roberta])
+def test_each_way_of_measuring_units_takes_steps_of_a_model_of_which_a_share_is_cut(
+    save: Callable[[Path], int], tmp_path: Path
+) -> None:
     """Of a very small model, in this process: what is trained shrinks with the ratio and grows with the rank."""
-    steps.save_model(tmp_path, Shape(hidden=32, feed_forward=64, blocks=2, heads=4, kv_heads=4))
+    head = save(tmp_path)
     own = given(tmp_path, "--model", str(tmp_path), "--batch", "1", "--tokens", "8", "--steps", "1", "--threads", "1")
     names = ("p = 0%, r = 2", "p = 0%, r = 8", "p = 50%, r = 8", "p = 50%, r = 8, measuring units by masks", "all weights")
     found = {cell: steps.measure(own, cell) for cell in names}
-    trained = {cell: figures["trained"] for cell, figures in found.items()}
+    trained = {cell: figures["trained"] - head for cell, figures in found.items()}
+    assert steps.measure(own, "p = 50%, a forward pass")["gone"] == 0.5
     assert {cell: figures["gone"] for cell, figures in found.items()} == {cell: 0.5 * ("50%" in cell) for cell in names}
     assert trained["p = 0%, r = 8"] == 4 * trained["p = 0%, r = 2"] > trained["p = 50%, r = 8"]
     assert trained["p = 50%, r = 8"] == trained["p = 50%, r = 8, measuring units by masks"] < trained["all weights"]
