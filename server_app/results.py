@@ -124,7 +124,8 @@ class Summary:
         self.notes.append("Federated is the mean over clients, each with a smaller model of its own.")
 
     def take_times(self, rounds: Sequence[RoundTime], named: str = "virtual_seconds") -> None:
-        """Take what rounds took by the clock of a pretended fleet, or in ``seconds`` that clients measured."""
+        """Take what finished rounds took by the clock of a pretended fleet, or in ``seconds`` that clients measured."""
+        rounds = [note for note in rounds if note.round <= self.rounds]
         if not rounds:
             return
         for client, seat in self.roster.seats.items():

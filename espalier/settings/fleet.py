@@ -79,6 +79,8 @@ class Fleet(Table):
 
     @model_validator(mode="after")
     def _are_known(self) -> Self:
+        if ANYWHERE in self.places:
+            raise ValueError(f"places.{ANYWHERE}: devices whose place is {ANYWHERE} stand in all places in turn; rename it")
         for number, group in enumerate(self.devices):
             if group.kind not in self.kinds:
                 raise ValueError(f"devices.{number}.kind = '{group.kind}': known are {', '.join(self.kinds)}")

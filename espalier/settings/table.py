@@ -40,6 +40,8 @@ def _line(detail: Any, known: Sequence[str], prefix: str) -> str:
     key = (prefix + ".".join(str(part) for part in detail["loc"])).rstrip(".")
     if detail["type"] == "extra_forbidden":
         return unknown_key(key, [name for name in known if name.startswith(prefix)] + [name for name in known if "." in name])
+    if detail["type"] == "missing":
+        return f"{key}: has to be given"
     message = detail["msg"].removeprefix("Value error, ")
     return f"{key} = {detail['input']!r}: {message[0].lower()}{message[1:]}"
 

@@ -30,7 +30,8 @@ Parameters = Mapping[str, nn.Parameter]
 Moments = Mapping[str, Mapping[str, Tensor]]
 """AdamW's running means (``exp_avg``, ``exp_avg_sq``) and number of steps (``step``) of each parameter, by its name."""
 Observer = Callable[[int, Mapping[str, Tensor]], None]
-"""Of a step's number and its gradients: float32, shaped like the parameters, on their device, by name."""
+"""Of a step's number and its gradients: float32, shaped like the parameters, on their device, by name; of a step that will
+be left out, none."""
 
 
 @dataclass
@@ -65,8 +66,9 @@ class Loop:
     groups : parameters with a learning rate or weight decay of their own, see ``Group``
     observer : is shown every step's gradients of the mean loss, before the penalty's and FedProx's are added, before they are
         clipped and before the step is taken. The tensors are its own: it may keep them, and cannot change the step. A parameter
-        that no loss led to has none. A step whose loss or gradient is not finite is left out, and not shown. Nothing bounds a
-        gradient here: whoever sends what an observer makes of them sees to it that no step, and no sequence, has most of it
+        that no loss led to has none. Of a step that will be left out, as its loss or gradient is not finite, none are shown.
+        Nothing bounds a gradient here: whoever sends what an observer makes of them sees to it that no step, and no sequence,
+        has most of it
     """
 
     model: Any
@@ -150,13 +152,13 @@ class Loop:
         return any(value.grad is not None and bool(value.grad.any()) for value in self.parameters.values())
 
     def _show(self, step: int, loss: float) -> None:
-        """Let the observer have copies of the gradients, unless the step will be left out."""
+        """Let the observer have copies of the gradients; none of a step that will be left out."""
         if self.observer is None:
             return
         gradients = {name: value.grad.clone() for name, value in self.parameters.items() if value.grad is not None}
         norms = [gradient.norm() for gradient in gradients.values()]
-        if math.isfinite(loss) and (not norms or bool(torch.isfinite(torch.stack(norms).norm()))):
-            self.observer(step, gradients)
+        finite = math.isfinite(loss) and (not norms or bool(torch.isfinite(torch.stack(norms).norm())))
+        self.observer(step, gradients if finite else {})
 
     def _finish(self, optimizer: torch.optim.AdamW, anchor: Mapping[str, Tensor], step: int, loss: float) -> bool:
         """Take the step; whether it was left out instead."""

@@ -64,13 +64,14 @@ class UnitImportance:
 
     def __call__(self, step: int, gradients: Tensors) -> None:
         """See a step's gradients, by blob key and canonical name; the parameters are those that they are of."""
+        masks, self._of_masks = self._of_masks, {}  # whatever becomes of the step, the next one begins anew
         parameters, whole = self.adapted().parameters, self.adapted().whole
         found: dict[tuple[int, str], list[Tensor]] = {}
         by_mask, term = self.how.score == "mask", 0.0
         for index, adapter in self.adapters:
             own, theirs = parameters[block_key(index)], gradients.get(block_key(index), {})
             if adapter.name_b not in theirs or adapter.name_a not in theirs:
-                return  # nothing led to it in this step, so that units cannot be compared
+                return  # nothing led to it in this step, or it is left out: units cannot be compared
             factors = Factors(own[adapter.name_b], own[adapter.name_a], adapter.scaling)
             learnt = Gradients(theirs[adapter.name_b], theirs[adapter.name_a])
             if not by_mask:
@@ -78,10 +79,9 @@ class UnitImportance:
                 found.setdefault((index, kind), []).append(values)
             term += taylor_term(factors.b, learnt.b)
         if by_mask:
-            found = {key: [gradient.square().cpu()] for key, gradient in self._of_masks.items()}
-            self._of_masks.clear()
+            found = {key: [gradient.square().cpu()] for key, gradient in masks.items()}
             if not all(bool(torch.isfinite(own).all()) for (own,) in found.values()):
-                return  # of a step before, which was left out
+                return  # what a unit gives times its gradient can overflow where no weight's gradient does
         seen = torch.cat([combined(found[index, kind], self.how.normalise) for index in self._blocks for kind in KINDS])
         self.units = moving_average(self.units, seen, self.how.eta)
         self.terms.append(term)

@@ -1,6 +1,6 @@
 """The byte ledger: what crossed the wire, per run, round, client, kind and block, raw and as sent."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -33,6 +33,8 @@ class Ledger:
         """Bytes of each block's dense matrices by blob key, to compare with; see ``dense_bytes_of``."""
         self.by_client: dict[int, Traffic] = {}
         """Sums per client; enrolment, which belongs to no client yet, is only in the entries."""
+        self._timed: set[tuple[int, int]] = set()
+        """Rounds and clients whose times are among the entries."""
 
     def record(self, direction: Literal["up", "down"], client: int, letter: Letter, content: RecordDict) -> None:
         """Count one message that its contract allows; ``content`` is the message as it travelled."""
@@ -52,7 +54,13 @@ class Ledger:
         self._append({**common, "block": None, "raw_bytes": None, "wire_bytes": size, "refused": True})
 
     def record_round(self, lineage: str, server_round: int, client: int, virtual_seconds: float) -> None:
-        """Note how long a client's round would take on the device that the run pretends it to be; no bytes cross for that."""
+        """Note how long a client's round would take on the device that the run pretends it to be; no bytes cross for that.
+
+        What was noted once is not noted again.
+        """
+        if (server_round, client) in self._timed:
+            return
+        self._timed.add((server_round, client))
         place = {"lineage": lineage, "round": server_round, "client": client, "direction": None, "kind": "round"}
         none = {"block": None, "raw_bytes": 0, "wire_bytes": 0}
         self._append({**place, "attempt": 1, "part": 0, **none, "virtual_seconds": virtual_seconds})
@@ -84,9 +92,13 @@ class Ledger:
         """The sums, for a checkpoint: [client, up, down] each."""
         return [[client, traffic.up, traffic.down] for client, traffic in sorted(self.by_client.items())]
 
-    def restore(self, state: list[list[int]]) -> None:
-        """Take over what ``state`` returned; what was sent after that checkpoint and is sent again counts once."""
+    def restore(self, state: list[list[int]], entries: Iterable[Mapping[str, Any]] = ()) -> None:
+        """Take over what ``state`` returned, and which times are among the entries that were written before.
+
+        What was sent after that checkpoint and is sent again counts once.
+        """
         self.by_client = {client: Traffic(up, down) for client, up, down in state}
+        self._timed = {(entry["round"], entry["client"]) for entry in entries if entry["kind"] == "round"}
 
 
 def dense_bytes_of(plan: ModelPlan) -> dict[str, int]:

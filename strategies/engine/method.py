@@ -247,7 +247,10 @@ class Method(Strategy):
         run.folder.save_times(roster.times())
 
     def note_saved(self, server_round: int) -> None:
-        """The round is in the checkpoint, so that it does not come again: what is to be written of it once can be."""
+        """The round is in the checkpoint, so that it does not come again: what is to be written of it once can be.
+
+        A resumption calls it for all finished rounds anew: the server may have been killed between the two.
+        """
         return
 
     def _resume(self, saved: dict[str, Any]) -> None:
@@ -257,7 +260,9 @@ class Method(Strategy):
         self.restore(saved["state"])
         self.rounds.roster.restore(saved["state"]["clients"])
         self.rounds.roster.restore_times(self.run.folder.load_times())
-        self.run.folder.ledger.restore(saved["state"]["traffic"])
+        self.run.folder.restore_ledger(saved["state"]["traffic"])
+        for finished in range(1, saved["round"] + 1):
+            self.note_saved(finished)
         self.run.progress.note("resumed", f"resumed      after round {saved['round']}", round=saved["round"])
 
     def _exchange_all(self, parts: Iterable[Iterable[Message]]) -> None:

@@ -19,11 +19,13 @@ class RunFolder:
     path: Path
     metrics: JsonLines = field(init=False)
     ledger: Ledger = field(init=False)
+    _written: JsonLines = field(init=False)
 
     def __post_init__(self) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
         self.metrics = JsonLines(self.path / "metrics.jsonl")
-        self.ledger = Ledger(JsonLines(self.path / "ledger.jsonl").append)
+        self._written = JsonLines(self.path / "ledger.jsonl")
+        self.ledger = Ledger(self._written.append)
 
     @property
     def checkpoint(self) -> Path:
@@ -43,6 +45,20 @@ class RunFolder:
                 f"{self.checkpoint}: is missing or empty, but {self.metrics.path.name} tells of finished rounds; bring it back "
                 "from a copy, or begin a new run (resume-from = '')"
             )
+
+    def restore_ledger(self, state: list[list[int]]) -> None:
+        """Let the ledger go on from the sums of a checkpoint, and from what is in its file.
+
+        Raises
+        ------
+        Mistake
+            The file is damaged.
+        """
+        try:
+            self.ledger.restore(state, self._written.entries())
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            path = self._written.path
+            raise Mistake(f"{path}: is damaged; move it away, its sums are in the checkpoint too") from None
 
     @property
     def inbox(self) -> Path:

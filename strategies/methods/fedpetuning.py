@@ -269,7 +269,7 @@ class FedPETuning(Method):
             self.run.progress.note("timed", f"timed        {note.in_words()}", **note.to_json())
 
     def note_saved(self, server_round: int) -> None:
-        """Write down what pretended devices took for the round."""
+        """Write down what pretended devices took for the round, unless it is written already."""
         if self.fleet is None:
             return
         for note in (note for note in self.averaged.rounds if note.round == server_round):

@@ -37,7 +37,7 @@ from strategies.methods.fedpetuning import FedPETuning
 from strategies.methods.fleet_time import bytes_of_bits
 from strategies.methods.refining_choice import Arm, Choices, arms_from_json, arms_to_json
 from strategies.methods.refining_reward import Outcome
-from strategies.methods.spine_fit import require_measured, require_share, require_whole_nf4_blocks
+from strategies.methods.spine_fit import require_falls, require_measured, require_share, require_whole_nf4_blocks
 from strategies.results.refined import DeviceRound, RefinedResult, RoundNote
 
 
@@ -76,7 +76,9 @@ class FedSpine(FedPETuning):
 
     @classmethod
     def require_fit(cls, settings: RunSettings, model: OpenedModel, capabilities: Mapping[str, float]) -> None:
-        """Refuse a model without units, units that no adapter measures, a share that cannot go, a fleet of too few devices."""
+        """Refuse a model without units, units that no adapter measures, a share that cannot go, bandits that cannot learn, a
+        fleet of too few devices."""
+        require_falls(settings)
         model.require_units()
         super().require_fit(settings, model, capabilities)
         require_measured(settings, model.plan)

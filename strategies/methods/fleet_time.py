@@ -32,8 +32,8 @@ def fleet_of(name: str) -> Fleet | None:
     """
     if not name:
         return None
-    named = FLEETS / f"{name}.toml"
-    return read_fleet(named if named.is_file() else at_home(name))
+    named = {path.stem: path for path in FLEETS.glob("*.toml")}
+    return read_fleet(named.get(name) or at_home(name))
 
 
 def fleet_of_run(settings: RunSettings, *, simulation: bool) -> Fleet | None:

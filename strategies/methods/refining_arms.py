@@ -5,12 +5,15 @@ outside of what can still be played, so its bandit starts again with every round
 a point says how much further to prune, and the same point means the same in every round.
 """
 
+import sys
 from dataclasses import dataclass
 from typing import Literal
 
 from espalier.settings.mistakes import Mistake
 
 Kind = Literal["relative", "absolute"]
+ROUNDING = 4 * sys.float_info.epsilon
+"""More than a product and a quotient of floats can be off together."""
 
 
 @dataclass(frozen=True)
@@ -54,10 +57,13 @@ class ArmSpace:
             raise Mistake(f"arm space = {self.kind!r}: choose relative or absolute")
 
     def least(self, pruned: float) -> float:
-        """Below which u no arm can be played any more, for ``Bandit.draw``, of a device of which so much is pruned."""
+        """Below which u no arm can be played any more, for ``Bandit.draw``, of a device of which so much is pruned.
+
+        Of ``absolute`` never above the u that led there, whatever product and quotient are rounded to.
+        """
         if self.kind == "relative":
             return 0.0
-        return min(1.0, pruned / self.target) if self.target else 1.0
+        return pruned / self.target * (1 - ROUNDING) if pruned < self.target else 1.0
 
     def refinement(self, u: float, v: float, pruned: float) -> Refinement:
         """The arm at a point.

@@ -5,7 +5,7 @@ part, nor does the order in which they are asked.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -106,9 +106,10 @@ class Choices:
     def learn(self, arms: Mapping[int, Arm], outcomes: Mapping[int, Outcome], server_round: int) -> dict[int, float]:
         """Take what a round came to, and return its rewards; a device that did not cut as it was asked teaches nothing."""
         self.usual = self.usual.and_of(outcomes)
-        largest = self.space.largest_step
         if self.job.reward == "scaled":
-            rewards = scaled_rewards(outcomes, self.usual, self.target, largest, self.job.kappa)
+            rewards = scaled_rewards(
+                self._without_schedule(outcomes), self.usual, self.target, self.space.largest_step, self.job.kappa
+            )
         else:
             rewards = literal_rewards(outcomes)
         for client, outcome in outcomes.items():
@@ -116,6 +117,12 @@ class Choices:
             if (arm := arms.get(client)) is not None and outcome.pruned == arm.pruned and self.job.allocation == "bandit":
                 self.bandits[client] = self._bandit(client).learn(arm.u, arm.v, rewards[client], server_round)
         return rewards
+
+    def _without_schedule(self, outcomes: Mapping[int, Outcome]) -> Mapping[int, Outcome]:
+        """Steps of pruning that the schedule chose say nothing of an arm: where ranks alone are chosen they count alike."""
+        if self.job.chooses_ratios:
+            return outcomes
+        return {client: replace(outcome, arrived=True) for client, outcome in outcomes.items()}
 
     # ----- as text ----------------------------------------------------------------------------------------------------
 

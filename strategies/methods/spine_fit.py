@@ -12,6 +12,15 @@ from espalier.wire.plan import ModelPlan
 from espalier.wire.structure import unit_size
 
 
+def require_falls(settings: RunSettings) -> None:
+    """Refuse a bandit that cannot learn: within a single step no loss falls, so that all its rewards would be 0."""
+    if settings.of(FedSpineSettings).allocation == "bandit" and settings.training.steps < 2:
+        raise Mistake(
+            f"training.steps = {settings.training.steps}: a bandit learns from how far the loss falls within a round; set it "
+            f"to 2 or more, or {settings.method}.allocation to fixed or random"
+        )
+
+
 def require_share(settings: RunSettings, plan: ModelPlan) -> None:
     """Refuse a share that cannot go, because a unit of each kind stays in every block."""
     try:

@@ -25,8 +25,10 @@ from espalier.settings.mistakes import Mistake
 from espalier.training.initial import initial_adapters
 from espalier.wire.adapter_payload import pack_adapters
 from espalier.wire.adapters import adapter_plan
+from espalier.wire.ledger import Ledger
 from espalier.wire.messages import SCHEMA_VERSION, Header, Letter, address, read
 from strategies.engine.checkpoint import CheckpointFolder
+from strategies.methods.fedpetuning import FedPETuning
 
 SHAPES = {"attn.q": (16, 16), "attn.v": (8, 16)}
 """(out, in) of the adapted matrices of the bench's model, which has two blocks."""
@@ -420,27 +422,48 @@ class TestFedPETuning(Promises):
             bench.run(num_clients=clients, fedpetuning__fleet=fleet)
         assert not (bench.folder / "runs").exists()
 
+    @pytest.mark.parametrize(
+        ("place", "name", "entries", "seen"),
+        [(CheckpointFolder, "save", 4, [1]), (FedPETuning, "note_saved", 4, [1]), (Ledger, "record_round", 6, [1])],
+        ids=["before its checkpoint", "behind it", "among its times"],
+    )
     def test_a_round_s_times_are_told_once_whenever_the_server_is_killed(
-        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch, place: type, name: str, entries: int, seen: list[int]
     ) -> None:
-        """Here between the mean of round 2 and its checkpoint, so that the round comes again."""
-        changes, save = {"federation__rounds": 3, "fedpetuning__fleet": "low"}, CheckpointFolder.save
+        """In round 2: before its checkpoint, so that the round comes again; behind it; and among the ledger's entries."""
+        changes, usual, calls = {"federation__rounds": 3, "fedpetuning__fleet": "low"}, getattr(place, name), list[int]()
 
-        def fail(self: CheckpointFolder, server_round: int, *rest: Any) -> None:
-            if server_round == 2:
+        def fail(self: Any, first: Any, *rest: Any) -> None:
+            calls.append(1)
+            if first == 2 or (place is Ledger and len(calls) > entries):
                 raise Killed
-            save(self, server_round, *rest)
+            usual(self, first, *rest)
 
         with monkeypatch.context() as patch:
-            patch.setattr(CheckpointFolder, "save", fail)
+            patch.setattr(place, name, fail)
             with pytest.raises(Killed):
                 bench.run(**changes)
         (killed,) = bench.runs()
-        assert [one["round"] for one in summary(killed)["clients"][0]["rounds"]] == [1, 2], "also of a run that failed"
+        assert len(self._told(killed)) == entries
+        assert [one["round"] for one in summary(killed)["clients"][0]["rounds"]] == seen, "of finished rounds alone"
         folder = bench.run(resume_from=str(killed), **changes)
+        assert self._told(folder) == [(number, client) for number in (1, 2, 3) for client in range(4)]
+        rounds = [[one["round"] for one in client["rounds"]] for client in summary(folder)["clients"]]
+        assert rounds == 4 * [[1, 2, 3]]
+
+    def _told(self, folder: Path) -> list[tuple[int, int]]:
+        """Rounds and clients whose times are in the ledger."""
         entries = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
-        told = [(entry["round"], entry["client"]) for entry in entries if entry["kind"] == "round"]
-        assert told == [(number, client) for number in (1, 2, 3) for client in range(4)]
+        return [(entry["round"], entry["client"]) for entry in entries if entry["kind"] == "round"]
+
+    def test_a_damaged_ledger_is_told_before_the_run_goes_on(self, bench: Bench) -> None:
+        folder = bench.killed(lambda header: header.server_round == 2, federation__rounds=2)
+        with (folder / "ledger.jsonl").open("a") as file:
+            file.write('{"kind": ')
+        with pytest.raises(Mistake, match=r"ledger.jsonl: is damaged; move it away"):
+            bench.run(resume_from=str(folder), federation__rounds=2)
+        (folder / "ledger.jsonl").unlink()
+        assert summary(bench.run(resume_from=str(folder), federation__rounds=2))["status"] == "completed"
 
     # ----- what a site refuses ----------------------------------------------------------------------------------------
 

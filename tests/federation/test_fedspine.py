@@ -448,6 +448,11 @@ class TestFedSpine(PersonalPromises):
                 {"fedspine__fleet": "none.toml"},
                 "fedspine.fleet = 'none.toml': there is no none.toml; conf/devices has some",
             ),
+            ({"fedspine__fleet": "a" * 300}, f"fedspine.fleet = '{'a' * 300}': .* cannot be read: File name too long"),
+            (
+                {"training__steps": 1},
+                "training.steps = 1: a bandit learns from how far the loss falls within a round; set it to 2",
+            ),
             ({"training__base": "nf4"}, "has 16 input features, no multiple of 64"),
         ],
     )

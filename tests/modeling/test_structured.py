@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from structured_models import DECODERS, ENCODERS, WITH_LANES, masked, save, uneven
-from tiny_models import CPU, token_windows, whole_model
+from tiny_models import CPU, llama_config, save_model, token_windows, whole_model
 from transformers import AutoModelForSequenceClassification
 
 from espalier.evaluation.perplexity import mean_losses
@@ -248,6 +248,23 @@ def test_scores_that_are_no_numbers_are_a_mistake(saved: dict[str, Path]) -> Non
     scores[2]["channels"][5] = torch.nan
     with pytest.raises(Mistake, match="is no number for some of them; look for weights of the model that are none"):
         units.lowest(scores, StructuredSettings(), 0.2)
+
+
+@pytest.mark.parametrize(
+    ("selection", "share", "remedy"),
+    [
+        ("kind", 0.01, "no share of them can go; set selection to block or global"),
+        ("block", 0.99, "one channel of each block; lower it"),
+        ("global", 0.99, "one channel of each block; lower it"),
+    ],
+)
+def test_a_share_that_cannot_go_is_told_with_what_helps(tmp_path: Path, selection: str, share: float, remedy: str) -> None:
+    """All query heads share one head of keys and values, which stays: none of its kind can go, however low the share."""
+    sizes = {"hidden_size": 64, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    plan = OpenedModel(save_model(tmp_path, llama_config(**sizes, num_key_value_heads=1, head_dim=16))).plan
+    job = StructuredSettings.model_validate({"share": share, "selection": selection})
+    with pytest.raises(Mistake, match=remedy):
+        ModelUnits.of(plan).share_of_units(plan, job)
 
 
 @pytest.mark.parametrize("selection", ["global", "block", "kind"])

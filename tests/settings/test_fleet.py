@@ -106,7 +106,7 @@ def test_more_clients_than_devices_are_refused(fleet: Fleet) -> None:
     [
         ("teraflops = 20", "teraflops = -1", "kinds.fast.teraflops = -1: "),
         ("teraflops = 20", 'teraflops = "a"', "kinds.fast.teraflops = 'a': "),
-        ("teraflops = 20", "", "kinds.fast.teraflops = "),
+        ("teraflops = 20", "", "kinds.fast.teraflops: has to be given"),
         ("[1.0, 0.5, 0.25]", "[1.0, 1.5]", r"kinds.fast.modes = \[1.0, 1.5\]: modes are shares"),
         ("[1.0, 0.5, 0.25]", "[]", "kinds.fast.modes = "),
         (
@@ -122,6 +122,7 @@ def test_more_clients_than_devices_are_refused(fleet: Fleet) -> None:
         ("mode-rounds = 2", "mode-round = 2", "mode-round: unknown key; did you mean 'mode-rounds'"),
         ('kind = "slow"', 'kind = "snail"', "devices.1.kind = 'snail': known are fast, slow"),
         ('place = "near"', 'place = "here"', "devices.0.place = 'here': known are any, near, far"),
+        ("[places.far]", "[places.any]", "places.any: devices whose place is any stand in all places in turn; rename it"),
         ("mode-rounds = 2", "mode-rounds", "is not TOML"),
     ],
 )

@@ -69,6 +69,20 @@ def test_without_one_half_the_schedule_takes_its_place() -> None:
     assert (rank.pruned, rank.rank) == (chosen.pruned, 16)
 
 
+def test_where_ranks_alone_are_chosen_rewards_say_nothing_of_the_schedule_s_steps() -> None:
+    """Else the rounds in which the schedule prunes would count for less than those before and after."""
+    changes = {"adaptive_pruning": False, "prune_rounds": 2, "prune_from": 4}
+    made, seen = choices(**changes), []
+    for server_round in range(2, 7):
+        arms = {client: made.arm(client, server_round) for client in range(2)}
+        outcomes = {client: outcome(arm.pruned, arm.before) for client, arm in arms.items()}
+        seen += made.learn(arms, outcomes, server_round).values()
+    assert set(seen) == {1.0}
+    literal = choices(reward="literal", **changes)
+    arms = {0: literal.arm(0, 4)}
+    assert literal.learn(arms, {0: outcome(arms[0].pruned)}, 4)[0] > 0  # equation 3 with the schedule's steps
+
+
 def test_a_device_that_did_not_cut_as_it_was_asked_teaches_nothing() -> None:
     made = choices()
     arms = {client: made.arm(client, 2) for client in range(3)}

@@ -101,7 +101,7 @@ def test_a_parameter_that_no_loss_led_to_is_not_among_them() -> None:
 
 
 @pytest.mark.parametrize("what", ["loss", math.inf, math.nan, 1e25])
-def test_a_step_that_is_not_finite_is_not_shown(what: str | float) -> None:
+def test_of_a_step_that_is_not_finite_no_gradients_are_shown(what: str | float) -> None:
     """The second of three; the norm of a gradient of 1e25 is beyond float32."""
     seen: Seen = []
     model, calls = Rows(), list[int]()
@@ -120,7 +120,8 @@ def test_a_step_that_is_not_finite_is_not_shown(what: str | float) -> None:
     loop = loop_of(model)
     loop.observer = lambda step, gradients: seen_by(seen, step, gradients)
     trained = loop.run(0, 3)
-    assert ([step for step, _ in seen], trained.weighed, trained.skipped_steps) == ([0, 2], [0, 2], 1)
+    assert ([step for step, _ in seen], trained.weighed, trained.skipped_steps) == ([0, 1, 2], [0, 2], 1)
+    assert [len(gradients) for _, gradients in seen] == [2, 0, 2]
     assert all(bool(torch.isfinite(gradient).all()) for _, gradients in seen for gradient in gradients.values())
 
 

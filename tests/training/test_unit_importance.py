@@ -259,3 +259,31 @@ def test_masks_are_worth_their_gradients_squared(directories: dict[str, Path], f
     expected = torch.cat([gradient.double().square() for gradient in gradients])
     assert watch.units is not None
     torch.testing.assert_close(watch.units, expected, rtol=1e-3, atol=1e-10)
+
+
+@pytest.mark.parametrize("score", ["mask", "exact"])
+def test_a_step_that_is_left_out_leaves_nothing_behind(directories: dict[str, Path], score: str) -> None:
+    """Gradients of weights that are not finite, where those of masks are: the next step counts as if it were the first."""
+
+    def of_two_steps(first_is_broken: bool) -> tuple[Tensor | None, float]:
+        training, watch = watched(OpenedModel(directories["llama"]), score=score, normalise=False)
+        calls = list[int]()
+
+        def broken(gradient: Tensor) -> Tensor:
+            calls.append(1)
+            return gradient * torch.inf if len(calls) == 1 else gradient
+
+        first_step, steps = (0, 2) if first_is_broken else (1, 1)
+        if first_is_broken:
+            next(iter(next(iter(training.adapted.parameters.values())).values())).register_hook(broken)
+        with watch.watching():
+            _, trained = training.run(start_with_head(training), first_step, steps)
+        assert trained.skipped_steps == int(first_is_broken)
+        assert len(watch.terms) == 1
+        return watch.units, watch.taylor
+
+    (units, taylor), (expected, of_one) = of_two_steps(True), of_two_steps(False)
+    assert units is not None
+    assert expected is not None
+    assert torch.equal(units, expected)
+    assert taylor == of_one

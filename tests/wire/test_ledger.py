@@ -73,6 +73,23 @@ def test_a_resumed_run_goes_on_with_the_sums() -> None:
     assert ledger.state() == [[0, 10, 20], [3, 1 + size, 2]]
 
 
+def test_a_round_s_time_is_noted_once_also_by_a_resumed_run() -> None:
+    entries: list[dict[str, Any]] = []
+    ledger = Ledger(entries.append)
+    for client, seconds in ((0, 1.5), (1, 2.5), (0, 1.5)):
+        ledger.record_round("by-hand", 1, client, seconds)
+    resumed = Ledger(entries.append)
+    resumed.restore([], [*entries, {"kind": "train", "round": 2, "client": 0}])
+    for number, client in ((1, 0), (1, 2), (2, 0)):
+        resumed.record_round("by-hand", number, client, 3.5)
+    assert [(entry["round"], entry["client"], entry["virtual_seconds"]) for entry in entries] == [
+        (1, 0, 1.5),
+        (1, 1, 2.5),
+        (1, 2, 3.5),
+        (2, 0, 3.5),
+    ]
+
+
 def test_a_hostile_blob_does_not_end_the_run() -> None:
     header = b'{"a":{"dtype":"U64","shape":[1],"data_offsets":[]}}'
     record(Ledger(lambda _: None), "up", 2, letter({"block-0000": struct.pack("<Q", len(header)) + header + bytes(8)}))

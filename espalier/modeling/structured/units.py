@@ -112,9 +112,10 @@ class ModelUnits:
         stay.scatter_add_(0, competing[first], (self.costs * least)[first])
         for total, staying in zip(self._totals(competing), stay.tolist(), strict=True):
             if share_of(total, share) > total - staying:
+                remedy = "lower it" if staying < total else f"no share of them can go; set selection to {_wider(job)}"
                 raise Mistake(
                     f"share = {job.share:g} (share-of = '{job.share_of}'): {share:.1%} of what can be cut would have to go, "
-                    f"and of {total} parameters {staying} must stay, one group and {_channels(job)} of each block; lower it"
+                    f"and of {total} parameters {staying} must stay, one group and {_channels(job)} of each block; {remedy}"
                 )
         return share
 
@@ -137,3 +138,8 @@ def _keep_a_multiple(cut: NDArray[np.bool_], scores: NDArray, multiple: int) -> 
 def _channels(job: CutSettings) -> str:
     """The fewest that stay in a block, in words."""
     return f"{job.channel_multiple} channels (channel-multiple)" if job.channel_multiple > 1 else "one channel"
+
+
+def _wider(job: CutSettings) -> str:
+    """Selections in which more units compete with each other."""
+    return "block or global" if job.selection == "kind" else "global"
