@@ -122,7 +122,7 @@ class CutUnits:
         """Whether so large a share is cut of all units that compete with each other, or all that can go."""
         stays = ~cut & self._can_go(cut, job)
         return all(
-            int(self.costs[own & cut].sum()) >= least or not (own & stays).any() for own, least in self._targets(share, job)
+            int(self.costs[own & cut].sum()) >= least or not (own & stays).any() for own, least in self.targets(share, job)
         )
 
     def _can_go(self, cut: Cut, job: CutSettings) -> NDArray[np.bool_]:
@@ -146,8 +146,8 @@ class CutUnits:
             raise Mistake(f"{CUT}: units that were cut before have come back")
         if np.array_equal(before, after):
             return
-        for own, least in self._targets(share, job):
-            spent, room = int(self.costs[own & after].sum()), self._room(own, job)
+        for own, least in self.targets(share, job):
+            spent, room = int(self.costs[own & after].sum()), self.room(own, job)
             if spent < least - room:
                 raise Mistake(f"{CUT}: less is cut than the share that was asked for")
             last = int(self.costs[own & after & ~before].max(initial=0))
@@ -159,13 +159,13 @@ class CutUnits:
                 "the run's channel-multiple"
             )
 
-    def _targets(self, share: float, job: CutSettings) -> list[tuple[Cut, int]]:
+    def targets(self, share: float, job: CutSettings) -> list[tuple[Cut, int]]:
         """Units that compete with each other, and the parameters that have to go of them."""
         competing = {"global": np.zeros_like(self.pools), "block": self.pools // 2, "kind": self.pools}[job.selection]
         sets = [competing == number for number in range(int(competing.max()) + 1)]
         return [(own, share_of(int(self.costs[own].sum()), share)) for own in sets]
 
-    def _room(self, own: Cut, job: CutSettings) -> int:
+    def room(self, own: Cut, job: CutSettings) -> int:
         """Parameters by which a multiple of channels may miss a share."""
         channels = own & (self.pools % 2 == 1)
         first = np.unique(self.pools[channels], return_index=True)[1]

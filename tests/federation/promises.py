@@ -136,6 +136,20 @@ def assert_own_figures(folder: Path, bench: Bench) -> None:
         assert own["values"][name] == pytest.approx(np.mean(values), rel=1e-3)
 
 
+def assert_planned(bench: Bench, folder: Path, *, exactly: bool = False, **changes: Any) -> None:
+    """The plan of a run has its bytes: exactly, or where something is left open as bounds."""
+    settings, model = parse(bench.config(**changes)), OpenedModel(bench.model)
+    planned = RunTraffic(settings, model, asked_of(settings, public_tests(settings, model), encoder=False))
+    measured = ledger_sums(folder)
+    for client in range(bench.num_clients):
+        least, most = planned.by_kind(client, "least"), planned.by_kind(client, "most")
+        if exactly or not planned.open_questions:
+            assert measured[client] == {key: (one.down, one.up) for key, one in most.items()}
+        for direction in (0, 1):
+            sums = [sum((one.down, one.up)[direction] for one in case.values()) for case in (least, most)]
+            assert sums[0] <= sum(pair[direction] for pair in measured[client].values()) <= sums[1]
+
+
 class Federations:
     """Federations of a method, and runs that several tests look at."""
 
@@ -281,17 +295,7 @@ class Promises(Federations):
 
     def test_the_plan_has_the_bytes_of_the_run(self, whole: Uninterrupted) -> None:
         """Of every client, round and kind of message; where something is left open, between the fewest and the most."""
-        settings = parse(whole.bench.config())
-        model = OpenedModel(whole.bench.model)
-        planned = RunTraffic(settings, model, asked_of(settings, public_tests(settings, model), encoder=False))
-        measured = ledger_sums(whole.folder)
-        for client in range(whole.bench.num_clients):
-            least, most = planned.by_kind(client, "least"), planned.by_kind(client, "most")
-            if self.planned_exactly or not planned.open_questions:
-                assert measured[client] == {key: (one.down, one.up) for key, one in most.items()}
-            for direction in (0, 1):
-                sums = [sum((one.down, one.up)[direction] for one in case.values()) for case in (least, most)]
-                assert sums[0] <= sum(pair[direction] for pair in measured[client].values()) <= sums[1]
+        assert_planned(whole.bench, whole.folder, exactly=self.planned_exactly)
 
     # ----- privacy ----------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from adapters_sent import sent_adapters
 from bench import Bench, events, model_files, results, summary
 from flwr.app import Message
 from personal_promises import PersonalPromises, perplexity_of, windows_of
-from promises import Uninterrupted, outgoing_bytes
+from promises import Uninterrupted, assert_planned, outgoing_bytes
 from safetensors.torch import load, load_file
 from tiny_model import WORDS, save_tiny_llama, save_tiny_roberta
 from transformers import AutoModelForCausalLM
@@ -460,6 +460,20 @@ class TestFedSpine(PersonalPromises):
         with pytest.raises(Mistake, match=words):
             bench.run(bench.grid(), **changes)
         assert not (bench.folder / "runs").exists()
+
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {"fedspine__selection": "block", "fedspine__share": 0.3, "federation__rounds": 3},
+            {"fedspine__selection": "global", "fedspine__adaptive_pruning": False, "federation__rounds": 4},
+            {"fedspine__allocation": "fixed", "fedspine__share": 0.1, "fedspine__prune_rounds": 3, "federation__rounds": 4},
+            {"fedspine__allocation": "fixed", "fedspine__channel_multiple": 5, "federation__rounds": 4},
+        ],
+        ids=["units of a block compete", "all compete, ranks are chosen", "steps below a unit", "multiples of channels"],
+    )
+    def test_plans_of_other_cuts_have_the_bytes_of_their_runs(self, bench: Bench, changes: dict[str, Any]) -> None:
+        """Where a step is within what went before nobody is asked for it."""
+        assert_planned(bench, bench.run(**changes), **changes)
 
     def test_a_run_goes_on_with_the_fleet_that_it_began_with(self, bench: Bench) -> None:
         fleet, given = bench.folder / "fleet.toml", Path(__file__).parents[2] / "conf" / "devices"

@@ -8,25 +8,27 @@ import numpy as np
 from espalier.settings.fedspine import FedSpineSettings
 from espalier.settings.run import RunSettings
 from espalier.wire.alone import Alone
-from espalier.wire.cut_units import CutUnits
-from espalier.wire.fedspine import STRUCTURE, CutOrder
+from espalier.wire.cut_units import Cut, CutUnits
+from espalier.wire.fedspine import STRUCTURE, CutOrder, trained
 from espalier.wire.tuning import Order
 from pruning_kernels.units import share_of
 from server_app.planning.exchange import Exchange
 from server_app.planning.messages.tuning import Tuning
+from server_app.planning.uneven_cuts import UnevenCuts
 from strategies.methods.refining_choice import Choices
 
 
 class Refined(Tuning):
     """``least``: all is cut as soon as it may be, at the lowest rank. ``usual``: the middle of what may be chosen. ``most``:
-    nothing is cut though it is asked for, at the highest rank."""
+    nothing is cut though it is asked for, at the highest rank. Where it is open which units go, those go at ``least`` that have
+    the largest adapters for what they cost, and at ``most`` the others."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.spine = self.settings.of(FedSpineSettings)
         self.units = CutUnits.of(self.model.plan)
         self.choices = Choices(self.settings, self.units.wanted(self.spine))
-        self._bits = cache(self._packed)
+        self._cut = cache(self._cut_of)
         self._spine_round = cache(self._round_at)
 
     @classmethod
@@ -80,7 +82,7 @@ class Refined(Tuning):
         if server_round == 1:
             return self._round(server_round, limit)
         bits, found = self._bits(pruned), list[Exchange]()
-        if pruned > before or self.case == "most":
+        if self.case == "most" or not self.units.reaches(self._cut(before), pruned, self.spine):
             found = [self.post.exchange("deliver", server_round, CutOrder(pruned=pruned), self._bits(before))]
         brought = self._adapters(server_round, limit, bits, 1, 1)
         asked = {"rank_limit": limit, "rank": limit}
@@ -107,8 +109,14 @@ class Refined(Tuning):
         """To write its model."""
         return Alone() if self.settings.job.makes_alone else None
 
-    def _packed(self, share: float) -> dict[str, bytes]:
-        """Bits with such a share cut of each kind of unit in each block; they say shapes, not which units go."""
+    def _bits(self, share: float) -> dict[str, bytes]:
+        """What goes along with a message."""
+        return {STRUCTURE: self.units.pack(self._cut(share))}
+
+    def _cut_of(self, share: float) -> Cut:
+        """Such a share cut, of each kind in each block where it is not open which kinds go; it says shapes, not which units."""
+        if share and self.spine.selection != "kind" and self.case != "usual":
+            return self._uneven.cut(share, largest=self.case == "most")
         units, cut = self.units, self.units.none
         for pool in range(2 * len(units.numbers)):
             own = np.flatnonzero(units.pools == pool)
@@ -117,4 +125,11 @@ class Refined(Tuning):
             if share and pool % 2:
                 stay = max(stay - stay % self.spine.channel_multiple, min(self.spine.channel_multiple, len(own)))
             cut[own[stay:]] = True
-        return {STRUCTURE: units.pack(cut)}
+        return cut
+
+    @property
+    def _uneven(self) -> UnevenCuts:
+        chooses = self.spine.chooses and self.spine.adaptive_rank
+        rank = self.choices.space.lowest_rank if chooses else self.spine.usual_rank(self.settings.lora)
+        adapters = trained(self.model.plan, self.settings)
+        return UnevenCuts(self.units, self.spine, adapters, self.settings.federation.payload, rank)

@@ -1,0 +1,104 @@
+"""Bounds of adapters where units compete: no cut that a device may make has smaller or larger ones."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig
+
+from espalier.modeling.described import described
+from espalier.modeling.opened import OpenedModel
+from espalier.modeling.structured.units import ModelUnits
+from espalier.settings.federation import Payload
+from espalier.settings.fedspine import FedSpineSettings
+from espalier.settings.run import RunSettings, parse
+from espalier.wire.adapter_payload import payload_specs
+from espalier.wire.cut_units import Cut, CutUnits
+from espalier.wire.fedspine import trained
+from espalier.wire.payload import packed_bytes
+from espalier.wire.plan import BlockPlan, LinearPlan, ModelPlan
+from server_app.planning.uneven_cuts import UnevenCuts
+
+SHAPES = {
+    "attn.q": (16, 16), "attn.k": (8, 16), "attn.v": (8, 16), "attn.o": (16, 16),
+    "mlp.gate": (120, 16), "mlp.up": (120, 16), "mlp.down": (16, 120),
+}  # fmt: skip
+"""Four groups of two queries each, heads of width 2, and 120 channels, so that the digits of a shape differ."""
+BLOCKS = tuple(BlockPlan(index, tuple(LinearPlan(name, name, SHAPES[name]) for name in SHAPES)) for index in range(3))
+PLAN = ModelPlan(BLOCKS, 30_000, head_dim=2, heads_per_group=2)
+UNITS = CutUnits.of(PLAN)
+
+
+def settings(**changes: Any) -> RunSettings:
+    given = {key.replace("__", ".").replace("_", "-"): value for key, value in changes.items()}
+    return parse({"method": "fedspine", "federation.rounds": 6, "lora.rank": 3, "fedspine.rank-min": 3, **given})
+
+
+def bounds(run: RunSettings, plan: ModelPlan = PLAN) -> UnevenCuts:
+    job = run.of(FedSpineSettings)
+    return UnevenCuts(CutUnits.of(plan), job, trained(plan, run), run.federation.payload, run.lora.largest_rank)
+
+
+def bytes_of(run: RunSettings, cut: Cut) -> int:
+    """Of the adapters' blobs in the shapes that a cut leaves."""
+    shapes = trained(PLAN, run, None, UNITS.pack(cut)).shapes()
+    return sum(packed_bytes(payload_specs(own, run.federation.payload)) for own in shapes.values())
+
+
+def numbers_of(run: RunSettings, plan: ModelPlan, cut: Cut) -> int:
+    return trained(plan, run, None, CutUnits.of(plan).pack(cut)).num_parameters
+
+
+@pytest.mark.parametrize("payload", get_args(Payload))
+@pytest.mark.parametrize("selection", ["global", "block"])
+@pytest.mark.parametrize("multiple", [1, 8])
+@pytest.mark.parametrize("targets", ["all", "attn.v,mlp.down", "attn.q,attn.k,attn.v,attn.o,mlp.up"])
+def test_no_cut_of_a_device_is_beyond_the_bounds(payload: str, selection: str, multiple: int, targets: str) -> None:
+    """Whatever its units are worth, all of a kind or block before the others too, and in however many steps."""
+    run = settings(
+        federation__payload=payload, fedspine__selection=selection, fedspine__channel_multiple=multiple,
+        lora__targets=targets, fedspine__share=0.6,
+    )  # fmt: skip
+    job, generator, found = run.of(FedSpineSettings), np.random.default_rng(multiple), bounds(run)
+    limits = {share: [bytes_of(run, found.cut(share, largest=largest)) for largest in (False, True)] for share in (0.2, 0.6)}
+    for _ in range(12):
+        favoured = generator.permutation(2 * len(UNITS.numbers))
+        for values in (generator.random(len(UNITS.costs)), favoured[UNITS.pools] + generator.random(len(UNITS.costs))):
+            cut = UNITS.none
+            for share in (0.2, 0.6):
+                scores = [{kind: torch.from_numpy(own) for kind, own in block.items()} for block in UNITS.by_block(values)]
+                cut = UNITS.side_by_side(ModelUnits.of(PLAN).lowest(scores, job, share, UNITS.by_block(cut)))
+                least, most = limits[share]
+                assert least <= bytes_of(run, cut) <= most
+
+
+def test_bounds_by_hand() -> None:
+    """A group costs (4 + 2 + 2 + 4) x 16 = 192, a channel 48. Of LoRA on attn.v and mlp.down a group has 2, a channel 1.
+
+    So a parameter of channels has more numbers than one of groups. Three blocks cost 3 (4 x 192 + 120 x 48) = 19584; a tenth
+    are 1959. At least go 9 groups, all that can, of 1728 parameters and 18 numbers, and 231 / 48 of a channel, 4 numbers. At
+    most go less than a unit more, channels alone: (1959 + 192) / 48, 45 numbers. One on either side is for what headers cost.
+    """
+    run = settings(lora__targets="attn.v,mlp.down", fedspine__selection="global")
+    made = bounds(run)
+    whole = numbers_of(run, PLAN, UNITS.none)
+    exact = replace(made, rank=10**9)  # adapters so large that what shapes cost beside them is nothing
+    gone = {largest: (whole - numbers_of(run, PLAN, exact.cut(0.1, largest=largest))) // 3 for largest in (False, True)}
+    assert gone == {True: 18 + 4 - 1, False: 45 + 1}
+
+
+@pytest.mark.parametrize("selection", ["global", "block"])
+def test_bounds_of_a_7b_model_are_near_each_other(tmp_path: Path, selection: str) -> None:
+    """With LoRA on all matrices a parameter of any unit has as many numbers."""
+    sizes = {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32}
+    config = LlamaConfig(**sizes, vocab_size=32000, dtype="bfloat16", architectures=["LlamaForCausalLM"])
+    config.save_pretrained(tmp_path)
+    run = settings(lora__targets="all", lora__rank=8, fedspine__selection=selection)
+    with described(tmp_path) as folder:
+        plan = OpenedModel(folder).plan
+    found = bounds(run, plan)
+    smallest, largest = (numbers_of(run, plan, found.cut(0.5, largest=largest)) for largest in (False, True))
+    assert 0.98 * largest < smallest < largest
