@@ -117,14 +117,13 @@ def coverage_mean(
     factors = [client.factors for client in clients]
     shares = _shares(factors, weights)
     _require_maps(clients if last is None else [*clients, last], side)
-    coverage = torch.zeros(clients[0].keep.shape, dtype=torch.float64, device=clients[0].keep.device)
-    for client, share in zip(clients, shares, strict=True):
-        coverage += share * client.keep
+    coverage = _coverage(clients, shares)
     covered = coverage > 0
     divisors = coverage if divisor == "keepers" else torch.ones_like(coverage)
-    blocks = []
-    for client, share in zip(clients, shares, strict=True):
-        blocks.append(_wide(client, side, share * client.factors.scaling / divisors[client.keep]))
+    blocks = [
+        _wide(client, side, share * client.factors.scaling / divisors[client.keep])
+        for client, share in zip(clients, shares, strict=True)
+    ]
     if last is not None and bool((last.keep & ~covered).any()):
         block = _wide(last, side, torch.full_like(coverage[last.keep], last.factors.scaling))
         block[covered] = 0
@@ -136,6 +135,14 @@ def coverage_mean(
         return Factors(_spread(mean.b, covered), mean.a, scaling)
     mean = refactorise(torch.cat(whole).T, scaled.T, rank, scaling)
     return Factors(mean.b, _spread(mean.a.T, covered).T.contiguous(), scaling)
+
+
+def _coverage(devices: Sequence[KeptFactors], shares: Sequence[float]) -> Tensor:
+    """Sum of the shares of the devices that kept each row, float64."""
+    found = torch.zeros(devices[0].keep.shape, dtype=torch.float64, device=devices[0].keep.device)
+    for device, share in zip(devices, shares, strict=True):
+        found += share * device.keep
+    return found
 
 
 def _wide(device: KeptFactors, side: PrunedSide, factors: Tensor) -> Tensor:

@@ -200,32 +200,36 @@ class Method(Strategy):
         self.summary()
         if not saved:  # a resumption asks the same of the same clients, who answer a round once
             self._save(0)
-        result, nothing, config = Result(), ArrayRecord(), ConfigRecord()
+        result = Result()
         while (server_round := self.rounds.finished + 1) <= self.num_rounds:
-            if self._prepared < server_round and self.before_round(server_round):
-                self._prepared = server_round
-                self._save(server_round - 1)
-            self.rounds.lost, self._catching_up = {} if self.catches_up(server_round) else None, set()
-            self._exchange_all(self.prepare(server_round))
-            self.rounds.require_quorum(len(self.rounds.roster.active()), f"are left for round {server_round}")
-            replies = self.rounds.exchange(self.configure_train(server_round, nothing, config, grid), self.next_part)
-            _, metrics = self.aggregate_train(server_round, replies)
-            if metrics is not None:
+            if (metrics := self._round(server_round, grid)) is not None:
                 result.train_metrics_clientapp[server_round] = metrics
-            self._look(server_round)
-            self._save(server_round)
-            self.note_saved(server_round)
-            self.rounds.finished = server_round
-            run.progress.note("checkpoint", f"checkpoint   after round {server_round}", round=server_round)
 
         last, self.rounds.evaluating, self.rounds.lost = self.rounds.finished, True, None
         self._exchange_all(self.deliver(last))
         self._let_work_alone(last)
-        replies = self.rounds.exchange(self.configure_evaluate(last, nothing, config, grid))
+        replies = self.rounds.exchange(self.configure_evaluate(last, ArrayRecord(), ConfigRecord(), grid))
         metrics = self.aggregate_evaluate(last, replies)
         if metrics is not None:
             result.evaluate_metrics_clientapp[last] = metrics
         return result
+
+    def _round(self, server_round: int, grid: Grid) -> MetricRecord | None:
+        """One round, and its checkpoint."""
+        if self._prepared < server_round and self.before_round(server_round):
+            self._prepared = server_round
+            self._save(server_round - 1)
+        self.rounds.lost, self._catching_up = {} if self.catches_up(server_round) else None, set()
+        self._exchange_all(self.prepare(server_round))
+        self.rounds.require_quorum(len(self.rounds.roster.active()), f"are left for round {server_round}")
+        replies = self.rounds.exchange(self.configure_train(server_round, ArrayRecord(), ConfigRecord(), grid), self.next_part)
+        _, metrics = self.aggregate_train(server_round, replies)
+        self._look(server_round)
+        self._save(server_round)
+        self.note_saved(server_round)
+        self.rounds.finished = server_round
+        self.run.progress.note("checkpoint", f"checkpoint   after round {server_round}", round=server_round)
+        return metrics
 
     def _look(self, server_round: int) -> None:
         """Measure what the rounds have led to, where that is wanted after this one."""
