@@ -302,7 +302,8 @@ def report(results: dict[str, Any], path: Path) -> None:
         "",
         f"{_described(conditions['shape'])}, float32 on the CPU, threads: {conditions['threads']}; "
         f"{conditions['batch']} sequences of {conditions['tokens']} tokens; {conditions['repeats']} fresh processes each, in "
-        "turns: the fastest one's seconds, of other figures medians; memory beyond the interpreter's. In brackets the share of "
+        "turns with what was measured along with them: the fastest one's seconds, of other figures medians; memory beyond the "
+        "interpreter's. In brackets the share of "
         f"LoRA of rank {USUAL} on the whole model. p is what was asked for; as whole heads go, "
         f"{', '.join(f'{_gone(rows, ratio):.1%}' for ratio in TENS[1:])} of the units' weights went. "
         f"[Figures](./{path.name}).",

@@ -86,8 +86,8 @@ def write_report(title: str, found: Found, conditions: Mapping[str, Any], path: 
         f"Scores are {unit} over {conditions['items']} test items; the mean over devices, each with its own model, and the "
         f"worst of them. Means ± sample standard deviation over as many of the seeds {', '.join(seeds)} as were measured. "
         f"Seconds are the fleet's; the last column has those until the score that all methods come to which were measured with "
-        f"every seed (rounds in between were not measured, so they are coarse), with the number of seeds where not all came "
-        f"there. Model `{conditions['model']['name']}`, {conditions['model']['parameters']:,} "
+        f"every seed (rounds in between were not measured, so they are coarse), with how many of a row's seeds came "
+        f"there, where not all did. Model `{conditions['model']['name']}`, {conditions['model']['parameters']:,} "
         f"parameters. [Figures](./{path.name}.csv), [between rounds](./{path.name}-curves.csv), "
         f"{of_devices}[conditions](./{path.name}.json).",
         "",
@@ -124,7 +124,8 @@ def _table(found: Found, fleet: str, share: str) -> list[str]:
     for model in models:
         own = [row for row in rows if row["model"] == model]
         soon = found.seconds_to(fleet, share, model)
-        few = f" ({len(soon)} of {len(targets)})" if len(soon) < len(targets) else ""
+        tried = len(targets.keys() & {row["seed"] for row in own})
+        few = f" ({len(soon)} of {tried})" if len(soon) < tried else ""
         reached = f"{fmean(soon.values()):.3g}{few}" if soon else ""
         lines.append(f"{_line_of(model, own)} {reached} |")
     arms = {(model, "score"): {r["seed"]: float(r["score"]) for r in rows if r["model"] == model} for model in models}

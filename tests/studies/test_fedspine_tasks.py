@@ -12,7 +12,7 @@ from bench import private_text
 from tiny_model import save_tiny_llama, save_tiny_roberta
 
 from benchmarks.fedspallm.rows import Rows
-from benchmarks.fedspine import cuts, task_study, tasks
+from benchmarks.fedspine import cuts, task_report, task_study, tasks
 from benchmarks.fedspine.compared import AT_ONCE_LAST, CHOICES
 from benchmarks.fedspine.other_clock import retimed
 from benchmarks.fedspine.task_bars import by_alpha, by_fleet, times_by_alpha
@@ -200,6 +200,22 @@ def test_what_is_cut_when_the_rounds_are_over_reaches_its_score_with_them(tmp_pa
     found = found_in(tasks.Files(rows, curves), "acc")
     assert found.targets("high", "0.5") == {"0": 0.7}
     assert [found.seconds_to("high", "0.5", model) for model in ("bandits", AT_ONCE_LAST)] == [{"0": 30.0}, {"0": 60.0}]
+
+
+def test_a_row_s_seconds_say_how_many_of_its_own_seeds_came_there(tmp_path: Path) -> None:
+    """Bandits alone have all seeds. HetLoRA comes to as much with one of its two, FedPETuning with its only one."""
+    points = [
+        ("0", "0.5", "bandits", 20, 0.7), ("1", "0.5", "bandits", 30, 0.6), ("2", "0.5", "bandits", 30, 0.6),
+        ("0", "0.0", "HetLoRA", 10, 0.8), ("1", "0.0", "HetLoRA", 9, 0.5), ("0", "0.0", "FedPETuning", 40, 0.9),
+    ]  # fmt: skip
+    names = ("seed", "fleet", "share", "model", "seconds", "score")
+    curves = [dict(zip(names, map(str, (seed, "high", *rest)), strict=True), round="1") for seed, *rest in points]
+    rows = [{**dict.fromkeys(task_report.COLUMNS, "0"), **row} for row in curves]
+    conditions = {"items": 9, "model": {"name": "encoder", "parameters": 7}, "settings": {"data.alpha": 10.0}}
+    task_report.write_report("SST-2", Found(rows, curves, "acc"), conditions, tmp_path / "fedspine-sst2")
+    lines = [line.split(" | ") for line in (tmp_path / "fedspine-sst2.md").read_text().splitlines() if line.startswith("| ")]
+    last = {line[0].removeprefix("| "): line[-1].removesuffix(" |") for line in lines if len(line) > 5}
+    assert (last["bandits"], last["HetLoRA"], last["FedPETuning"]) == ("26.7", "10 (1 of 2)", "40")
 
 
 def test_when_a_score_is_reached_that_all_methods_come_to() -> None:
