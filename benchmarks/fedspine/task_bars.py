@@ -82,12 +82,14 @@ def _of_alphas(rows: Sequence[Row], fleet: str, share: str, alpha: float) -> lis
 
 def plot(panels: Mapping[str, Bars], title: str, path: Path) -> None:
     """Grouped bars, a panel per label of the vertical axis."""
+    from matplotlib import colormaps
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(1.5 + 4.0 * len(panels), 4.0), layout="constrained")
     FigureCanvasAgg(figure)
     models = list(dict.fromkeys(model for bars in panels.values() for heights in bars.values() for model in heights))
+    colours = {model: colormaps["tab20" if len(models) > 10 else "tab10"](place % 20) for place, model in enumerate(models)}
     drawn: dict[str, Any] = {}
     for axes, (label, bars) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
         own = [model for model in models if any(model in heights for heights in bars.values())]
@@ -95,7 +97,7 @@ def plot(panels: Mapping[str, Bars], title: str, path: Path) -> None:
         for place, model in enumerate(own):
             at = [group + (place - (len(own) - 1) / 2) * width for group, name in enumerate(bars) if model in bars[name]]
             heights = [bars[name][model] for name in bars if model in bars[name]]
-            drawn[model] = axes.bar(at, heights, width, color=f"C{models.index(model) % 10}")
+            drawn[model] = axes.bar(at, heights, width, color=colours[model])
         axes.set_xticks(range(len(bars)), list(bars))
         axes.set_ylabel(label)
         axes.set_ylim(*_limits([height for heights in bars.values() for height in heights.values()], label))
