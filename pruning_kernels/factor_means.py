@@ -97,15 +97,14 @@ def coverage_mean(
     side : which one was pruned
     rank, scaling : of the result
     divisor : see ``Divisor``
-    last : the last global update, of the rows that devices without a part in this mean still have. What nobody else kept stays
-        as it is there, as far as the rank goes. Rows that no device has at all, and none comes back, are better left out: they
-        would take singular values from the others.
+    last : the last global update, of rows that devices without a part in this mean still have. What nobody else kept stays as
+        it is there, as far as the rank goes. Rows that no device has at all are better left out: they take singular values.
 
     Returns
     -------
     Factors
-        float32, of the whole matrix, ordered and balanced as ``factors.refactorise`` says. Rows that no device of a weight
-        above 0 kept, and that are not in ``last``, are exactly zero.
+        float32, of the whole matrix, as ``factors.refactorise`` orders them. Rows that nobody of a weight above 0 kept, and
+        that are not in ``last``, are exactly zero.
 
     Raises
     ------

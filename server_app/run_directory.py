@@ -109,7 +109,6 @@ def require_run_directory(settings: RunSettings, model: OpenedModel) -> None:
     if CheckpointFolder(folder.checkpoint).load(identity(settings, model)) is None:
         folder.require_not_begun()
     folder.load_times()
-    folder.restore_ledger([])
 
 
 def _require_place(settings: RunSettings) -> None:

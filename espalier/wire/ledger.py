@@ -1,7 +1,10 @@
 """The byte ledger: what crossed the wire, per run, round, client, kind and block, raw and as sent."""
 
-from collections.abc import Callable, Iterable, Mapping
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from flwr.app import RecordDict
@@ -92,13 +95,28 @@ class Ledger:
         """The sums, for a checkpoint: [client, up, down] each."""
         return [[client, traffic.up, traffic.down] for client, traffic in sorted(self.by_client.items())]
 
-    def restore(self, state: list[list[int]], entries: Iterable[Mapping[str, Any]] = ()) -> None:
-        """Take over what ``state`` returned, and which times are among the entries that were written before.
+    def restore(self, state: list[list[int]], timed: Iterable[tuple[int, int]] = ()) -> None:
+        """Take over what ``state`` returned, and of which rounds and clients times were noted before, see ``timed_in``.
 
         What was sent after that checkpoint and is sent again counts once.
         """
         self.by_client = {client: Traffic(up, down) for client, up, down in state}
-        self._timed = {(entry["round"], entry["client"]) for entry in entries if entry["kind"] == "round"}
+        self._timed = set(timed)
+
+
+def timed_in(path: Path) -> Iterator[tuple[int, int]]:
+    """Round and client of each time in a ledger's file; a line that a dying machine tore has none.
+
+    Other entries, of which there may be hundreds of thousands, are passed over unread.
+    """
+    if not path.exists():
+        return
+    with path.open(errors="replace") as lines:
+        for line in lines:
+            if '"kind": "round"' in line:
+                with suppress(ValueError, KeyError, TypeError):
+                    entry = json.loads(line)
+                    yield entry["round"], entry["client"]
 
 
 def dense_bytes_of(plan: ModelPlan) -> dict[str, int]:

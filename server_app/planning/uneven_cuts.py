@@ -1,7 +1,8 @@
-"""The cuts that leave adapters largest and smallest, where units of several kinds or blocks compete and nobody knows which go.
+"""How much goes of each kind in each block, where units of several kinds or blocks compete and nobody knows which will go.
 
 A share is one of parameters, while what travels is adapters. A unit costs so many parameters and has so many numbers of
-adapters on it, as all of its kind in its block have; so the bounds are those of a knapsack that takes fractions of units.
+adapters on it, as all of its kind in its block have; so the cuts that leave adapters largest and smallest are those of a
+knapsack that takes fractions of units.
 """
 
 import math
@@ -17,11 +18,12 @@ from espalier.wire.adapters import AdapterPlan
 from espalier.wire.cut_units import Cut, CutUnits
 from espalier.wire.cuts import KINDS
 from espalier.wire.structure import unit_size
+from server_app.planning.messages.base import Case
 
 BYTES: dict[Payload, float] = {"float32": 4, "bfloat16": 2, "nf4": 0.5625}
 """Of a number."""
-UNEVEN = 32
-"""Bytes by which tensors with as many numbers in all may differ, each: digits in a blob's header, and NF4's last block."""
+AROUND_TENSOR = 32
+"""Bytes by which blobs differ for each tensor though they have as many numbers: digits of a header, and NF4's last block."""
 
 
 @dataclass(frozen=True)
@@ -41,12 +43,13 @@ class Pool:
 
 @dataclass(frozen=True)
 class UnevenCuts:
-    """Bounds of the cuts of a run.
+    """Cuts of a run.
 
     Parameters
     ----------
     adapters : of the whole model
     rank : the lowest that adapters have
+    around_parts : bytes by which messages may differ that have as many numbers, because they are in more parts or fewer
     """
 
     units: CutUnits
@@ -54,27 +57,32 @@ class UnevenCuts:
     adapters: AdapterPlan
     payload: Payload
     rank: int
+    around_parts: int = 0
 
-    def cut(self, share: float, *, largest: bool) -> Cut:
-        """The cut of a share with the largest adapters, or with the smallest; a bound, which no device may have.
+    def cut(self, share: float, case: Case) -> Cut:
+        """The cut of a share with which the fewest bytes travel, or the most; both are bounds, which no device may have.
 
-        It says how many units of each kind go in each block, not which.
+        ``usual`` is in the middle. It says how many units of each kind go in each block, not which.
         """
-        pools, found = self._pools(), self.units.none
-        for own, least in self.units.targets(share, self.job):
+        pools, found, targets = self._pools(), self.units.none, self.units.targets(share, self.job)
+        for own, least in targets:
             competing = [pools[number] for number in np.unique(self.units.pools[own]).tolist()]
-            room, blocks = self.units.room(own, self.job), {pool.number // 2 for pool in competing}
-            amount = max(0, least - room) if largest else least + room + max(pool.cost for pool in competing)
-            numbers = _numbers(competing, amount, largest=largest)
-            differ = math.ceil(sum(self._differ(block) for block in blocks) / (BYTES[self.payload] * self.rank))
-            wanted = numbers - differ if largest else numbers + differ
-            for pool, gone in _counts(competing, wanted, largest=largest):
+            room = self.units.room(own, self.job)
+            around = self._around(competing, len(targets))
+            fewest = _numbers(competing, max(0, least - room), fewest=True) - around
+            most = _numbers(competing, least + room + max(pool.cost for pool in competing), fewest=False) + around
+            if case == "usual":
+                counts = _spread(competing, (max(0, fewest) + min(most, _all(competing))) // 2)
+            else:
+                counts = _in_turn(competing, most if case == "least" else fewest, fewest=case == "most")
+            for pool, gone in zip(competing, counts, strict=True):
                 found[np.flatnonzero(self.units.pools == pool.number)[pool.units - gone :]] = True
         return found
 
-    def _differ(self, block: int) -> int:
-        """Bytes by which a block's blobs may differ that have as many numbers."""
-        return UNEVEN * (1 + 2 * len(self.adapters.blocks.get(block, ())))
+    def _around(self, pools: Sequence[Pool], sets: int) -> int:
+        """Numbers of the lowest rank that weigh as much as all in which blobs and messages may differ beside their numbers."""
+        tensors = sum(1 + 2 * len(self.adapters.blocks.get(block, ())) for block in {pool.number // 2 for pool in pools})
+        return math.ceil((AROUND_TENSOR * tensors + self.around_parts / sets) / (BYTES[self.payload] * self.rank))
 
     def _pools(self) -> list[Pool]:
         numbers, first, counts = np.unique(self.units.pools, return_index=True, return_counts=True)
@@ -89,27 +97,44 @@ class UnevenCuts:
         ]
 
 
-def _in_turn(pools: Sequence[Pool], *, largest: bool) -> list[Pool]:
-    """Those with the fewest numbers to a parameter first where adapters are to stay large, else those with the most."""
-    return sorted(pools, key=lambda pool: (pool.numbers / pool.cost, pool.number), reverse=not largest)
+def _ordered(pools: Sequence[Pool], *, fewest: bool) -> list[int]:
+    """Places of pools, in the order in which the fewest numbers go with parameters, or the most."""
+    return sorted(range(len(pools)), key=lambda place: (pools[place].numbers / pools[place].cost, place), reverse=not fewest)
 
 
-def _numbers(pools: Sequence[Pool], amount: int, *, largest: bool) -> int:
-    """Numbers that go at least, or at most, with so many parameters, where units could be split."""
+def _all(pools: Sequence[Pool]) -> int:
+    """Numbers of all that can go."""
+    return sum(pool.can_go * pool.numbers for pool in pools)
+
+
+def _numbers(pools: Sequence[Pool], amount: int, *, fewest: bool) -> int:
+    """The fewest numbers that go with so many parameters, or the most, if units could be split."""
     left, found = float(amount), 0.0
-    for pool in _in_turn(pools, largest=largest):
+    for pool in (pools[place] for place in _ordered(pools, fewest=fewest)):
         gone = min(pool.can_go, left / pool.cost)
         left -= gone * pool.cost
         found += gone * pool.numbers
-    return math.floor(found) if largest else math.ceil(found)
+    return math.floor(found) if fewest else math.ceil(found)
 
 
-def _counts(pools: Sequence[Pool], numbers: int, *, largest: bool) -> list[tuple[Pool, int]]:
-    """Of each pool how many units go, so that no more than these numbers do, or no fewer."""
-    found = []
-    for pool in _in_turn(pools, largest=largest):
-        whole = numbers // pool.numbers if largest else -(-numbers // pool.numbers)
-        gone = max(0, min(pool.can_go, whole))
-        numbers -= gone * pool.numbers
-        found.append((pool, gone))
-    return found
+def _in_turn(pools: Sequence[Pool], numbers: int, *, fewest: bool) -> list[int]:
+    """Of each pool how many units go, one pool after the other, so that no more than these numbers do, or no fewer."""
+    counts = [0] * len(pools)
+    for place in _ordered(pools, fewest=fewest):
+        pool = pools[place]
+        whole = numbers // pool.numbers if fewest else -(-numbers // pool.numbers)
+        counts[place] = max(0, min(pool.can_go, whole))
+        numbers -= counts[place] * pool.numbers
+    return counts
+
+
+def _spread(pools: Sequence[Pool], numbers: int) -> list[int]:
+    """The same of all pools alike, as far as units allow."""
+    part = numbers / _all(pools) if _all(pools) else 0.0
+    counts = [int(pool.can_go * part) for pool in pools]
+    left = numbers - sum(count * pool.numbers for count, pool in zip(counts, pools, strict=True))
+    for place in sorted(range(len(pools)), key=lambda place: -pools[place].numbers):
+        more = min(pools[place].can_go - counts[place], left // pools[place].numbers)
+        counts[place] += more
+        left -= more * pools[place].numbers
+    return counts

@@ -8,7 +8,7 @@ from pathlib import Path
 from espalier.settings.mistakes import Mistake
 from espalier.storage.atomic import write_json
 from espalier.storage.json_lines import JsonLines
-from espalier.wire.ledger import Ledger
+from espalier.wire.ledger import Ledger, timed_in
 
 
 @dataclass
@@ -47,18 +47,8 @@ class RunFolder:
             )
 
     def restore_ledger(self, state: list[list[int]]) -> None:
-        """Let the ledger go on from the sums of a checkpoint, and from what is in its file.
-
-        Raises
-        ------
-        Mistake
-            The file is damaged.
-        """
-        try:
-            self.ledger.restore(state, self._written.entries())
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            path = self._written.path
-            raise Mistake(f"{path}: is damaged; move it away, its sums are in the checkpoint too") from None
+        """Let the ledger go on from the sums of a checkpoint, without times anew that its file has."""
+        self.ledger.restore(state, timed_in(self._written.path))
 
     @property
     def inbox(self) -> Path:

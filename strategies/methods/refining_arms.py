@@ -59,7 +59,7 @@ class ArmSpace:
     def least(self, pruned: float) -> float:
         """Below which u no arm can be played any more, for ``Bandit.draw``, of a device of which so much is pruned.
 
-        Of ``absolute`` never above the u that led there, whatever product and quotient are rounded to.
+        Of ``absolute`` never above the u that was drawn and led there, whatever product and quotient are rounded to.
         """
         if self.kind == "relative":
             return 0.0

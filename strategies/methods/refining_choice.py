@@ -5,7 +5,7 @@ part, nor does the order in which they are asked.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -106,23 +106,18 @@ class Choices:
     def learn(self, arms: Mapping[int, Arm], outcomes: Mapping[int, Outcome], server_round: int) -> dict[int, float]:
         """Take what a round came to, and return its rewards; a device that did not cut as it was asked teaches nothing."""
         self.usual = self.usual.and_of(outcomes)
-        if self.job.reward == "scaled":
-            rewards = scaled_rewards(
-                self._without_schedule(outcomes), self.usual, self.target, self.space.largest_step, self.job.kappa
-            )
+        job = self.job
+        if job.reward == "scaled":
+            ranks_alone = job.chooses and not job.chooses_ratios
+            largest = self.space.largest_step
+            rewards = scaled_rewards(outcomes, self.usual, self.target, largest, job.kappa, of_steps=not ranks_alone)
         else:
             rewards = literal_rewards(outcomes)
         for client, outcome in outcomes.items():
             self.pruned[client] = outcome.pruned
-            if (arm := arms.get(client)) is not None and outcome.pruned == arm.pruned and self.job.allocation == "bandit":
+            if (arm := arms.get(client)) is not None and outcome.pruned == arm.pruned and job.allocation == "bandit":
                 self.bandits[client] = self._bandit(client).learn(arm.u, arm.v, rewards[client], server_round)
         return rewards
-
-    def _without_schedule(self, outcomes: Mapping[int, Outcome]) -> Mapping[int, Outcome]:
-        """Steps of pruning that the schedule chose say nothing of an arm: where ranks alone are chosen they count alike."""
-        if self.job.chooses_ratios:
-            return outcomes
-        return {client: replace(outcome, arrived=True) for client, outcome in outcomes.items()}
 
     # ----- as text ----------------------------------------------------------------------------------------------------
 

@@ -93,14 +93,21 @@ def gain(outcome: Outcome) -> float:
 
 
 def scaled_rewards(
-    outcomes: Mapping[int, Outcome], usual: UsualGains, target: float, largest_step: float, tolerance: float = 0.1
+    outcomes: Mapping[int, Outcome],
+    usual: UsualGains,
+    target: float,
+    largest_step: float,
+    tolerance: float = 0.1,
+    *,
+    of_steps: bool = True,
 ) -> dict[int, float]:
     """Rewards from 0 to 1 of the devices of a round.
 
     The product of four terms. Progress: ``gain`` over ``usual.large``, at most 1; 0 where there was none. Pruning: the step
-    over ``largest_step``, at most 1; 1 once the target is reached, by the share or by units. Importance: over the largest of
-    the round; 1 where none is above 0, and 0 for one that is not finite. Time: ``1 / (1 + |T_i - mean T| / (tolerance mean
-    T))``; 1 where the mean is 0, and 0 for a time that is not finite or negative, which has no part in the mean.
+    over ``largest_step``, at most 1; 1 once the target is reached, by the share or by units, and without ``of_steps``.
+    Importance: over the largest of the round; 1 where none is above 0, and 0 for one that is not finite. Time: ``1 / (1 +
+    |T_i - mean T| / (tolerance mean T))``; 1 where the mean is 0, and 0 for a time that is not finite or negative, which has
+    no part in the mean.
 
     Parameters
     ----------
@@ -108,6 +115,7 @@ def scaled_rewards(
     usual : with this round in it
     target, largest_step : p* and Delta_max
     tolerance : kappa, above 0: a device that is off by this share of the mean time gets half
+    of_steps : whether steps of pruning are chosen, so that they say something of an arm
 
     Raises
     ------
@@ -123,7 +131,7 @@ def scaled_rewards(
     for device, outcome in outcomes.items():
         progress = min(1.0, gain(outcome) / large) if large > 0 else float(gain(outcome) > 0)
         step = (outcome.pruned - outcome.pruned_before) / largest_step
-        pruning = 1.0 if outcome.arrived or outcome.pruned >= target else _share(step, 1.0)
+        pruning = 1.0 if not of_steps or outcome.arrived or outcome.pruned >= target else _share(step, 1.0)
         importance = _share(outcome.importance, most) if most > 0 else float(math.isfinite(outcome.importance))
         rewards[device] = progress * pruning * importance * _timeliness(outcome.seconds, mean, tolerance)
     return rewards

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from adapters_sent import sent_adapters
-from bench import Bench, events, model_files, results, summary
+from bench import Bench, Home, events, model_files, results, summary
 from flwr.app import Message
 from personal_promises import PersonalPromises, perplexity_of, windows_of
 from promises import Uninterrupted, assert_planned, outgoing_bytes
@@ -473,6 +473,16 @@ class TestFedSpine(PersonalPromises):
     )
     def test_plans_of_other_cuts_have_the_bytes_of_their_runs(self, bench: Bench, changes: dict[str, Any]) -> None:
         """Where a step is within what went before nobody is asked for it."""
+        assert_planned(bench, bench.run(**changes), **changes)
+
+    def test_the_plan_s_bounds_hold_where_parts_do_not_lie_alike(self, home: Home, tmp_path: Path) -> None:
+        """Where all units compete blocks lose more or less, so that other blobs share a part, and each part has its bits."""
+        changes = {
+            "part_bytes": 97152, "lora__targets": "attn.v,mlp.down", "fedspine__selection": "global", "fedspine__share": 0.1,
+            "fedspine__allocation": "fixed", "fedspine__prune_rounds": 1, "federation__rounds": 4,
+        }  # fmt: skip
+        wide = save_tiny_llama(tmp_path / "wide", blocks=8, feed_forward=4000)
+        bench = Bench(tmp_path, self.method, self.settings, num_clients=2, home=Home(wide, home.public))
         assert_planned(bench, bench.run(**changes), **changes)
 
     def test_a_run_goes_on_with_the_fleet_that_it_began_with(self, bench: Bench) -> None:

@@ -251,20 +251,38 @@ def test_scores_that_are_no_numbers_are_a_mistake(saved: dict[str, Path]) -> Non
 
 
 @pytest.mark.parametrize(
-    ("selection", "share", "remedy"),
+    ("heads", "given", "remedy"),
     [
-        ("kind", 0.01, "no share of them can go; set selection to block or global"),
-        ("block", 0.99, "one channel of each block; lower it"),
-        ("global", 0.99, "one channel of each block; lower it"),
+        (1, {"selection": "kind", "share": 0.01}, "set selection to block$"),
+        (1, {"selection": "block", "share": 0.99}, "one channel of each block; lower it$"),
+        (1, {"selection": "global", "share": 0.99}, "one channel of each block; lower it$"),
+        (1, {"selection": "kind", "channel-multiple": 64}, "set selection to block and lower channel-multiple$"),
+        (1, {"selection": "global", "channel-multiple": 64}, "; lower channel-multiple$"),
+        (
+            4,
+            {"selection": "kind", "channel-multiple": 48},
+            "48 channels .* of each block; set selection to block$",
+        ),
+        (
+            4,
+            {"selection": "block", "channel-multiple": 48, "share": 0.7},
+            "48 channels .* of each block; lower it$",
+        ),
     ],
 )
-def test_a_share_that_cannot_go_is_told_with_what_helps(tmp_path: Path, selection: str, share: float, remedy: str) -> None:
-    """All query heads share one head of keys and values, which stays: none of its kind can go, however low the share."""
+def test_a_share_that_cannot_go_is_told_with_what_helps(tmp_path: Path, heads: int, given: dict[str, Any], remedy: str) -> None:
+    """Of a kind of which one unit must stay and there is but one, none can go, however low the share."""
     sizes = {"hidden_size": 64, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
-    plan = OpenedModel(save_model(tmp_path, llama_config(**sizes, num_key_value_heads=1, head_dim=16))).plan
-    job = StructuredSettings.model_validate({"share": share, "selection": selection})
+    plan = OpenedModel(save_model(tmp_path, llama_config(**sizes, num_key_value_heads=heads, head_dim=16))).plan
     with pytest.raises(Mistake, match=remedy):
-        ModelUnits.of(plan).share_of_units(plan, job)
+        ModelUnits.of(plan).share_of_units(plan, StructuredSettings.model_validate(given))
+
+
+def test_where_nothing_can_go_no_other_share_is_asked_for(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 16, "intermediate_size": 1, "num_hidden_layers": 2, "num_attention_heads": 1}
+    plan = OpenedModel(save_model(tmp_path, llama_config(**sizes, num_key_value_heads=1, head_dim=16))).plan
+    with pytest.raises(Mistake, match="nothing can go of some of them, whatever the share"):
+        ModelUnits.of(plan).share_of_units(plan, StructuredSettings(share=0.1))
 
 
 @pytest.mark.parametrize("selection", ["global", "block", "kind"])

@@ -20,6 +20,7 @@ from espalier.wire.cut_units import Cut, CutUnits
 from espalier.wire.fedspine import trained
 from espalier.wire.payload import packed_bytes
 from espalier.wire.plan import BlockPlan, LinearPlan, ModelPlan
+from server_app.planning.messages.base import CASES
 from server_app.planning.uneven_cuts import UnevenCuts
 
 SHAPES = {
@@ -63,7 +64,8 @@ def test_no_cut_of_a_device_is_beyond_the_bounds(payload: str, selection: str, m
         lora__targets=targets, fedspine__share=0.6,
     )  # fmt: skip
     job, generator, found = run.of(FedSpineSettings), np.random.default_rng(multiple), bounds(run)
-    limits = {share: [bytes_of(run, found.cut(share, largest=largest)) for largest in (False, True)] for share in (0.2, 0.6)}
+    limits = {share: [bytes_of(run, found.cut(share, case)) for case in CASES] for share in (0.2, 0.6)}
+    assert all(least <= usual <= most for least, usual, most in limits.values())
     for _ in range(12):
         favoured = generator.permutation(2 * len(UNITS.numbers))
         for values in (generator.random(len(UNITS.costs)), favoured[UNITS.pools] + generator.random(len(UNITS.costs))):
@@ -71,7 +73,7 @@ def test_no_cut_of_a_device_is_beyond_the_bounds(payload: str, selection: str, m
             for share in (0.2, 0.6):
                 scores = [{kind: torch.from_numpy(own) for kind, own in block.items()} for block in UNITS.by_block(values)]
                 cut = UNITS.side_by_side(ModelUnits.of(PLAN).lowest(scores, job, share, UNITS.by_block(cut)))
-                least, most = limits[share]
+                least, _, most = limits[share]
                 assert least <= bytes_of(run, cut) <= most
 
 
@@ -86,8 +88,9 @@ def test_bounds_by_hand() -> None:
     made = bounds(run)
     whole = numbers_of(run, PLAN, UNITS.none)
     exact = replace(made, rank=10**9)  # adapters so large that what shapes cost beside them is nothing
-    gone = {largest: (whole - numbers_of(run, PLAN, exact.cut(0.1, largest=largest))) // 3 for largest in (False, True)}
-    assert gone == {True: 18 + 4 - 1, False: 45 + 1}
+    gone = {case: (whole - numbers_of(run, PLAN, exact.cut(0.1, case))) // 3 for case in CASES}
+    assert (gone["most"], gone["least"]) == (18 + 4 - 1, 45 + 1)
+    assert gone["usual"] == (21 + 46) // 2
 
 
 @pytest.mark.parametrize("selection", ["global", "block"])
@@ -100,5 +103,5 @@ def test_bounds_of_a_7b_model_are_near_each_other(tmp_path: Path, selection: str
     with described(tmp_path) as folder:
         plan = OpenedModel(folder).plan
     found = bounds(run, plan)
-    smallest, largest = (numbers_of(run, plan, found.cut(0.5, largest=largest)) for largest in (False, True))
-    assert 0.98 * largest < smallest < largest
+    least, usual, most = (numbers_of(run, plan, found.cut(0.5, case)) for case in CASES)
+    assert 0.98 * most < least < usual < most

@@ -287,3 +287,20 @@ def test_a_step_that_is_left_out_leaves_nothing_behind(directories: dict[str, Pa
     assert expected is not None
     assert torch.equal(units, expected)
     assert taylor == of_one
+
+
+def test_masks_whose_gradients_overflow_do_not_count(directories: dict[str, Path]) -> None:
+    """As what a unit gives times its gradient can, where no weight's gradient does; the step trains all the same."""
+    training, watch = watched(OpenedModel(directories["llama"]), score="mask")
+
+    def overflown(step: int, gradients: Any) -> None:
+        if step == 0:
+            watch._of_masks[0, "groups"][1] = torch.inf
+        watch(step, gradients)
+
+    training.observer = overflown
+    with watch.watching():
+        _, trained = training.run(start_with_head(training), 0, 2)
+    assert (trained.skipped_steps, len(watch.terms)) == (0, 1)
+    assert watch.units is not None
+    assert bool(torch.isfinite(watch.units).all())

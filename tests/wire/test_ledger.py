@@ -1,9 +1,11 @@
 """The byte ledger: sums and entries, worked out by hand."""
 
+import json
 import struct
+from pathlib import Path
 from typing import Any
 
-from espalier.wire.ledger import Ledger
+from espalier.wire.ledger import Ledger, timed_in
 from espalier.wire.messages import SCHEMA_VERSION, Header, Letter, num_bytes, write
 
 HEADER = b'{"a":{"dtype":"U64","shape":[2],"data_offsets":[0,16]}}'.ljust(56)
@@ -73,13 +75,18 @@ def test_a_resumed_run_goes_on_with_the_sums() -> None:
     assert ledger.state() == [[0, 10, 20], [3, 1 + size, 2]]
 
 
-def test_a_round_s_time_is_noted_once_also_by_a_resumed_run() -> None:
+def test_a_round_s_time_is_noted_once_also_by_a_resumed_run(tmp_path: Path) -> None:
+    """Whatever else is in the ledger's file: other entries, a torn line, what is no entry."""
     entries: list[dict[str, Any]] = []
     ledger = Ledger(entries.append)
     for client, seconds in ((0, 1.5), (1, 2.5), (0, 1.5)):
         ledger.record_round("by-hand", 1, client, seconds)
     resumed = Ledger(entries.append)
-    resumed.restore([], [*entries, {"kind": "train", "round": 2, "client": 0}])
+    file = tmp_path / "ledger.jsonl"
+    lines = [json.dumps(entry) for entry in [*entries, {"kind": "train", "round": 2, "client": 0}]]
+    file.write_text("\n".join([*lines, lines[0][:-9], '{"kind": "round"}', "[]", ""]))
+    resumed.restore([], timed_in(file))
+    assert list(timed_in(tmp_path / "none.jsonl")) == []
     for number, client in ((1, 0), (1, 2), (2, 0)):
         resumed.record_round("by-hand", number, client, 3.5)
     assert [(entry["round"], entry["client"], entry["virtual_seconds"]) for entry in entries] == [

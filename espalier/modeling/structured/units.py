@@ -104,20 +104,44 @@ class ModelUnits:
         everything = int(self.costs.sum())
         whole = ModelUnits.of(plan) if len(self.blocks) < len(plan.blocks) else self
         of = plan.num_parameters if job.share_of == "model" else int(whole.costs.sum())
-        share, competing = job.share * of / everything, self.competing(job.selection)
-        stay = torch.zeros_like(competing[: int(competing.max()) + 1])
+        share = job.share * of / everything
+        if short := self._short(share, job):
+            total, staying = short
+            raise Mistake(
+                f"share = {job.share:g} (share-of = '{job.share_of}'): {share:.1%} of what can be cut would have to go, "
+                f"and of {total} parameters {staying} must stay, one group and {_channels(job)} of each block; "
+                f"{self._remedy(share, job)}"
+            )
+        return share
+
+    def _short(self, share: float, job: CutSettings) -> tuple[int, int] | None:
+        """Parameters of units that compete and of those that stay, where too many do; None where so large a share can go."""
+        sets = zip(self._totals(self.competing(job.selection)), self._staying(job), strict=True)
+        return next(((total, staying) for total, staying in sets if share_of(total, share) > total - staying), None)
+
+    def _staying(self, job: CutSettings) -> list[int]:
+        """Of all units that compete with each other the parameters of those that have to stay."""
+        competing = self.competing(job.selection)
         first = torch.ones_like(self.pools, dtype=torch.bool)
         first[1:] = self.pools[1:] != self.pools[:-1]
         least = torch.where(self.pools % 2 == 1, torch.bincount(self.pools)[self.pools].clamp(max=job.channel_multiple), 1)
-        stay.scatter_add_(0, competing[first], (self.costs * least)[first])
-        for total, staying in zip(self._totals(competing), stay.tolist(), strict=True):
-            if share_of(total, share) > total - staying:
-                remedy = "lower it" if staying < total else f"no share of them can go; set selection to {_wider(job)}"
-                raise Mistake(
-                    f"share = {job.share:g} (share-of = '{job.share_of}'): {share:.1%} of what can be cut would have to go, "
-                    f"and of {total} parameters {staying} must stay, one group and {_channels(job)} of each block; {remedy}"
-                )
-        return share
+        stay = torch.zeros(int(competing.max()) + 1, dtype=torch.int64)
+        return stay.scatter_add_(0, competing[first], (self.costs * least)[first]).tolist()
+
+    def _remedy(self, share: float, job: CutSettings) -> str:
+        """What lets a share go: a lower one, more units that compete, or a smaller multiple of channels."""
+        totals = self._totals(self.competing(job.selection))
+        if all(staying < total for total, staying in zip(totals, self._staying(job), strict=True)):
+            return "lower it"
+        wider = {"kind": ("kind", "block", "global"), "block": ("block", "global")}.get(job.selection, (job.selection,))
+        for multiple in dict.fromkeys((job.channel_multiple, 1)):
+            for selection in wider:
+                changed = job.model_copy(update={"selection": selection, "channel_multiple": multiple})
+                if self._short(share, changed) is None:
+                    select = [f"set selection to {selection}"] if selection != job.selection else []
+                    lower = ["lower channel-multiple"] if multiple != job.channel_multiple else []
+                    return " and ".join([*select, *lower])
+        return "nothing can go of some of them, whatever the share"
 
     def _totals(self, competing: Tensor) -> list[int]:
         sums = torch.zeros(int(competing.max()) + 1, dtype=torch.int64)
@@ -138,8 +162,3 @@ def _keep_a_multiple(cut: NDArray[np.bool_], scores: NDArray, multiple: int) -> 
 def _channels(job: CutSettings) -> str:
     """The fewest that stay in a block, in words."""
     return f"{job.channel_multiple} channels (channel-multiple)" if job.channel_multiple > 1 else "one channel"
-
-
-def _wider(job: CutSettings) -> str:
-    """Selections in which more units compete with each other."""
-    return "block or global" if job.selection == "kind" else "global"

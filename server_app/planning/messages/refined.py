@@ -17,11 +17,14 @@ from server_app.planning.messages.tuning import Tuning
 from server_app.planning.uneven_cuts import UnevenCuts
 from strategies.methods.refining_choice import Choices
 
+AROUND_PART, ROUND_TRIPS = 1024, 2
+"""Bytes of a message beside its blobs, more than it has; and how often the adapters' parts are asked for in a round."""
+
 
 class Refined(Tuning):
     """``least``: all is cut as soon as it may be, at the lowest rank. ``usual``: the middle of what may be chosen. ``most``:
-    nothing is cut though it is asked for, at the highest rank. Where it is open which units go, those go at ``least`` that have
-    the largest adapters for what they cost, and at ``most`` the others."""
+    nothing is cut though it is asked for, at the highest rank. Where it is open which units go, at ``least`` it is those with
+    the largest adapters, at ``most`` those with the smallest."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -115,8 +118,8 @@ class Refined(Tuning):
 
     def _cut_of(self, share: float) -> Cut:
         """Such a share cut, of each kind in each block where it is not open which kinds go; it says shapes, not which units."""
-        if share and self.spine.selection != "kind" and self.case != "usual":
-            return self._uneven.cut(share, largest=self.case == "most")
+        if share and self.spine.selection != "kind":
+            return self._uneven.cut(share, self.case)
         units, cut = self.units, self.units.none
         for pool in range(2 * len(units.numbers)):
             own = np.flatnonzero(units.pools == pool)
@@ -131,5 +134,7 @@ class Refined(Tuning):
     def _uneven(self) -> UnevenCuts:
         chooses = self.spine.chooses and self.spine.adaptive_rank
         rank = self.choices.space.lowest_rank if chooses else self.spine.usual_rank(self.settings.lora)
-        adapters = trained(self.model.plan, self.settings)
-        return UnevenCuts(self.units, self.spine, adapters, self.settings.federation.payload, rank)
+        adapters, run = trained(self.model.plan, self.settings), self.settings
+        parts = self.post.num_parts(1, self.order(1, run.lora.largest_rank))
+        around = ROUND_TRIPS * (parts - 1) * (AROUND_PART + len(self.units.pack(self.units.none)))
+        return UnevenCuts(self.units, self.spine, adapters, run.federation.payload, rank, around)
