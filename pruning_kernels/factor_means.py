@@ -103,8 +103,8 @@ def coverage_mean(
     Returns
     -------
     Factors
-        float32, of the whole matrix, as ``factors.refactorise`` orders them. Rows that nobody of a weight above 0 kept, and
-        that are not in ``last``, are exactly zero.
+        float32, of the whole matrix, ordered and balanced by ``factors.refactorise``. Rows that nobody of a weight above 0
+        kept, and that are not in ``last``, are exactly zero.
 
     Raises
     ------

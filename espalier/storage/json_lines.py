@@ -8,7 +8,7 @@ from typing import Any
 
 
 class JsonLines:
-    """Appends a line at a time; a line is written whole, by one system call."""
+    """Appends a line at a time; a line is written whole, by one system call, and never behind half of another one."""
 
     def __init__(self, path: Path, mode: int = 0o644) -> None:
         self.path = path
@@ -18,10 +18,11 @@ class JsonLines:
         """Append one entry; OSError, with the path, if it could not be written whole, and then nothing of it is there."""
         line = json.dumps(entry, allow_nan=False) + "\n"
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, self._mode)
+        handle = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, self._mode)
         try:
             size = os.fstat(handle).st_size
-            data = line.encode()
+            torn = size > 0 and os.pread(handle, 1, size - 1) != b"\n"  # by a machine that went down
+            data = (b"\n" if torn else b"") + line.encode()
             if os.write(handle, data) != len(data):
                 os.ftruncate(handle, size)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

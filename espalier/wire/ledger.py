@@ -107,16 +107,16 @@ class Ledger:
 def timed_in(path: Path) -> Iterator[tuple[int, int]]:
     """Round and client of each time in a ledger's file; a line that a dying machine tore has none.
 
-    Other entries, of which there may be hundreds of thousands, are passed over unread.
+    Other entries, of which there may be hundreds of thousands, are passed over unread, by how ``JsonLines`` writes them.
     """
     if not path.exists():
         return
     with path.open(errors="replace") as lines:
         for line in lines:
             if '"kind": "round"' in line:
-                with suppress(ValueError, KeyError, TypeError):
+                with suppress(ValueError, KeyError, TypeError, RecursionError):
                     entry = json.loads(line)
-                    yield entry["round"], entry["client"]
+                    yield int(entry["round"]), int(entry["client"])
 
 
 def dense_bytes_of(plan: ModelPlan) -> dict[str, int]:

@@ -62,7 +62,8 @@ class UnevenCuts:
     def cut(self, share: float, case: Case) -> Cut:
         """The cut of a share with which the fewest bytes travel, or the most; both are bounds, which no device may have.
 
-        ``usual`` is in the middle. It says how many units of each kind go in each block, not which.
+        ``usual`` takes the share of each kind in each block, as far as units allow. It matters how many units of each go
+        here, not which.
         """
         pools, found, targets = self._pools(), self.units.none, self.units.targets(share, self.job)
         for own, least in targets:
@@ -72,7 +73,7 @@ class UnevenCuts:
             fewest = _numbers(competing, max(0, least - room), fewest=True) - around
             most = _numbers(competing, least + room + max(pool.cost for pool in competing), fewest=False) + around
             if case == "usual":
-                counts = _spread(competing, (max(0, fewest) + min(most, _all(competing))) // 2)
+                counts = _spread(competing, least, self.job.channel_multiple)
             else:
                 counts = _in_turn(competing, most if case == "least" else fewest, fewest=case == "most")
             for pool, gone in zip(competing, counts, strict=True):
@@ -102,11 +103,6 @@ def _ordered(pools: Sequence[Pool], *, fewest: bool) -> list[int]:
     return sorted(range(len(pools)), key=lambda place: (pools[place].numbers / pools[place].cost, place), reverse=not fewest)
 
 
-def _all(pools: Sequence[Pool]) -> int:
-    """Numbers of all that can go."""
-    return sum(pool.can_go * pool.numbers for pool in pools)
-
-
 def _numbers(pools: Sequence[Pool], amount: int, *, fewest: bool) -> int:
     """The fewest numbers that go with so many parameters, or the most, if units could be split."""
     left, found = float(amount), 0.0
@@ -128,13 +124,20 @@ def _in_turn(pools: Sequence[Pool], numbers: int, *, fewest: bool) -> list[int]:
     return counts
 
 
-def _spread(pools: Sequence[Pool], numbers: int) -> list[int]:
-    """The same of all pools alike, as far as units allow."""
-    part = numbers / _all(pools) if _all(pools) else 0.0
-    counts = [int(pool.can_go * part) for pool in pools]
-    left = numbers - sum(count * pool.numbers for count, pool in zip(counts, pools, strict=True))
-    for place in sorted(range(len(pools)), key=lambda place: -pools[place].numbers):
-        more = min(pools[place].can_go - counts[place], left // pools[place].numbers)
+def _spread(pools: Sequence[Pool], amount: int, multiple: int) -> list[int]:
+    """The same of all pools alike, until so many parameters have gone; of channels so that a multiple stays."""
+    counts, left = [0] * len(pools), amount
+    for kind in range(len(KINDS)):  # groups, which are few and large, then channels
+        part = left / sum(pool.units * pool.cost for pool in pools if pool.number % 2 >= kind)
+        for place, pool in enumerate(pools):
+            if pool.number % 2 == kind:
+                counts[place] = min(pool.can_go, int(pool.units * part))
+        left = amount - sum(count * pool.cost for count, pool in zip(counts, pools, strict=True))
+    for place, pool in sorted(enumerate(pools), key=lambda one: one[1].cost):  # what is left of units that do not go in part
+        more = max(0, min(pool.can_go - counts[place], -(-left // pool.cost)))
         counts[place] += more
-        left -= more * pools[place].numbers
+        left -= more * pool.cost
+    for place, pool in enumerate(pools):
+        if counts[place] and KINDS[pool.number % 2] == "channels":
+            counts[place] = min(pool.can_go, counts[place] + (pool.units - counts[place]) % multiple)
     return counts

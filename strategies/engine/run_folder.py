@@ -47,8 +47,17 @@ class RunFolder:
             )
 
     def restore_ledger(self, state: list[list[int]]) -> None:
-        """Let the ledger go on from the sums of a checkpoint, without times anew that its file has."""
-        self.ledger.restore(state, timed_in(self._written.path))
+        """Let the ledger go on from the sums of a checkpoint, without times anew that its file has.
+
+        Raises
+        ------
+        Mistake
+            The file cannot be read.
+        """
+        try:
+            self.ledger.restore(state, timed_in(self._written.path))
+        except OSError as error:
+            raise Mistake(f"{self._written.path}: cannot be read: {error.strerror}") from None
 
     @property
     def inbox(self) -> Path:

@@ -461,13 +461,22 @@ class TestFedPETuning(Promises):
         """A machine that goes down may leave half of a line; the time in it is told anew."""
         changes = {"federation__rounds": 2, "fedpetuning__fleet": "low"}
         folder = bench.killed(lambda header: header.server_round == 2, **changes)
-        lines = (folder / "ledger.jsonl").read_text().splitlines()
+        ledger = folder / "ledger.jsonl"
+        lines = ledger.read_text().splitlines(keepends=True)
         last = max(place for place, line in enumerate(lines) if '"kind": "round"' in line)
-        (folder / "ledger.jsonl").write_text("\n".join([*lines[:last], lines[last][:-20], *lines[last + 1 :], ""]))
+        ledger.write_text("".join(lines[:last]) + lines[last][:-20])
         resumed = bench.run(resume_from=str(folder), **changes)
         readable = [line for line in (resumed / "ledger.jsonl").read_text().splitlines() if line.endswith("}")]
         told = [entry["round"] for entry in map(json.loads, readable) if entry["kind"] == "round"]
         assert Counter(told) == {1: 4, 2: 4}
+
+    def test_a_ledger_that_cannot_be_read_is_named(self, bench: Bench) -> None:
+        changes = {"federation__rounds": 2}
+        folder = bench.killed(lambda header: header.server_round == 2, **changes)
+        (folder / "ledger.jsonl").unlink()
+        (folder / "ledger.jsonl").mkdir()
+        with pytest.raises(Mistake, match=r"ledger\.jsonl: cannot be read: Is a directory"):
+            bench.run(resume_from=str(folder), **changes)
 
     # ----- what a site refuses ----------------------------------------------------------------------------------------
 

@@ -475,10 +475,11 @@ class TestFedSpine(PersonalPromises):
         """Where a step is within what went before nobody is asked for it."""
         assert_planned(bench, bench.run(**changes), **changes)
 
-    def test_the_plan_s_bounds_hold_where_parts_do_not_lie_alike(self, home: Home, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("selection", ["global", "block"])
+    def test_the_plan_s_bounds_hold_where_parts_do_not_lie_alike(self, home: Home, tmp_path: Path, selection: str) -> None:
         """Where all units compete blocks lose more or less, so that other blobs share a part, and each part has its bits."""
         changes = {
-            "part_bytes": 97152, "lora__targets": "attn.v,mlp.down", "fedspine__selection": "global", "fedspine__share": 0.1,
+            "part_bytes": 97152, "lora__targets": "attn.v,mlp.down", "fedspine__selection": selection, "fedspine__share": 0.1,
             "fedspine__allocation": "fixed", "fedspine__prune_rounds": 1, "federation__rounds": 4,
         }  # fmt: skip
         wide = save_tiny_llama(tmp_path / "wide", blocks=8, feed_forward=4000)

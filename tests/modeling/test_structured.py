@@ -258,6 +258,9 @@ def test_scores_that_are_no_numbers_are_a_mistake(saved: dict[str, Path]) -> Non
         (1, {"selection": "global", "share": 0.99}, "one channel of each block; lower it$"),
         (1, {"selection": "kind", "channel-multiple": 64}, "set selection to block and lower channel-multiple$"),
         (1, {"selection": "global", "channel-multiple": 64}, "; lower channel-multiple$"),
+        (1, {"selection": "kind", "share": 0.9}, "; set selection to block and lower the share$"),
+        (1, {"selection": "block", "share": 0.9, "channel-multiple": 64}, "; lower channel-multiple and lower the share$"),
+        (4, {"selection": "kind", "share": 0.9, "channel-multiple": 64}, "; set selection to block and lower the share$"),
         (
             4,
             {"selection": "kind", "channel-multiple": 48},

@@ -27,6 +27,14 @@ def test_a_later_process_appends(tmp_path: Path) -> None:
     assert JsonLines(tmp_path / "log.jsonl").entries() == [{"a": 1}, {"a": 2}]
 
 
+def test_a_line_that_was_torn_takes_none_with_it(tmp_path: Path) -> None:
+    log = JsonLines(tmp_path / "log.jsonl")
+    log.path.write_text('{"a": 1}\n{"a": ')
+    log.append({"a": 3})
+    log.append({"a": 4})
+    assert log.path.read_text().splitlines() == ['{"a": 1}', '{"a": ', '{"a": 3}', '{"a": 4}']
+
+
 def test_text_that_looks_like_a_line_end_to_some_readers_stays_in_its_line(tmp_path: Path) -> None:
     log = JsonLines(tmp_path / "log.jsonl")
     log.append({"text": "a\u2028b\u0085c\x0bd\re"})

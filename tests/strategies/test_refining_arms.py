@@ -48,7 +48,7 @@ def test_ratios_never_fall_or_pass_the_target(kind: Kind, seed: int, lowest: int
 def test_what_was_played_stays_within_reach(u: float, target: float) -> None:
     """The cell of an arm that led to where a device stands is not cut off there: (u p*) / p* may be above u.
 
-    Points are what NumPy's generator draws.
+    Points are as far apart as those that NumPy's generator draws.
     """
     space = ArmSpace(target, 0.1, 2, 32, "absolute")
     pruned = space.refinement(u, 0.5, 0.0).pruned

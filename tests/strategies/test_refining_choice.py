@@ -78,6 +78,8 @@ def test_where_ranks_alone_are_chosen_rewards_say_nothing_of_the_schedule_s_step
         outcomes = {client: outcome(arm.pruned, arm.before) for client, arm in arms.items()}
         seen += made.learn(arms, outcomes, server_round).values()
     assert set(seen) == {1.0}
+    fixed = choices(allocation="fixed", prune_rounds=2, prune_from=4)
+    assert fixed.learn({}, {0: outcome(0.0)}, 2) == {0: 0.0}, "nothing is chosen: a step that is none has no reward"
     literal = choices(reward="literal", **changes)
     arms = {0: literal.arm(0, 4)}
     assert literal.learn(arms, {0: outcome(arms[0].pruned)}, 4)[0] > 0  # equation 3 with the schedule's steps

@@ -84,7 +84,8 @@ def test_a_round_s_time_is_noted_once_also_by_a_resumed_run(tmp_path: Path) -> N
     resumed = Ledger(entries.append)
     file = tmp_path / "ledger.jsonl"
     lines = [json.dumps(entry) for entry in [*entries, {"kind": "train", "round": 2, "client": 0}]]
-    file.write_text("\n".join([*lines, lines[0][:-9], '{"kind": "round"}', "[]", ""]))
+    spoilt = [lines[0][:-9], '{"kind": "round"}', '[{"kind": "round"}]', '{"kind": "round", "round": [1], "client": 2}']
+    file.write_bytes("\n".join([*lines, *spoilt, "[]", ""]).encode() + b"\xff\n")
     resumed.restore([], timed_in(file))
     assert list(timed_in(tmp_path / "none.jsonl")) == []
     for number, client in ((1, 0), (1, 2), (2, 0)):

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 import torch
@@ -129,19 +130,24 @@ class ModelUnits:
         return stay.scatter_add_(0, competing[first], (self.costs * least)[first]).tolist()
 
     def _remedy(self, share: float, job: CutSettings) -> str:
-        """What lets a share go: a lower one, more units that compete, or a smaller multiple of channels."""
-        totals = self._totals(self.competing(job.selection))
-        if all(staying < total for total, staying in zip(totals, self._staying(job), strict=True)):
+        """What lets a share go: a lower one, more units that compete, or a smaller multiple of channels; or all of these."""
+        if self._can_go_at_all(job):
             return "lower it"
         wider = {"kind": ("kind", "block", "global"), "block": ("block", "global")}.get(job.selection, (job.selection,))
-        for multiple in dict.fromkeys((job.channel_multiple, 1)):
-            for selection in wider:
+        multiples = dict.fromkeys((job.channel_multiple, 1))
+        for of_less in (False, True):
+            for multiple, selection in product(multiples, wider):
                 changed = job.model_copy(update={"selection": selection, "channel_multiple": multiple})
-                if self._short(share, changed) is None:
+                if self._can_go_at_all(changed) if of_less else self._short(share, changed) is None:
                     select = [f"set selection to {selection}"] if selection != job.selection else []
                     lower = ["lower channel-multiple"] if multiple != job.channel_multiple else []
-                    return " and ".join([*select, *lower])
+                    return " and ".join([*select, *lower, *(["lower the share"] if of_less else [])])
         return "nothing can go of some of them, whatever the share"
+
+    def _can_go_at_all(self, job: CutSettings) -> bool:
+        """Whether there is a share, however small, that can go of all units that compete with each other."""
+        totals = self._totals(self.competing(job.selection))
+        return all(staying < total for total, staying in zip(totals, self._staying(job), strict=True))
 
     def _totals(self, competing: Tensor) -> list[int]:
         sums = torch.zeros(int(competing.max()) + 1, dtype=torch.int64)

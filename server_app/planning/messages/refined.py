@@ -1,6 +1,6 @@
 """Messages of FedSpine: from the second round on devices are asked what to cut, and adapters travel in what shape is left."""
 
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -18,13 +18,13 @@ from server_app.planning.uneven_cuts import UnevenCuts
 from strategies.methods.refining_choice import Choices
 
 AROUND_PART, ROUND_TRIPS = 1024, 2
-"""Bytes of a message beside its blobs, more than it has; and how often the adapters' parts are asked for in a round."""
+"""Bytes of a part beside its blobs and their hashes, more than it has; and how often parts travel in a round: down, and up."""
 
 
 class Refined(Tuning):
     """``least``: all is cut as soon as it may be, at the lowest rank. ``usual``: the middle of what may be chosen. ``most``:
     nothing is cut though it is asked for, at the highest rank. Where it is open which units go, at ``least`` it is those with
-    the largest adapters, at ``most`` those with the smallest."""
+    the largest adapters for what they cost, at ``most`` those with the smallest, at ``usual`` some of each."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -130,7 +130,7 @@ class Refined(Tuning):
             cut[own[stay:]] = True
         return cut
 
-    @property
+    @cached_property
     def _uneven(self) -> UnevenCuts:
         chooses = self.spine.chooses and self.spine.adaptive_rank
         rank = self.choices.space.lowest_rank if chooses else self.spine.usual_rank(self.settings.lora)
