@@ -191,6 +191,8 @@ class Method(Strategy):
         saved = run.checkpoint.load(run.identity())
         if saved is None:
             run.folder.require_not_begun()
+        else:
+            run.folder.restore_ledger(saved["state"]["traffic"])
         self.rounds = Rounds(grid, run.settings, run.model.plan, run.lineage, run.folder, run.progress, run.clock)
         self.rounds.shared_workers = run.simulation
         self.rounds.work = run.work()
@@ -264,7 +266,6 @@ class Method(Strategy):
         self.restore(saved["state"])
         self.rounds.roster.restore(saved["state"]["clients"])
         self.rounds.roster.restore_times(self.run.folder.load_times())
-        self.run.folder.restore_ledger(saved["state"]["traffic"])
         for finished in range(1, saved["round"] + 1):
             self.note_saved(finished)
         self.run.progress.note("resumed", f"resumed      after round {saved['round']}", round=saved["round"])
