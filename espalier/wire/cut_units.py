@@ -126,10 +126,13 @@ class CutUnits:
         )
 
     def _can_go(self, cut: Cut, job: CutSettings) -> NDArray[np.bool_]:
-        """Units of pools of which more stay than have to: one group, and the multiple of channels, or all if they are fewer."""
+        """Units of pools of which more stay than have to."""
         stay = np.bincount(self.pools[~cut], minlength=2 * len(self.numbers))
-        least = [least for _, channels in self.numbers for least in (1, min(job.channel_multiple, channels))]
-        return (stay > least)[self.pools]
+        return (stay > self.must_stay(job))[self.pools]
+
+    def must_stay(self, job: CutSettings) -> list[int]:
+        """How many units of each pool have to stay: one group, and the multiple of channels, or all if they are fewer."""
+        return [least for _, channels in self.numbers for least in (1, min(job.channel_multiple, channels))]
 
     def require_step(self, before: Cut, after: Cut, share: float, job: CutSettings) -> None:
         """Hold the cut of a round against what was asked for: that share, and less than a unit more.

@@ -91,10 +91,11 @@ class UnevenCuts:
         for index, adapter in self.adapters:
             kind, _ = kind_of(adapter.linear.name)
             on[2 * index + KINDS.index(kind)] += unit_size(self.units.plan, adapter.linear.name, kind)
-        stay = [least for _, channels in self.units.numbers for least in (1, min(self.job.channel_multiple, channels))]
         return [
             Pool(number, count, count - least, int(self.units.costs[place]), own)
-            for number, place, count, least, own in zip(numbers.tolist(), first, counts.tolist(), stay, on, strict=True)
+            for number, place, count, least, own in zip(
+                numbers.tolist(), first, counts.tolist(), self.units.must_stay(self.job), on, strict=True
+            )
         ]
 
 
