@@ -11,7 +11,6 @@ Does not cover: what the model is. A site that takes one trains on whatever its 
 """
 
 import hashlib
-import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from client_app.site import Site, reply_to
+from espalier.settings.bounded_json import read_json
 from espalier.settings.mistakes import Mistake, StateLost
 from espalier.storage.atomic import replacing, write_json
 from espalier.storage.blobs import BlobStore, sha256
@@ -145,7 +145,7 @@ class _Kept:
         """Whether the files are here, with the bytes that were offered."""
         found = None
         with suppress(OSError, ValueError):
-            found = json.loads((self.folder / FOUND).read_text())
+            found = read_json((self.folder / FOUND).read_text())
         if found is None or not self.files.is_dir():
             return False
         manifest = validate(Offer, found["offer"]).manifest()

@@ -1,7 +1,6 @@
 """Text and JSON Lines files, read in blocks; errors name the file, the line and the field, and never quote the text."""
 
 import codecs
-import json
 import os
 import re
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from typing import Any, BinaryIO
 from espalier.corpora.long_passages import BLANK, full_parts, parts
 from espalier.corpora.records import Record
 from espalier.pace.beats import Share
+from espalier.settings.bounded_json import read_json
 from espalier.settings.home import at_home
 from espalier.settings.mistakes import Mistake
 
@@ -96,8 +96,8 @@ def json_records(path: str, field: str, label_field: str) -> Iterator[Located]:
 def json_record(line: bytes, field: str, label_field: str, where: str) -> Record:
     """The record of one line; raises as ``json_records`` does, and says ``where`` it stands."""
     try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
+        record = read_json(line)
+    except ValueError:
         raise Mistake(f"{where} is not JSON; write one JSON object per line") from None
     if not isinstance(record, dict):
         raise Mistake(f"{where} is not a JSON object; write one JSON object per line")

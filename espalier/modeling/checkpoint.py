@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
+from espalier.settings.bounded_json import read_json
 from espalier.settings.mistakes import Mistake
 from espalier.wire.payload import DTYPE_BYTES
 
@@ -102,11 +103,15 @@ class Checkpoint:
             os.close(handle)
 
 
+MOST_HEADER_BYTES = 100_000_000
+"""Of a safetensors file, as safetensors itself has it."""
+
+
 def _shards(directory: Path) -> list[Path]:
     index = directory / "model.safetensors.index.json"
     if index.exists():
         try:
-            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+            names = sorted(set(read_json(index.read_text())["weight_map"].values()))
             if not all(isinstance(name, str) and Path(name).name == name for name in names):  # a file beside it, no other
                 raise ValueError
         except (ValueError, KeyError, AttributeError, TypeError):
@@ -125,9 +130,9 @@ def _read_header(shard: Path) -> Iterator[tuple[str, StoredTensor]]:
     try:
         with open(shard, "rb") as file:
             length = struct.unpack("<Q", file.read(8))[0]
-            if length > size - 8:
+            if length > min(size - 8, MOST_HEADER_BYTES):
                 raise ValueError
-            header = json.loads(file.read(length))
+            header = read_json(file.read(length))
         header.pop("__metadata__", None)
         for name, entry in header.items():
             start, stop = (8 + length + offset for offset in entry["data_offsets"])

@@ -5,7 +5,6 @@ its full size and takes no room on a file system that knows holes. Whatever look
 model's own files. Nothing should compute with it: what is read are zeros.
 """
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +16,7 @@ from espalier.modeling.families import family_of
 from espalier.modeling.model_files import INDEX, copy_beside
 from espalier.modeling.opened import skeleton_of
 from espalier.modeling.structured.configuration import STRUCTURE_FILE
+from espalier.settings.bounded_json import read_json
 from espalier.settings.mistakes import Mistake
 from espalier.wire.payload import DTYPE_BYTES
 
@@ -63,7 +63,7 @@ def _has_weights(directory: Path) -> bool:
 def _write_holes(directory: Path, folder: Path) -> None:
     path = directory / "config.json"
     try:
-        config: dict[str, Any] = json.loads(path.read_text())
+        config: dict[str, Any] = read_json(path.read_text())
     except (OSError, ValueError):
         raise Mistake(f"{path}: is not a JSON file that can be read; copy the model again") from None
     if not isinstance(config, dict):

@@ -1,6 +1,5 @@
 """How large a model is, from its configuration alone: no weight is read, none is made."""
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from torch import nn
 from espalier.modeling.families import Family, family_of
 from espalier.modeling.opened import check_labels, skeleton_of
 from espalier.modeling.quantised import nf4_bytes
+from espalier.settings.bounded_json import read_json
 from espalier.settings.mistakes import Mistake
 
 
@@ -85,7 +85,7 @@ def footprint(source: Mapping[str, Any] | Path, num_labels: int | None = None) -
 def _read(directory: Path) -> tuple[Mapping[str, Any], str]:
     path = directory / "config.json"
     try:
-        config = json.loads(path.read_text())
+        config = read_json(path.read_text())
         if not isinstance(config, dict):
             raise ValueError
     except (OSError, ValueError):

@@ -25,9 +25,10 @@ from espalier.modeling.structured.sliced_checkpoint import SlicedCheckpoint
 from espalier.modeling.structured.slices import slices
 from espalier.pace.beats import beats
 from espalier.pace.imports import importing
+from espalier.settings.bounded_json import read_json
 from espalier.settings.home import at_home
 from espalier.settings.hub_names import require_model
-from espalier.settings.mistakes import Mistake
+from espalier.settings.mistakes import INTERRUPTS, Mistake
 from espalier.wire.plan import BlockPlan, LinearPlan, ModelPlan
 from espalier.wire.structure import Structure, structured_plan, units_of
 
@@ -70,7 +71,7 @@ class OpenedModel:
         self.directory = directory
         path = directory / "config.json"
         try:
-            self.config: dict[str, Any] = json.loads(path.read_text())
+            self.config: dict[str, Any] = read_json(path.read_text())
             if not isinstance(self.config, dict):
                 raise ValueError
         except FileNotFoundError:
@@ -97,7 +98,7 @@ class OpenedModel:
             return None
         path = self.directory / STRUCTURE_FILE
         try:
-            document = json.loads(path.read_text())
+            document = read_json(path.read_text())
         except (OSError, ValueError):
             raise Mistake(f"{path}: is missing or no JSON file; copy the model again") from None
         structure = Structure.from_json(document, str(path))
@@ -248,7 +249,9 @@ class OpenedModel:
             if has_own_code(self.config):
                 self._transformers_config()  # so that transformers knows the classes of a smaller model
             return _tokenizer_in(self.directory, _stamps(self.directory))
-        except Exception as error:
+        except INTERRUPTS:
+            raise
+        except BaseException as error:
             raise Mistake(
                 f"{self.directory}: the tokenizer cannot be loaded ({type(error).__name__}); put it beside the model"
             ) from error
@@ -382,7 +385,9 @@ def _explained(where: str) -> Iterator[None]:
     """Turn what transformers raises when it builds a model into a mistake that names the file."""
     try:
         yield
-    except Exception as error:
+    except INTERRUPTS:
+        raise
+    except BaseException as error:
         text = str(error).splitlines() or [""]
         raise Mistake(f"{where}: transformers cannot build this model: {type(error).__name__}: {text[0]}") from error
 

@@ -10,7 +10,6 @@ What a site answered before is forgotten with its state, by ``keep-days`` or by 
 """
 
 import fcntl
-import json
 import os
 import re
 import shutil
@@ -20,6 +19,8 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any
 
+from espalier.settings.bounded_json import read_json
+from espalier.settings.lineage import is_lineage
 from espalier.settings.mistakes import Mistake
 from espalier.settings.node import shortened
 from espalier.storage.atomic import write_json
@@ -115,16 +116,17 @@ def is_ours(folder: Path) -> bool:
     """Whether a directory carries our version file, or is private state of version 2, which had a plainer one."""
     try:
         if (folder / VERSION_FILE).is_file():
-            return isinstance(json.loads((folder / VERSION_FILE).read_text()).get("version"), int)
+            return isinstance(read_json((folder / VERSION_FILE).read_text()).get("version"), int)
         older = re.fullmatch("[0-9]{5}", folder.name) is not None
-        return older and json.loads((folder / "version.json").read_text()) == {"version": 2}
-    except (OSError, ValueError, AttributeError, RecursionError):
+        return older and read_json((folder / "version.json").read_text()) == {"version": 2}
+    except (OSError, ValueError, AttributeError):
         return False
 
 
 def lineages_of(root: Path, site: str) -> set[str]:
     """The runs of which a site keeps state."""
-    return {file.parent.parent.name for file in root.glob(f"*/{site}/{VERSION_FILE}")}
+    found = (file.parent.parent.name for file in root.glob(f"*/{site}/{VERSION_FILE}"))
+    return {name for name in found if is_lineage(name)}  # a model's folder may be called as a site is
 
 
 class PrivateState:
@@ -264,8 +266,8 @@ class PrivateState:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        document = json.loads(path.read_text())
-    except (ValueError, RecursionError):
+        document = read_json(path.read_text())
+    except ValueError:
         raise _damaged(path) from None
     if not isinstance(document, dict):
         raise _damaged(path)

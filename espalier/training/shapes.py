@@ -1,9 +1,9 @@
 """Shapes of published models as data: what of their ``config.json`` decides about sizes."""
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
+from espalier.settings.bounded_json import read_json
 from espalier.settings.home import at_home
 from espalier.settings.mistakes import Mistake
 
@@ -51,7 +51,7 @@ def configuration(model: str) -> Mapping[str, Any]:
         known = ", ".join(SHAPES)
         raise Mistake(f"--model {model!r}: is no known shape ({known}), and no directory with a config.json; name one of them")
     try:
-        config = json.loads(path.read_text())
+        config = read_json(path.read_text())
         if not isinstance(config, dict):
             raise ValueError
     except (OSError, ValueError):

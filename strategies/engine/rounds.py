@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from espalier.settings.mistakes import Mistake
+from espalier.settings.mistakes import INTERRUPTS, Mistake
 from espalier.settings.run import RunSettings
 from espalier.storage.at_work import AtWork
 from espalier.wire.contract import check_reply
@@ -285,9 +285,9 @@ class Rounds:
         try:
             letter = read(reply.content)
             check_reply(letter, request, contract_for(request, lambda: self.plan, self.settings))
-        except OSError:
+        except (OSError, *INTERRUPTS):
             raise
-        except Exception as error:
+        except BaseException as error:
             self.folder.ledger.record_refused(seat.client, request.header, reply.content)
             reason = str(error) if isinstance(error, Mistake) else f"unexpected {type(error).__name__}"
             raise Mistake(reason) from None

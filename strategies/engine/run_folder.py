@@ -1,10 +1,10 @@
 """The files of one run that a strategy writes while it works."""
 
-import json
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from espalier.settings.bounded_json import read_json
 from espalier.settings.mistakes import Mistake
 from espalier.storage.atomic import write_json
 from espalier.storage.json_lines import JsonLines
@@ -80,10 +80,10 @@ class RunFolder:
         if not path.exists():
             return {}
         try:
-            saved = json.loads(path.read_text())
+            saved = read_json(path.read_text())
             times = {client: [float(seconds), float(rounds)] for client, (seconds, rounds) in saved.items()}
             if not all(0 <= number < math.inf for pair in times.values() for number in pair):
                 raise ValueError
             return times
-        except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+        except (OSError, ValueError, TypeError, AttributeError):
             raise Mistake(f"{path}: is damaged; remove it, nothing but how long the clients have worked is in it") from None

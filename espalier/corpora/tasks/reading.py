@@ -1,6 +1,5 @@
 """Items from JSON Lines files and Hugging Face datasets; errors name the file, the line and the field, and quote nothing."""
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from espalier.corpora.tasks.fields import Fields
 from espalier.corpora.tasks.item import Item
 from espalier.corpora.tasks.task import Task
 from espalier.pace.beats import in_shares
+from espalier.settings.bounded_json import read_json
 from espalier.settings.mistakes import Mistake
 
 
@@ -31,8 +31,8 @@ def read_items(task: Task, path: str, keys: str = CLIENT_KEYS) -> Iterator[Item]
             continue
         where = f"{path}: line {number}"
         try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
+            record = read_json(line)
+        except ValueError:
             raise Mistake(f"{where} is not JSON; write one JSON object per line") from None
         if not isinstance(record, dict):
             raise Mistake(f"{where} is not a JSON object; write one JSON object per line")
