@@ -256,6 +256,11 @@ class OpenedModel:
                 f"{self.directory}: the tokenizer cannot be loaded ({type(error).__name__}); put it beside the model"
             ) from error
 
+    @property
+    def num_tokens(self) -> int:
+        """Number of the last token of the tokenizer, and one more."""
+        return 1 + max(self.tokenizer.get_vocab().values(), default=-1)
+
     def encode(self, text: str) -> list[int]:
         """Token ids of a text, with the special tokens that the tokenizer adds by itself.
 
