@@ -210,7 +210,7 @@ class TokenizerProcess:
             self._stop()
             path = os.pathsep.join(entry for entry in sys.path if entry)  # in a run of Flower's, the app lies in a folder
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", tokenizer_process.__name__, str(self._directory)],
+                command(self._directory),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 env={**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"},
@@ -227,6 +227,11 @@ class TokenizerProcess:
         if self._end is not None:
             self._end()
         return 0 if process is None else process.returncode
+
+
+def command(directory: Path) -> list[str]:
+    """Return what starts the process."""
+    return [sys.executable, "-P", "-m", tokenizer_process.__name__, str(directory)]
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:

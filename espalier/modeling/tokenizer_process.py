@@ -54,13 +54,12 @@ def load(directory: Path) -> Any:
     from transformers import AutoTokenizer
 
     from espalier.modeling.families import has_own_code
-    from espalier.modeling.tokenizer_rules import require_known_parts
+    from espalier.modeling.tokenizer_rules import require_known_parts, require_known_tokenizer
     from espalier.settings.bounded_json import read_json
 
     limit_memory()
-    file, config = directory / "tokenizer.json", read_json((directory / "config.json").read_bytes())
-    if file.exists():
-        require_known_parts(read_json(file.read_bytes()), "tokenizer.json")
+    config = read_json((directory / "config.json").read_bytes())
+    require_known_tokenizer(directory)
     if has_own_code(config):  # so that transformers knows the classes of a smaller model
         from espalier.modeling.structured.configuration import build_config
 

@@ -7,8 +7,10 @@ Does not cover: what a library does with a vocabulary that was made to harm; the
 
 import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
+from espalier.settings.bounded_json import read_json
 from espalier.settings.mistakes import Mistake
 
 NORMALIZERS = frozenset(
@@ -122,6 +124,18 @@ def require_known_parts(document: Any, where: str) -> None:
         ) from None
     except (AttributeError, KeyError, TypeError, ValueError):
         raise Mistake(f"{where}: is not a file of the tokenizers library; use a model with such a file") from None
+
+
+def require_known_tokenizer(directory: Path) -> None:
+    """Refuse a model directory whose ``tokenizer.json`` has other parts, if it has such a file; raises as the above does."""
+    path = directory / "tokenizer.json"
+    if not path.exists():
+        return
+    try:
+        document = read_json(path.read_bytes())
+    except ValueError as error:
+        raise Mistake(f"{path}: is no JSON that can be read: {error}; copy the model again") from None
+    require_known_parts(document, str(path))
 
 
 class _Fault(Exception):

@@ -96,16 +96,17 @@ def collect_old_runs(root: Path, older_than: float) -> None:
     """
     for lock in root.glob(f"*/*/{LOCK}"):
         if lock.is_file() and lock.stat().st_mtime < older_than:
-            _remove_ours(lock.parent)
+            remove_ours(lock.parent)
 
 
 def remove_run(root: Path, lineage: str) -> None:
     """Remove the private state of all clients of one run, and nothing that does not carry our version file."""
     for folder in (root / lineage).glob("*"):
-        _remove_ours(folder)
+        remove_ours(folder)
 
 
-def _remove_ours(folder: Path) -> None:
+def remove_ours(folder: Path) -> None:
+    """Remove a directory that carries our version file; its parent goes too if nothing else is in it."""
     if not folder.is_symlink() and is_ours(folder):
         shutil.rmtree(folder, ignore_errors=True)
         with suppress(OSError):
