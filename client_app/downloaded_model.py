@@ -5,9 +5,9 @@ keeps its runs' state is removed with them.
 
 Covers: in a run a site takes one model, so that no question is asked again with another model or tokenizer. A real site takes a
 model only if its owner says how much there may be of them (``most-model-bytes``); what was offered counts before it arrives
-(``model_room``), and no more than that, and one piece, is on the disk at any time. A file is opened only after its bytes had the
-hash that the folder's own hash is made of; one that was changed since is hashed again, and the model brought again if it is
-another one.
+(``model_room``), and no more than that, and one piece, is on the disk at any time. A file is opened only after its bytes had
+the hash that the folder's own hash is made of; one that was changed since is hashed again, and the model brought again if it
+is another one.
 Does not cover: what the model is. A site that takes one trains on whatever its server brings.
 """
 

@@ -26,8 +26,8 @@ def require_fit(
     ------
     Mistake
         The method says why it cannot work on the model; the fleet that the run pretends to have is not there, or too small; or
-        prompts and the answers that the model is to write are longer than it takes; or real sites, which are brought the model, would
-        not take its tokenizer.
+        prompts and the answers that the model is to write are longer than it takes; or real sites, which are brought the model,
+        would not take its tokenizer.
     """
     part(METHODS[settings.method].strategy).require_fit(settings, model, capabilities)
     if not (simulation or settings.job.NEEDS_BASE_MODEL):  # sites will be brought its tokenizer
