@@ -178,6 +178,8 @@ def begins_with(
     if not blobs:
         return first()
     federation = site.settings.federation
+    if lacking := sorted(adapters.shapes().keys() - blobs.keys()):
+        raise Mistake(f"train: of the adapters that the round begins with {', '.join(lacking)} were not brought to this client")
     found = {key: unpack_adapters(shapes, blobs[key], federation.payload) for key, shapes in adapters.shapes().items()}
     if not site.settings.of(AdapterAveraging).delivers_differences(federation):
         return found
