@@ -29,6 +29,7 @@ from espalier.corpora.own_data import require_tokens
 from espalier.modeling.adapters import factors_of, merged
 from espalier.modeling.edits import Edits
 from espalier.settings.fedpetuning import AdapterAveraging
+from espalier.settings.mistakes import Mistake
 from espalier.settings.seeds import derive_seed
 from espalier.settings.task import TEXT
 from espalier.storage.blobs import sha256

@@ -6,7 +6,7 @@ from espalier.wire.messages import Letter
 
 
 def unexpected_orders(order: Letter, others: Sequence[Letter]) -> Iterator[tuple[str, Letter]]:
-    """Yield what is wrong, and the request: without each field, without each blob, with what ``others`` have, at other places."""
+    """Yield what is wrong, and the request: without each field or blob, with those of ``others``, at other places of a run."""
     header = order.header
     for name in order.scalars:
         rest = {key: value for key, value in order.scalars.items() if key != name}
@@ -17,13 +17,8 @@ def unexpected_orders(order: Letter, others: Sequence[Letter]) -> Iterator[tuple
         yield "without blobs", Letter(header, order.scalars, {})
     if order.scalars:
         yield "without fields", Letter(header, {}, order.blobs)
-    for changes in (
-        {"part": 1},
-        {"part": 7},
-        {"server_round": header.server_round + 1},
-        {"server_round": 1},
-        {"server_round": 0},
-    ):
+    rounds = header.server_round + 1, 1, 0
+    for changes in ({"part": 1}, {"part": 7}, *({"server_round": number} for number in rounds)):
         if any(getattr(header, name) != value for name, value in changes.items()):
             yield f"with {changes}", Letter(header.model_copy(update=changes), order.scalars, order.blobs)
     for other in others:
