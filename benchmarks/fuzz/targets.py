@@ -154,7 +154,8 @@ def _bundles() -> Target:
             found, start = bytearray(good), good.index(b"PK\1\2")
             for _ in range(random.choice((1, 2, 4))):
                 place = random.randrange(start, len(found) - 4)
-                found[place : place + 4] = random.choice((0, 1, 2**16, 2**31, 2**32 - 1, random.randrange(2**32))).to_bytes(
+                number = random.choice((0, 1, 2**16, 2**31, 2**32 - 1, random.randrange(2**32)))
+                found[place : place + 4] = number.to_bytes(4, "little")
                     4, "little"
                 )
             bundle = bytes(found)
