@@ -4,7 +4,8 @@
 
 Inputs are dealt out to the targets in turn: settings of runs and of nodes, messages in both directions, safetensors blobs, the
 checkpoint of a run that is resumed, bundles of Flower's, nested JSON, and tokenizers' files. It prints what came of them, per
-target, and ends with 1 where an exception was another one. Every input has a number; ``--target letters --first 4711 --inputs 1`` gives that one again.
+target, and ends with 1 where an exception was another one. Every input has a number;
+``--target letters --first 4711 --inputs 1`` gives that one again.
 """
 
 import argparse

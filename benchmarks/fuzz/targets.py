@@ -156,8 +156,6 @@ def _bundles() -> Target:
                 place = random.randrange(start, len(found) - 4)
                 number = random.choice((0, 1, 2**16, 2**31, 2**32 - 1, random.randrange(2**32)))
                 found[place : place + 4] = number.to_bytes(4, "little")
-                    4, "little"
-                )
             bundle = bytes(found)
         yield
         try:
