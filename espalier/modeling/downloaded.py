@@ -141,16 +141,18 @@ class ProcessTokenizer:
         numbers, names, lengths = np.frombuffer(data, np.int32), head.get("names"), head.get("lengths")
         if not (isinstance(names, list) and isinstance(lengths, list) and set(names) <= set(ARRAYS) and len(lengths) == texts):
             raise self._process.fault("answered something else than was asked")
+        if not all(type(length) is int and length >= 0 for length in lengths):
+            raise self._process.fault("answered with lengths that are none")
+        widths = [2 if name == "offset_mapping" else 1 for name in names]
+        if len(numbers) != sum(widths) * sum(lengths) or len(set(names)) < len(names) or "input_ids" not in names:
+            raise self._process.fault("answered with another number of tokens than it said")
         found, place = dict[str, Any](), 0
-        for name in names:
-            width = 2 if name == "offset_mapping" else 1
+        for name, width in zip(names, widths, strict=True):
             found[name] = []
             for length in lengths:
-                row = numbers[place : place + width * int(length)].tolist()
-                place += width * int(length)
+                row = numbers[place : place + width * length].tolist()
+                place += width * length
                 found[name].append(row if width == 1 else list(zip(row[::2], row[1::2], strict=True)))
-        if place != len(numbers) or "input_ids" not in found:
-            raise self._process.fault("answered with another number of tokens than it said")
         return found
 
 
@@ -184,7 +186,7 @@ class TokenizerProcess:
                 if len(lengths) < LENGTHS.size:
                     raise BrokenPipeError
                 of_head, of_data = LENGTHS.unpack(lengths)
-                if of_head > MOST_HEAD + HEAD_PER_TEXT * texts or of_data > 4 * 4 * most_tokens:
+                if of_head > MOST_HEAD + HEAD_PER_TEXT * texts or of_data > 4 * 4 * most_tokens or of_data % 4:
                     raise self.fault("made more tokens than any tokenizer makes of such a text")
                 head, data = read_json(process.stdout.read(of_head)), process.stdout.read(of_data)
                 if len(data) < of_data:
@@ -197,7 +199,8 @@ class TokenizerProcess:
             raise self.fault(f"cannot be used ({str(head['error'])[:64] if isinstance(head, dict) else 'no answer'})")
         if "mistake" in head:
             self._stop()
-            raise Mistake(f"the model that the run's server brought: {head['mistake']}")
+            told = str(head["mistake"]).replace(f"{self._directory}/", "")
+            raise Mistake(f"the model that the run's server brought: {told}")
         return head, data
 
     def fault(self, what: str) -> Mistake:
