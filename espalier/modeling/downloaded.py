@@ -83,7 +83,8 @@ class ProcessTokenizer:
         """What the tokenizer says of itself."""
         found = self._process.ask({"what": "facts"}, 0)[0]
         whole = ("num_tokens", "length", *(name for name in ("eos_token_id", "pad_token_id") if found.get(name) is not None))
-        if not all(type(number) is int for number in (*map(found.get, whole), *found["all_special_ids"])):
+        special = found.get("all_special_ids")
+        if not (isinstance(special, list) and all(type(number) is int for number in (*map(found.get, whole), *special))):
             raise self._process.fault("says of itself what no tokenizer does")
         return found
 
@@ -139,7 +140,12 @@ class ProcessTokenizer:
     def _cut(self, head: dict[str, Any], data: bytes, texts: int) -> dict[str, Any]:
         """Cut the numbers of an answer into arrays and texts."""
         numbers, names, lengths = np.frombuffer(data, np.int32), head.get("names"), head.get("lengths")
-        if not (isinstance(names, list) and isinstance(lengths, list) and set(names) <= set(ARRAYS) and len(lengths) == texts):
+        if not (
+            isinstance(names, list)
+            and isinstance(lengths, list)
+            and all(name in ARRAYS for name in names)
+            and len(lengths) == texts
+        ):
             raise self._process.fault("answered something else than was asked")
         if not all(type(length) is int and length >= 0 for length in lengths):
             raise self._process.fault("answered with lengths that are none")
