@@ -95,5 +95,5 @@ def test_by_default_it_is_long_and_a_simulation_has_none(tmp_path: Path) -> None
 
 
 def test_it_may_change_when_a_run_is_resumed(bench: Bench) -> None:
-    killed = bench.killed(lambda header: header.kind == "fetch")
+    killed = bench.killed(lambda header: (header.kind, header.client) == ("train", 1))
     assert reasons(bench.run(resume_from=str(killed), round_seconds=600.0)) == {}
