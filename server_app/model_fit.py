@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from espalier.corpora.special_tokens import prompt_encoder
 from espalier.corpora.tasks.catalogue import task_named
 from espalier.modeling.opened import OpenedModel
 from espalier.settings.methods import METHODS, part
@@ -43,7 +44,8 @@ def _require_room_for_answers(settings: RunSettings, model: OpenedModel, tests: 
             f"{model.directory}: the tokenizer has no token that ends a text, and answers of the task {settings.task.name} end "
             "with it; name one as eos_token in tokenizer_config.json, or leave task.test-path empty"
         )
-    prompt = max(len(model.tokenizer.encode(item.prompt)) for item in tests.items)
+    encode = prompt_encoder(model.tokenizer)
+    prompt = max(len(encode(item.prompt)) for item in tests.items)
     wanted, positions = settings.task.answer_tokens, model.num_positions
     if positions is None or prompt + wanted <= positions:
         return

@@ -18,8 +18,9 @@ def encode_pair(encode: Encode, context: str, continuation: str) -> Encoded:
     """Encode a context and its continuation together, and split the tokens where the context alone would end.
 
     ``_encode_pair`` of lm-evaluation-harness 0.4.13: blank space at the end of the context goes to the continuation, because
-    tokenizers join it to the word that follows. ``encode`` may put a token before a text, and none after it. The last token
-    belongs to the continuation even where the two are joined into fewer tokens than the context has alone.
+    tokenizers join it to the word that follows. ``encode`` may put tokens before a text, and none behind it
+    (``special_tokens.prompt_encoder``), or the length of the context would not be where the continuation begins. The last
+    token belongs to the continuation even where the two are joined into fewer tokens than the context has alone.
 
     Raises
     ------
