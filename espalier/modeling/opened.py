@@ -23,6 +23,7 @@ from espalier.modeling.quantised_layout import CONFIG_KEY, is_doubly_quantised
 from espalier.modeling.structured.configuration import STRUCTURE_FILE, build_config, structured_config
 from espalier.modeling.structured.sliced_checkpoint import SlicedCheckpoint
 from espalier.modeling.structured.slices import slices
+from espalier.modeling.tokenizer_files import load_tokenizer
 from espalier.pace.beats import beats
 from espalier.pace.imports import importing
 from espalier.settings.home import at_home
@@ -243,15 +244,17 @@ class OpenedModel:
 
     @cached_property
     def tokenizer(self) -> "PreTrainedTokenizerBase":
-        """The model's tokenizer; in one process all that open the same files have the same."""
-        try:
-            if has_own_code(self.config):
+        """The model's tokenizer; in one process all that open the same files have the same.
+
+        Raises
+        ------
+        Mistake
+            It cannot be loaded; the reason names the file.
+        """
+        if has_own_code(self.config):
+            with _explained(str(self.directory / "config.json")):
                 self._transformers_config()  # so that transformers knows the classes of a smaller model
-            return _tokenizer_in(self.directory, _stamps(self.directory))
-        except Exception as error:
-            raise Mistake(
-                f"{self.directory}: the tokenizer cannot be loaded ({type(error).__name__}); put it beside the model"
-            ) from error
+        return load_tokenizer(self.directory, _stamps(self.directory))
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text, with the special tokens that the tokenizer adds by itself.
@@ -317,18 +320,9 @@ class OpenedModel:
 
 
 def _stamps(directory: Path) -> tuple[tuple[str, int, int, int], ...]:
-    """What changes when a file of a directory does."""
-    found = [(entry.name, entry.stat()) for entry in os.scandir(directory)]
+    """What changes when a file of a directory does; of a link to a file that is not there, the link itself."""
+    found = [(entry.name, entry.stat(follow_symlinks=os.path.exists(entry.path))) for entry in os.scandir(directory)]
     return tuple(sorted((name, stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in found))
-
-
-@lru_cache(maxsize=4)
-def _tokenizer_in(directory: Path, stamps: object) -> "PreTrainedTokenizerBase":
-    """The tokenizer of a directory whose files have such stamps."""
-    with importing():
-        from transformers import AutoTokenizer
-
-        return AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
 
 
 def check_labels(family: Family, num_labels: int | None, where: str) -> None:
