@@ -56,7 +56,8 @@ def client_items(settings: RunSettings, node: NodeSettings, client: int) -> tupl
     train, held_out = split_items(own)
     if not train:
         raise Mistake(
-            f"data: the client has no items of the task {task.name} to train on; give it some, or a larger data.alpha"
+            f"data: the client has no items of the task {task.name} to train on; items that are equal count once, and one in "
+            "ten is held out; give it some, or a larger data.alpha"
         )
     return train, held_out
 

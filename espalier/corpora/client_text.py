@@ -11,7 +11,7 @@ from espalier.corpora.own_data import no_data, not_allowed, require_own_data, re
 from espalier.corpora.partition import Partition
 from espalier.corpora.passages import split
 from espalier.corpora.records import Record
-from espalier.corpora.windows import Encode, all_windows, calibration_windows, evaluation_windows
+from espalier.corpora.windows import ONCE, Encode, all_windows, calibration_windows, evaluation_windows
 from espalier.settings.home import at_home
 from espalier.settings.mistakes import Mistake
 from espalier.settings.node import NodeSettings
@@ -121,7 +121,8 @@ def training_windows(settings: RunSettings, node: NodeSettings, encode: Encode, 
     data = settings.data
     own, _ = split_passages(data, node, client, settings.num_clients, settings.seed)
     folder = private_folder(node.state_root()) if isinstance(own, IndexedPassages) and own.corpus.folder else None
-    return all_windows(own, encode, data.window_tokens, "data: the client's text", "data.window-tokens", folder)
+    what = f"data: the client's text, of which {ONCE},"
+    return all_windows(own, encode, data.window_tokens, what, "data.window-tokens", folder)
 
 
 @told_at_the_site

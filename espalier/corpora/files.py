@@ -211,7 +211,7 @@ def opened(path: str, keys: str) -> Iterator[BinaryIO]:
     try:
         if (mode := file.stat().st_mode) and not stat.S_ISREG(mode):
             what = "Is a directory" if stat.S_ISDIR(mode) else "a pipe or device, which cannot be read twice"
-            raise Mistake(f"{file.absolute()}: cannot be read ({what}); name a file, and check {keys}")
+            raise Mistake(f"{file.absolute()}: cannot be read ({what}); check {keys}: it takes a file")
         with open(file, "rb") as found:
             if kind := kind_refused(found.read(HEAD_BYTES)):
                 raise Mistake(f"{file.absolute()}: the file {kind}; check {keys}")

@@ -14,6 +14,9 @@ from espalier.corpora.file_text import FileText
 from espalier.corpora.token_pieces import Encode, TokenPieces
 from espalier.settings.mistakes import Mistake
 
+ONCE = "passages that are equal count once"
+"""Said of a client's text that is too short: its file may be long."""
+
 
 def calibration_windows(passages: Sequence[str], encode: Encode, num_windows: int, window_tokens: int, seed: int) -> Tensor:
     """Draw windows from a client's passages without replacement.
@@ -34,8 +37,8 @@ def calibration_windows(passages: Sequence[str], encode: Encode, num_windows: in
         remedy = "give the client more text, or lower data.windows or data.window-tokens"
         raise Mistake(
             f"data: the client's text gives {available} windows of {window_tokens} tokens, "
-            f"data.windows = {num_windows} are needed; {remedy}",
-            f"data: the client's text gives too few windows of data.window-tokens = {window_tokens} tokens; {remedy}",
+            f"data.windows = {num_windows} are needed; {ONCE}; {remedy}",
+            f"data: the client's text gives too few windows of data.window-tokens = {window_tokens} tokens; {ONCE}; {remedy}",
         )
     generator = torch.Generator().manual_seed(seed)
     offset = int(torch.randint(len(tokens) - available * window_tokens + 1, (1,), generator=generator))
