@@ -16,7 +16,11 @@ FILE, SETTINGS = "tokenizer.json", "tokenizer_config.json"
 
 def written(name: str, content: str | bytes) -> Callable[[Path], None]:
     data = content.encode() if isinstance(content, str) else content
-    return lambda folder: (folder / name).write_bytes(data) and None
+
+    def write(folder: Path) -> None:
+        (folder / name).write_bytes(data)
+
+    return write
 
 
 def changed(**values: object) -> Callable[[Path], None]:
