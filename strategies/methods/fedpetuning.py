@@ -15,7 +15,6 @@ from flwr.app import Message
 from espalier.modeling.opened import OpenedModel
 from espalier.modeling.quantised import require_quantisable
 from espalier.settings.fedpetuning import AdapterAveraging
-from espalier.settings.libraries import require_libraries
 from espalier.settings.mistakes import Mistake
 from espalier.settings.run import RunSettings
 from espalier.wire.adapter_payload import read_adapter, sums
@@ -80,8 +79,7 @@ class FedPETuning(Method):
 
     @classmethod
     def require_fit(cls, settings: RunSettings, model: OpenedModel, capabilities: Mapping[str, float]) -> None:
-        """Refuse adapters that the model cannot have, what cannot be quantised, and a library or a fleet that is not there."""
-        require_libraries(settings)
+        """Refuse adapters that the model cannot have, what cannot be quantised, and a fleet that is not there."""
         require_fleet(settings)
         trained(model.plan, settings)
         if settings.training.base == "nf4":
