@@ -25,8 +25,9 @@ def require_fit(
     Raises
     ------
     Mistake
-        A library is missing that the settings need; the method says why it cannot work on the model; the fleet that the run pretends to have is not there, or too small; or
-        prompts and the answers that the model is to write are longer than it takes.
+        A library is missing that the settings need; the method says why it cannot work on the model; the fleet that the run
+        pretends to have is not there, or too small; or prompts and the answers that the model is to write are longer than it
+        takes.
     """
     require_libraries(settings)
     part(METHODS[settings.method].strategy).require_fit(settings, model, capabilities)

@@ -97,7 +97,7 @@ NF4 = {"model": "demo", "fedsoda.emulator": "nf4", "training.base": "nf4"}
 
 
 @pytest.mark.usefixtures("missing")
-@pytest.mark.parametrize("words", [["fedsoda", "fedsoda.emulator=nf4", "training.base=nf4"], ["fedpetuning", "training.base=nf4"]])
+@pytest.mark.parametrize("words", [["fedsoda", "fedsoda.emulator=nf4"], ["fedpetuning", "training.base=nf4"]])
 def test_a_plan_is_made_on_a_machine_without_it(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """The work is done elsewhere."""
     asked: list[str] = []
