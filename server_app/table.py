@@ -3,6 +3,7 @@
 from rich.console import Console
 from rich.table import Table
 
+from espalier.amounts import count
 from espalier.wire.ledger import Traffic
 from server_app.figures import figure
 from server_app.results import COLUMNS, Summary
@@ -60,8 +61,8 @@ def show(summary: Summary, traffic: Traffic) -> None:
     if cut := summary.tests.get("cut", 0):
         number = summary.tests["number"]
         print(
-            f"{cut} of {number} test items are longer than the model takes (written answers need task.answer-tokens of it), or "
-            "task.max-test-tokens allows, and were cut"
+            f"cut: {cut} of {count(number, 'test item')}, longer than the model takes (written answers need task.answer-tokens "
+            "of it) or task.max-test-tokens allows"
         )
 
 
@@ -82,7 +83,7 @@ def _spoilt(summary: Summary) -> list[str]:
 def closing_line(summary: Summary) -> str:
     """How many of the clients that were asked for are in the result, and who is not, with the reason."""
     asked, roster = summary.settings.num_clients, summary.roster
-    line = f"{roster.finished()} of {asked} clients"
+    line = f"{roster.finished()} of {count(asked, 'client')}"
     for what, names in (("missing", roster.missing(asked)), ("not evaluated", roster.not_evaluated())):
         if names:
             line += f"; {what}: " + ", ".join(f"{who} ({_on_one_line(why)})" for who, why in names)

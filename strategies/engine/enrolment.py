@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from flwr.app import Message
 
+from espalier.amounts import count, duration
 from espalier.settings.mistakes import Mistake
 from espalier.settings.site_keys import PUBLIC, PublicKeys
 from espalier.wire.enrolment import Challenge, Enrolment, SignedEnrolment, refused_by
@@ -94,7 +95,7 @@ class Enroller:
             self._refuse(site, "the run was begun without it, and a resumed run keeps its clients; begin a new run")
         for node_id, _ in self._waiting.values():
             waited = self.rounds.settings.enrol_seconds
-            self._refuse(f"node {node_id}", f"connected, and had not answered {waited:g} s later; raise enrol-seconds")
+            self._refuse(f"node {node_id}", f"connected, and had not answered {duration(waited)} later; raise enrol-seconds")
 
     def look_for_nodes(self) -> None:
         """Ask nodes that were not there before who they are, and remember those that say the name of a seat's site."""
@@ -133,8 +134,9 @@ class Enroller:
 
     def _tell(self, found: int, wanted: int, left: float) -> None:
         """Say how many sites are connected, and how long others are waited for."""
-        rest = f", waiting up to {max(0.0, left):.0f} s for more" if found < wanted else ""
-        text = f"enrolling    {found} of {wanted} sites connected{rest}"
+        rest = f", waiting up to {duration(max(0.0, left))} for more" if found < wanted else ""
+        sites = f"{found} of {count(wanted, 'site')}" if found <= wanted else f"{count(found, 'site')}, {wanted} take part,"
+        text = f"enrolling    {sites} connected{rest}"
         self.rounds.progress.note("connected", text, sites=found, wanted=wanted)
 
     def _seat(self, clients: dict[str, int], sites: Mapping[str, tuple[int, Enrolment]]) -> None:

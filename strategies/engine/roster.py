@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from espalier.amounts import count, duration
 from espalier.wire.printable import printable
 
 Status = Literal["completed", "dropped"]
@@ -49,8 +50,8 @@ class Seat:
 
     def work(self) -> str:
         """How long it worked, in words: in its last round, and in all of them if there were more."""
-        of_round = f"{self._of_round:.1f} s of work"
-        return of_round if self.rounds == 1 else f"{of_round}, {self.seconds:.1f} s in {self.rounds} rounds"
+        of_round = f"{duration(self._of_round)} of work"
+        return of_round if self.rounds == 1 else f"{of_round}, {duration(self.seconds)} in {count(self.rounds, 'round')}"
 
     def drop(self, reason: str) -> None:
         """The client's contribution is lost; the first reason stays."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from flwr.app import Message
 from flwr.serverapp import Grid
 
+from espalier.amounts import count
 from espalier.settings.mistakes import Mistake
 from espalier.settings.run import RunSettings
 from espalier.storage.at_work import AtWork
@@ -233,7 +234,7 @@ class Rounds:
             reason = "its node is not connected"
         elsewhere = entry.node_id != seat.node_id  # the seat has gone to another node, which was not asked yet
         if header.attempt >= (2 * attempts if elsewhere else attempts):
-            self._give_up(entry, pending, f"{reason} ({header.attempt} of {max(header.attempt, attempts)} attempts)")
+            self._give_up(entry, pending, f"{reason} ({header.attempt} of {count(max(header.attempt, attempts), 'attempt')})")
             return
         text = f"sending again to {seat.site}: {reason}"
         self.progress.note("sent_again", text, client=seat.client, kind=header.kind, attempt=header.attempt + 1, reason=reason)
@@ -324,7 +325,8 @@ class Rounds:
             reasons = [*reasons[:TOLD_REASONS], f"and {more} more; see summary.json"]
         lines = "".join(f"\n  {reason}" for reason in reasons)
         raise RunFailed(
-            f"{number} clients {what}, the quorum is {needed} of {'num-clients =' if of is None else 'the'} {asked}{lines}"
+            f"{count(number, 'client')} {what}, the quorum is {needed} of {'num-clients =' if of is None else 'the'} "
+            f"{asked}{lines}"
         )
 
 
