@@ -144,6 +144,7 @@ def _work(run: Run, grid: Grid, tests: PublicTests, summary: Summary) -> None:
     outcome.measure(strategy.result)
     summary.take_figures(strategy.evaluation.figures, list(tests.texts), tests.metrics)
     outcome.take_clients_figures()
+    summary.take_sizes(run.folder.path)
     if fault is not None:
         raise fault
 
