@@ -1,7 +1,7 @@
 """Numbers of things, times and sizes as a person reads them: ``1 round``, ``1 h 30 min``, ``15.3 MB``."""
 
 MINUTE, HOUR, DAY = 60, 3600, 86_400
-TENTHS_BELOW = 100.0
+TENTHS_BELOW = 10.0
 """Shorter times have a tenth of a second."""
 MINUTES_FROM, HOURS_FROM, DAYS_FROM = 2 * MINUTE, HOUR, 2 * DAY
 """From so many seconds on, a time is told in this unit and the next smaller one."""

@@ -25,8 +25,9 @@ def test_one_is_not_many(number: int, noun: str, plural: str, text: str) -> None
     [
         (0, "0.0 s"),
         (5.42, "5.4 s"),
-        (99.94, "99.9 s"),
-        (99.96, "100 s"),
+        (9.94, "9.9 s"),
+        (9.96, "10 s"),
+        (60.0, "60 s"),
         (119.4, "119 s"),
         (119.6, "2 min"),
         (125, "2 min 5 s"),

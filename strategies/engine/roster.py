@@ -31,6 +31,8 @@ class Seat:
     """How much the site can compute, beside others."""
     measured: bool = False
     """Whether the capability was measured; if not, it was stated."""
+    approval: bool = False
+    """Whether a person at the site approves its replies before they leave."""
     seconds: float = 0.0
     """Of all its work in the run."""
     rounds: int = 0

@@ -23,6 +23,7 @@ TOLD = Enrolment(
     threads=1,
     capability=1.0,
     measured=False,
+    approval=False,
     python="3.11.7",
     torch="2.7.0",
 )
