@@ -2,7 +2,7 @@
 
 MINUTE, HOUR, DAY = 60, 3600, 86_400
 TENTHS_BELOW = 10.0
-"""Shorter times have a tenth of a second."""
+"""Shorter times may have a tenth of a second."""
 MINUTES_FROM, HOURS_FROM, DAYS_FROM = 2 * MINUTE, HOUR, 2 * DAY
 """From so many seconds on, a time is told in this unit and the next smaller one."""
 SIZES = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
@@ -15,9 +15,14 @@ def count(number: int, noun: str, plural: str = "") -> str:
     return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
 
 
-def duration(seconds: float) -> str:
-    """Return a time in at most two units: ``0.4 s``, ``112 s``, ``5 min 12 s``, ``3 h 5 min``, ``2 d 3 h``."""
-    if round(seconds, 1) < TENTHS_BELOW:
+def duration(seconds: float, *, tenths: bool = False) -> str:
+    """Return a time in at most two units: ``4 s``, ``112 s``, ``5 min 12 s``, ``3 h 5 min``, ``2 d 3 h``.
+
+    Parameters
+    ----------
+    tenths : below ten seconds a tenth of a second is told too, ``0.4 s``
+    """
+    if tenths and round(seconds, 1) < TENTHS_BELOW:
         return f"{seconds:.1f} s"
     whole = round(seconds)
     for least, large, unit, small, next_unit in (

@@ -96,7 +96,7 @@ def _cost(summary: Summary, column: str, traffic: Traffic) -> list[str]:
     if column != "federated":
         return ["-", "-"]
     clients = max(1, len(summary.roster.seats))
-    return [f"{traffic.up / clients:,.0f} up, {traffic.down / clients:,.0f} down", duration(summary.seconds)]
+    return [f"{traffic.up / clients:,.0f} up, {traffic.down / clients:,.0f} down", duration(summary.seconds, tenths=True)]
 
 
 def _share(value: float | None) -> str:

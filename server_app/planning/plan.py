@@ -94,9 +94,9 @@ class Plan:
     def _short_time(self, speeds: Speeds) -> str:
         speed = f"{speeds.teraflops:.3g} teraflops"
         if speeds.measured:
-            computed = duration(self.work.operations() / (speeds.teraflops * TERA))
+            computed = duration(self.work.operations() / (speeds.teraflops * TERA), tenths=True)
             return f"a client's round {computed} of computing at {speed}, as measured on this machine"
-        found = duration(self.seconds_of_round(0, speeds))
+        found = duration(self.seconds_of_round(0, speeds), tenths=True)
         line = f"{speeds.megabits:g} megabits per second"
         return f"a client's round {found} at {speed} and {line} (espalier plan takes other speeds)"
 
@@ -173,9 +173,9 @@ class Plan:
         whole = seconds(rounds * self.work.operations() + alone, everything.down + everything.up, speeds)
         return [
             "Time, an estimate (operations by speed, bytes by line; without the server's work, starts and reading)",
-            f"  a client's round: {self.work.operations() / 1e12:.3g} T operations, {duration(found)} with "
+            f"  a client's round: {self.work.operations() / 1e12:.3g} T operations, {duration(found, tenths=True)} with "
             f"{speeds.teraflops:.3g} teraflops ({how}) and {speeds.megabits:g} megabits per second",
-            f"  a client in {count(rounds, 'round')}{', and by itself' if alone else ''}: {duration(whole)}",
+            f"  a client in {count(rounds, 'round')}{', and by itself' if alone else ''}: {duration(whole, tenths=True)}",
         ]
 
 

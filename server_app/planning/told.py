@@ -46,7 +46,7 @@ def tell_time_of_sites(settings: RunSettings, model: OpenedModel, tests: PublicT
         return
     if times:
         slowest = max(times, key=times.__getitem__)
-        text = f"{duration(times[slowest])} at {slowest}, the slowest by the speeds that sites measured"
+        text = f"{duration(times[slowest], tenths=True)} at {slowest}, the slowest by the speeds that sites measured"
         print(f"planned      time: a client's round {text}, and {STATED_MEGABITS:g} megabits per second", flush=True)
 
 

@@ -381,7 +381,9 @@ class Method(Strategy):
             letter = read(reply.content)
             seat, seconds = self.rounds.roster.seats[letter.header.client], letter.scalars["seconds"]
             seat.seconds += seconds
-            self.run.progress.step("alone", f"{seat.site} by itself, {duration(seconds)} of work", client=seat.client)
+            self.run.progress.step(
+                "alone", f"{seat.site} by itself, {duration(seconds, tenths=True)} of work", client=seat.client
+            )
 
     def _patience(self, seat: Seat) -> float:
         """Seconds that a client may take to do alone what it did in its rounds: a multiple of what those were measured to take.

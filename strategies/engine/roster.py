@@ -52,8 +52,12 @@ class Seat:
 
     def work(self) -> str:
         """How long it worked, in words: in its last round, and in all of them if there were more."""
-        of_round = f"{duration(self._of_round)} of work"
-        return of_round if self.rounds == 1 else f"{of_round}, {duration(self.seconds)} in {count(self.rounds, 'round')}"
+        of_round = f"{duration(self._of_round, tenths=True)} of work"
+        return (
+            of_round
+            if self.rounds == 1
+            else f"{of_round}, {duration(self.seconds, tenths=True)} in {count(self.rounds, 'round')}"
+        )
 
     def drop(self, reason: str) -> None:
         """The client's contribution is lost; the first reason stays."""

@@ -40,7 +40,7 @@ class RoundTime:
 
     def in_words(self) -> str:
         """How long it was, for the progress."""
-        return f"{duration(self.seconds)} of a round, {duration(self.waiting_seconds)} of waiting"
+        return f"{duration(self.seconds, tenths=True)} of a round, {duration(self.waiting_seconds, tenths=True)} of waiting"
 
     def to_json(self) -> dict[str, Any]:
         """JSON values."""
