@@ -372,7 +372,7 @@ def _not_read_in_tables(flat: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
         readers = tuple(name for name in METHODS if field.alias in settings_of(name).FEDERATION)
         if method not in readers:
             found[f"federation.{field.alias}"] = ("method", one_of("method", readers))
-    for table in tables_of(method):
+    for table in ("evaluation", *tables_of(method)):
         for key, conditions in kinds[table].READ_WITH.items():
             for choice, values in conditions.items():
                 chosen, whole = (name if "." in name else f"{table}.{name}" for name in (choice, key))
