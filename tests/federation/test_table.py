@@ -100,9 +100,13 @@ def test_sizes_are_those_of_the_files(tmp_path: Path, model: OpenedModel) -> Non
     assert size_of_result(tmp_path, personal=False) == Size(
         24, (tmp_path / "model/weights.safetensors").stat().st_size, "model"
     )
-    assert size_of_result(tmp_path, personal=True).parameters == 12
+    own = size_of_result(tmp_path, personal=True)
+    assert own is not None
+    assert own.parameters == 12
     shutil.rmtree(tmp_path / "model")
-    assert size_of_result(tmp_path, personal=False).is_adapter
+    adapter = size_of_result(tmp_path, personal=False)
+    assert adapter is not None
+    assert adapter.is_adapter
     base = size_of_base(model)
     assert (base.parameters, base.num_bytes) == (
         model.plan.num_parameters,

@@ -101,7 +101,12 @@ NF4 = {"model": "demo", "fedsoda.emulator": "nf4", "training.base": "nf4"}
 def test_a_plan_is_made_on_a_machine_without_it(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """The work is done elsewhere."""
     asked: list[str] = []
-    monkeypatch.setattr("espalier.launch.plan.run_in_app", lambda _, module, document: asked.append(module) or 0)
+
+    def note(_: Path, module: str, __: object) -> int:
+        asked.append(module)
+        return 0
+
+    monkeypatch.setattr("espalier.launch.plan.run_in_app", note)
     assert plan(APP, words, None, None, measure=False) == 0
     assert asked == ["server_app.planning.command"]
 
