@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from client_app.site import Site
+from espalier.amounts import count
 from espalier.corpora.tasks.catalogue import task_named
 from espalier.modeling.adapters import factors_of, merged
 from espalier.modeling.block_stream import BlockStream
@@ -101,8 +102,9 @@ def _card(site: Site, model: OpenedModel) -> str:
         [
             "# A smaller model of one client",
             "",
-            f"Made by Espalier ({site.settings.method}) at {site.name} of a run of {site.settings.num_clients} clients: "
-            f"{parameters:,} parameters of {whole:,}, LoRA merged. It was pruned for this client's {has_read}; nobody else "
+            f"Made by Espalier ({site.settings.method}) at {site.name} of a run of "
+            f"{count(site.settings.num_clients, 'client')}: {parameters:,} parameters of {whole:,}, LoRA merged. It was "
+            f"pruned for this client's {has_read}; nobody else "
             "has it.",
             "",
             "```python",

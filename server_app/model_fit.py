@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from espalier.corpora.special_tokens import prompt_encoder
 from espalier.corpora.tasks.catalogue import task_named
 from espalier.modeling.opened import OpenedModel
+from espalier.settings.libraries import require_libraries
 from espalier.settings.methods import METHODS, part
 from espalier.settings.mistakes import Mistake
 from espalier.settings.run import RunSettings
@@ -25,9 +26,11 @@ def require_fit(
     Raises
     ------
     Mistake
-        The method says why it cannot work on the model; the fleet that the run pretends to have is not there, or too small; or
-        prompts and the answers that the model is to write are longer than it takes.
+        A library is missing that the settings need; the method says why it cannot work on the model; the fleet that the run
+        pretends to have is not there, or too small; or prompts and the answers that the model is to write are longer than it
+        takes.
     """
+    require_libraries(settings)
     part(METHODS[settings.method].strategy).require_fit(settings, model, capabilities)
     fleet_of_run(settings, simulation=simulation)
     if settings.evaluation.every and not part(METHODS[settings.method].outcome).MEASURED_BETWEEN_ROUNDS:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
+from espalier.amounts import count
 from espalier.corpora.built_in import BUILT_IN, own_records
 from espalier.corpora.corpus_index import IndexedPassages, Source, open_corpus
 from espalier.corpora.hub import read_dataset
@@ -85,7 +86,7 @@ def own_file(directory: str, client: int, num_clients: int) -> str:
     files = sorted(str(file) for file in folder.glob("*") if file.is_file() and not file.name.startswith("."))
     if len(files) < num_clients:
         raise Mistake(
-            f"data.path = {directory!r}: by-file needs a directory with {num_clients} files, one per client; "
+            f"data.path = {directory!r}: by-file needs a directory with {count(num_clients, 'file')}, one per client; "
             f"it has {len(files)}"
         )
     return files[client]

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from espalier.amounts import count
 from espalier.corpora.file_text import FileText
 from espalier.corpora.token_pieces import Encode, TokenPieces
 from espalier.settings.mistakes import Mistake
@@ -36,7 +37,7 @@ def calibration_windows(passages: Sequence[str], encode: Encode, num_windows: in
     if not isinstance(tokens, TokenPieces) or available < num_windows:
         remedy = "give the client more text, or lower data.windows or data.window-tokens"
         raise Mistake(
-            f"data: the client's text gives {available} windows of {window_tokens} tokens, "
+            f"data: the client's text gives {count(available, 'window')} of {window_tokens} tokens, "
             f"data.windows = {num_windows} are needed; {ONCE}; {remedy}",
             f"data: the client's text gives too few windows of data.window-tokens = {window_tokens} tokens; {ONCE}; {remedy}",
         )

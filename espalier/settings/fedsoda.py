@@ -4,6 +4,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from espalier.amounts import count
 from espalier.settings.federation import FederationSettings
 from espalier.settings.fedpetuning import AdapterAveraging
 from espalier.settings.lora import LoraSettings
@@ -116,7 +117,7 @@ class FedSodaSettings(AdapterAveraging):
         if not blocks:
             raise Mistake(
                 f"fedsoda.adapter-layers = {self.adapter_layers}, first-layers = {self.first_layers}: the model has "
-                f"{num_blocks} blocks, and none is left for the emulator; lower them"
+                f"{count(num_blocks, 'block')}, and none is left for the emulator; lower them"
             )
         return blocks
 

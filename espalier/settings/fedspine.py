@@ -4,6 +4,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from espalier.amounts import count
 from espalier.settings.federation import FederationSettings
 from espalier.settings.fedpetuning import AdapterAveraging
 from espalier.settings.lora import LoraSettings
@@ -196,8 +197,8 @@ class FedSpineSettings(AdapterAveraging, CutSettings, PersonalModelSettings, Tim
         if rounds < 2 or steps <= most:
             return []
         return [
-            f"{method}.prune-rounds = {steps}: in {rounds} rounds (federation.rounds) not even the largest arms come to the "
-            f"share; lower it to {most} or less"
+            f"{method}.prune-rounds = {steps}: in {count(rounds, 'round')} (federation.rounds) not even the largest arms "
+            f"come to the share; lower it to {most} or less"
         ]
 
     def _schedule_too_long(self, method: str, rounds: int) -> list[str]:

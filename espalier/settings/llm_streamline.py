@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
+from espalier.amounts import count
 from espalier.settings.federation import FederationSettings
 from espalier.settings.mistakes import Mistake
 from espalier.settings.structured import SmallerSettings
@@ -81,7 +82,7 @@ class LlmStreamlineSettings(SmallerSettings):
         """
         fewer = math.ceil(self.share * num_blocks - 1e-9)
         if fewer >= num_blocks:
-            raise Mistake(f"share = {self.share}: of {num_blocks} blocks none would stay; lower it")
+            raise Mistake(f"share = {self.share}: of {count(num_blocks, 'block')} none would stay; lower it")
         return fewer
 
     def span(self, num_blocks: int) -> int:

@@ -81,7 +81,7 @@ class Outcome(ABC, Generic[R]):
         None where there is none, or it is not wanted, or a client's data cannot be read, which is no reason to fail.
         """
         run, baseline = self.run, METHODS[self.run.settings.method].baseline
-        if not (baseline and run.simulation) or run.settings.evaluation.centralized == "off":
+        if not (baseline and run.settings.makes_centralized(simulation=run.simulation)):
             return None
         try:
             return make(part(baseline))

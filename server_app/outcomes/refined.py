@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from espalier.amounts import count
 from espalier.evaluation.perplexity import mean_losses
 from espalier.modeling.adapters import factors_of, merged
 from espalier.modeling.block_stream import BlockStream
@@ -88,6 +89,6 @@ class RefinedOutcome(PersonalOutcome[RefinedResult]):
             steps = job.rounds_of_pruning(self.run.settings.federation.rounds)
             others = ", or lower fedspine.prune-rounds" if steps > 1 else ""
             self.summary.notes.append(
-                f"{len(behind)} of {len(clients)} clients have not come to fedspine.share = {job.share:g}{where}; raise "
-                f"federation.rounds{others}."
+                f"{len(behind)} of {count(len(clients), 'client')} did not come to fedspine.share = {job.share:g}{where}; "
+                f"raise federation.rounds{others}."
             )

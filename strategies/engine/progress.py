@@ -7,6 +7,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
+from espalier.amounts import duration
 from espalier.pace.beats import Pace
 from espalier.wire.printable import printable
 from strategies.engine.clock import Clock
@@ -44,7 +45,7 @@ class Progress:
         left = elapsed / self._done * max(0, self._total - self._done)
         filled = WIDTH * min(self._done, self._total) // max(1, self._total)
         bar = "█" * filled + "░" * (WIDTH - filled)
-        self._line(f"{self._title:<12} {bar} {self._done}/{self._total}  {text}  [{elapsed:.0f} s, {left:.0f} s left]")
+        self._line(f"{self._title:<12} {bar} {self._done}/{self._total}  {text}  [{duration(elapsed)}, {duration(left)} left]")
         self.event(event, done=self._done, total=self._total, text=text, **details)
 
     def note(self, event: str, text: str, **details: Any) -> None:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from espalier.amounts import count, duration
 from espalier.wire.printable import printable
 
 Status = Literal["completed", "dropped"]
@@ -30,6 +31,8 @@ class Seat:
     """How much the site can compute, beside others."""
     measured: bool = False
     """Whether the capability was measured; if not, it was stated."""
+    approval: bool = False
+    """Whether a person at the site approves its replies before they leave."""
     seconds: float = 0.0
     """Of all its work in the run."""
     rounds: int = 0
@@ -49,8 +52,12 @@ class Seat:
 
     def work(self) -> str:
         """How long it worked, in words: in its last round, and in all of them if there were more."""
-        of_round = f"{self._of_round:.1f} s of work"
-        return of_round if self.rounds == 1 else f"{of_round}, {self.seconds:.1f} s in {self.rounds} rounds"
+        of_round = f"{duration(self._of_round, tenths=True)} of work"
+        return (
+            of_round
+            if self.rounds == 1
+            else f"{of_round}, {duration(self.seconds, tenths=True)} in {count(self.rounds, 'round')}"
+        )
 
     def drop(self, reason: str) -> None:
         """The client's contribution is lost; the first reason stays."""

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from flwr.app import Message
 
+from espalier.amounts import count
 from espalier.modeling.opened import OpenedModel
 from espalier.modeling.quantised import require_quantisable
 from espalier.settings.fedpetuning import AdapterAveraging
-from espalier.settings.libraries import require_libraries
 from espalier.settings.mistakes import Mistake
 from espalier.settings.run import RunSettings
 from espalier.wire.adapter_payload import read_adapter, sums
@@ -80,8 +80,7 @@ class FedPETuning(Method):
 
     @classmethod
     def require_fit(cls, settings: RunSettings, model: OpenedModel, capabilities: Mapping[str, float]) -> None:
-        """Refuse adapters that the model cannot have, what cannot be quantised, and a library or a fleet that is not there."""
-        require_libraries(settings)
+        """Refuse adapters that the model cannot have, what cannot be quantised, and a fleet that is not there."""
         require_fleet(settings)
         trained(model.plan, settings)
         if settings.training.base == "nf4":
@@ -97,7 +96,7 @@ class FedPETuning(Method):
         lora, training = self.run.settings.lora, self.run.settings.training
         averaged = "updates" if self.job.averages_updates else "factors"
         adapters = f"rank {lora.rank} on {lora.targets}, {self.averaged.adapters.num_parameters:,} parameters"
-        text = f"{adapters}, {averaged} averaged, {training.steps} steps a round, base {training.base}"
+        text = f"{adapters}, {averaged} averaged, {count(training.steps, 'step')} a round, base {training.base}"
         self.run.progress.note("method", f"{self.run.settings.method:<12} {text}")
 
     def state(self) -> dict[str, Any]:
@@ -309,7 +308,7 @@ class FedPETuning(Method):
             whole = {name: self._mean_of_whole(inbox, key, name, clients) for name in adapters.whole.get(key, {})}
             yield key, tensors | whole
             if index is not None:
-                self.run.progress.step("averaged", f"block {index} of {len(clients)} clients", block=index)
+                self.run.progress.step("averaged", f"block {index} of {count(len(clients), 'client')}", block=index)
 
     def _mean_of_whole(self, inbox: Inbox, key: str, name: str, clients: list[int]) -> torch.Tensor:
         """Mean of one tensor that is trained whole, float32; summed in float64, in order of client."""

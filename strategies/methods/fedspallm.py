@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from flwr.app import Message
 
+from espalier.amounts import count
 from espalier.modeling.opened import OpenedModel
 from espalier.settings.fedspallm import FedSpaLLMSettings
 from espalier.settings.run import RunSettings
@@ -177,7 +178,7 @@ class FedSpaLLM(Method):
 
     def sent_text(self, seat: Seat) -> str:
         """How many layers."""
-        return f"{len(self._samples[seat.client])} layers of {seat.site}"
+        return f"{count(len(self._samples[seat.client]), 'layer')} of {seat.site}"
 
     def is_plausible(self, inbox: Inbox, client: int) -> bool:
         """Whether no kept weight is far beyond the dense ones; nothing else bounds what one client does to a mean."""
@@ -210,7 +211,7 @@ class FedSpaLLM(Method):
             senders = [client for client in clients if index in self._samples[client]]
             block = self.plan.blocks[index]
             self.result.decide(block, server_round, self._folded(inbox, block, senders))
-            self.run.progress.step("folded", f"layer {index} of {len(senders)} clients", block=index, clients=senders)
+            self.run.progress.step("folded", f"layer {index} of {count(len(senders), 'client')}", block=index, clients=senders)
 
     def _folded(self, inbox: Inbox, block: BlockPlan, clients: list[int]) -> Iterator[tuple[LinearPlan, KeptMean, VoteCounter]]:
         """Sum and votes of each matrix of a layer, over the clients that sampled it, in order of client."""

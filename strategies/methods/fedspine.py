@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from flwr.app import Message
 
+from espalier.amounts import count
 from espalier.modeling.opened import OpenedModel
 from espalier.settings.fedspine import FedSpineSettings
 from espalier.settings.run import RunSettings
@@ -90,7 +91,8 @@ class FedSpine(FedPETuning):
         job, settings = self.job, self.run.settings
         ranks = f"ranks {self.choices.space.lowest_rank} to {settings.lora.largest_rank}" if job.adaptive_rank else "one rank"
         ranks = ranks if job.allocation != "fixed" else f"rank {job.usual_rank(settings.lora)}"
-        text = f"{job.share:g} of {job.share_of} pruned, {ranks}, chosen by {job.allocation}, {settings.training.steps} steps"
+        steps = count(settings.training.steps, "step")
+        text = f"{job.share:g} of {job.share_of} pruned, {ranks}, chosen by {job.allocation}, {steps}"
         fleet = job.fleet_name(simulation=self.run.simulation)
         times = f"times of the fleet {fleet}" if fleet else "times as clients measure them"
         self.run.progress.note("method", f"{settings.method:<12} {text}, {times}")

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from flwr.app import Message
 
+from espalier.amounts import count
 from espalier.modeling.opened import OpenedModel, check_labels
 from espalier.modeling.structured.export import require_form
 from espalier.modeling.structured.streamline import likest, require_streamlined
@@ -74,7 +75,7 @@ class LlmStreamline(Method):
         """Show what will be done."""
         blocks, place = len(self.run.model.plan.blocks), "nothing comes in their place"
         if self.job.replacement == "layer":
-            place = f"one layer in their place, {self.federation.rounds} rounds of {self.job.steps} steps"
+            place = f"one layer in their place, {count(self.federation.rounds, 'round')} of {count(self.job.steps, 'step')}"
         text = f"llm-streamline {self.result.span} of {blocks} neighbouring blocks go, {place}"
         self.run.progress.note("method", text)
 
@@ -157,7 +158,7 @@ class LlmStreamline(Method):
         self.run.progress.begin("averaging", 1)
         begun = self.result.tensors() if self.federation.sends_differences else {}
         self.result.replace((name, self._mean(inbox, name, weights, begun)) for name in self._shapes())
-        self.run.progress.step("averaged", f"the layer of {len(clients)} clients")
+        self.run.progress.step("averaged", f"the layer of {count(len(clients), 'client')}")
 
     def _choose(self, inbox: Inbox, clients: list[int]) -> None:
         tokens = {client: int(self._reports[client]["tokens"]) for client in clients}

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from espalier.amounts import count
 from espalier.corpora.windows import Encode
 from espalier.settings.mistakes import Mistake
 
@@ -31,7 +32,7 @@ def encode_pair(encode: Encode, context: str, continuation: str) -> Encoded:
     token_ids = tuple(encode(context + continuation))
     if len(token_ids) < 2:
         raise Mistake(
-            f"an item and its answer give {len(token_ids)} tokens, at least 2 are needed to predict one from another; "
+            f"an item and its answer give {count(len(token_ids), 'token')}, at least 2 are needed to predict one from another; "
             "take a tokenizer with a token for the beginning of a text, or remove items that are that short"
         )
     start = min(max(1, len(encode(stem))), len(token_ids) - 1)

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
+from espalier.amounts import count
 from espalier.modeling.block_stream import Activations, BlockStream
 from espalier.modeling.dtypes import TORCH_DTYPES
 from espalier.modeling.opened import OpenedModel
@@ -109,8 +110,8 @@ def require_streamlined(model: OpenedModel, span: int, replaced: bool) -> Iterat
     """
     if span > len(model.plan.blocks):
         raise Mistake(
-            f"share: {span} of {len(model.plan.blocks)} blocks would have to go, one of them for the layer that is trained; "
-            "lower it, or set replacement to 'none'"
+            f"share: {span} of {count(len(model.plan.blocks), 'block')} would have to go, one of them for the layer that is "
+            "trained; lower it, or set replacement to 'none'"
         )
     whole, number = Structure.whole(model.plan), len(model.plan.blocks)
     alike = len(set(whole.base)) == 1

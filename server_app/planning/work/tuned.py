@@ -110,7 +110,7 @@ class Tuned(Work):
         numbers = FLOAT32 * self.adapters.num_parameters
         averaging = Moment("averaging", {"global adapters, a few times": 4 * numbers})
         moments = [averaging, *self.checked(), *self.measured(), self.received()]
-        if simulation and self.settings.evaluation.centralized != "off":
+        if self.settings.makes_centralized(simulation=simulation):
             moments += self.training()
         return Memory("tuning server", tuple(moments))
 
