@@ -19,6 +19,9 @@ from espalier.modeling.edits import Edits
 from espalier.modeling.opened import OpenedModel
 from espalier.modeling.quantised_checkpoint import QuantisedCheckpoint
 
+ANY_LABELS = 2
+"""An encoder's modules have the same names for any number of classes."""
+
 
 class ReloadError(RuntimeError):
     """A directory does not hold what transformers needs to build its model."""
@@ -53,13 +56,15 @@ def plain_model(
 def _on_disk(auto_class: Any, model: OpenedModel, dtype: torch.dtype, device: torch.device, given: Mapping[str, Any]) -> Any:
     """Load it in the dtype of its files: what is not converted while it is loaded is not read then."""
     stored = TORCH_DTYPES[model.plan.blocks[0].linears[0].dtype]
-    parts, new = _parts(model, given.get("num_labels"))
-    device_map = {name: "cpu" if name in new else "disk" for name in parts}
+    kept = tuple(model.family.head_linears.values()) if "num_labels" in given else ()
+    any_labels = ANY_LABELS if model.family.kind == "encoder" else None
+    parts = [path for path, _ in _with_tensors(model.new_skeleton(given.get("num_labels") or any_labels))]
+    device_map = {path: "cpu" if path in kept else "disk" for path in parts}
     with _without_advice():
         whole, found = auto_class.from_pretrained(
             model.directory, local_files_only=True, dtype=stored, device_map=device_map, output_loading_info=True, **given
         )
-    if missing := sorted(name for name in found["missing_keys"] if name.split(".")[0] not in new):
+    if missing := sorted(name for name in found["missing_keys"] if name.rpartition(".")[0] not in kept):
         raise ReloadError(f"transformers finds no tensor {missing[0]} in it")
     weights = _weights_of(whole)
     _unhook(whole)
@@ -67,18 +72,15 @@ def _on_disk(auto_class: Any, model: OpenedModel, dtype: torch.dtype, device: to
         parameter.requires_grad_(False)
         if parameter.is_floating_point():
             parameter.data = parameter.data.to(dtype)
-    for name, part in whole.named_children():
-        if name in new:
-            part.to(device)
-        else:
-            read_when_used(part, weights, device, name)
+    read_when_used(whole, weights, device, kept)
     return whole.eval()
 
 
-def _parts(model: OpenedModel, num_labels: int | None) -> tuple[list[str], set[str]]:
-    """Names of the model's outermost modules, and those of them that an encoder's files need not have: its head."""
-    parts = [name for name, _ in model.new_skeleton(num_labels).named_children()]
-    return parts, {path.split(".")[0] for path in model.family.head_linears.values()}
+def _with_tensors(whole: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The modules that have parameters or buffers themselves, by path."""
+    for path, module in whole.named_modules():
+        if any(True for _ in (*module.parameters(recurse=False), *module.buffers(recurse=False))):
+            yield path, module
 
 
 def _weights_of(whole: nn.Module) -> Mapping[str, Tensor]:
@@ -96,24 +98,28 @@ def _unhook(whole: nn.Module) -> None:
     del whole.hf_device_map
 
 
-def read_when_used(module: nn.Module, weights: Mapping[str, Tensor], device: torch.device, name: str = "") -> None:
-    """Let each module within read its parameters from ``weights`` when it is called, and drop them when it has answered.
+def read_when_used(whole: nn.Module, weights: Mapping[str, Tensor], device: torch.device, kept: tuple[str, ...] = ()) -> None:
+    """Let each module read its parameters from ``weights`` when it is called, and drop them when it has answered.
 
     Until then each is a single zero that is there once, on the device: peft asks weights where they are.
 
     Parameters
     ----------
     weights : by full name; read in the dtypes that the parameters have now
-    name : path of ``module``, with which names of its tensors begin
+    kept : paths of modules whose parameters are in memory: they are brought to the device and stay there
     """
-    from accelerate.hooks import attach_align_device_hook
+    from accelerate.hooks import AlignDevicesHook, add_hook_to_module
+    from accelerate.utils import PrefixedDataset
 
-    attach_align_device_hook(module, execution_device=device, offload=True, weights_map=weights, module_name=name)
-    for part in module.modules():
-        for own, parameter in part.named_parameters(recurse=False):
-            if parameter.is_meta:
-                zero = torch.zeros((), dtype=parameter.dtype, device=device)
-                setattr(part, own, nn.Parameter(zero.expand(parameter.shape), requires_grad=False))
+    for path, module in list(_with_tensors(whole)):
+        if path in kept:
+            module.to(device)
+            continue
+        own = PrefixedDataset(weights, f"{path}." if path else "")
+        add_hook_to_module(module, AlignDevicesHook(execution_device=device, offload=True, weights_map=own))
+        for name, parameter in module.named_parameters(recurse=False):
+            zero = torch.zeros((), dtype=parameter.dtype, device=device)
+            setattr(module, name, nn.Parameter(zero.expand(parameter.shape), requires_grad=False))
 
 
 @contextmanager

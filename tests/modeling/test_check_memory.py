@@ -48,7 +48,7 @@ class Trained:
         sizes = {"num_hidden_layers": blocks, "hidden_size": 64, "intermediate_size": 128}
         self.folder, self.classes = folder, 3 if encoder else None
         if encoder:
-            save_encoder(folder / "base", "roberta", **sizes)
+            save_encoder(folder / "base", "bert", **sizes)
         else:
             save_model(folder / "base", llama_config(**sizes), dtype=torch.bfloat16)
         self.model = OpenedModel(folder / "base")
