@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
-from transformers.utils import logging as transformers_logging
 
 from espalier.modeling.block_stream import BlockStream, run_through, windows_per_batch
 from espalier.modeling.checkpoint import Checkpoint, ShardWriter
-from espalier.modeling.edits import Edits, dense
+from espalier.modeling.disk_model import ReloadError, plain_model
+from espalier.modeling.edits import Edits
 from espalier.modeling.logits import logits_at
 from espalier.modeling.model_files import INDEX, copy_beside
 from espalier.modeling.opened import OpenedModel
@@ -128,8 +128,8 @@ def check_export(stream: BlockStream, edits: Edits, target: Path, windows: Tenso
     ----------
     stream : the dense model
     windows : (windows, tokens), int64, a few windows of public text
-    reload_with : ``transformers`` loads it whole, by plain ``from_pretrained``; ``streamed`` block by block, for a model
-        larger than memory
+    reload_with : how plain ``from_pretrained`` loads it: ``streamed`` leaves its weights in the files and reads each module's
+        when the module computes; ``transformers`` loads all of them into memory
 
     Raises
     ------
@@ -142,14 +142,26 @@ def check_export(stream: BlockStream, edits: Edits, target: Path, windows: Tenso
 
 def check_logits(stream: BlockStream, edits: Edits, target: Path, windows: Tensor, reload_with: str) -> None:
     """The first half of ``check_export``, for an export whose tensors are shaped otherwise."""
-    expected = logits_of(stream, windows, edits)
-    if reload_with == "transformers":
-        transformers_logging.disable_progress_bar()
-        reloaded = AutoModelForCausalLM.from_pretrained(target, local_files_only=True, dtype=stream.computing.dtype)
-        found = whole_logits(reloaded.to(stream.computing.device).eval(), windows.to(stream.computing.device))
-    else:
-        found = logits_of(BlockStream(OpenedModel(target), stream.computing), windows, dense)
-    require_close(found, expected, stream.computing.dtype, target)
+    dtype, device = stream.computing.dtype, stream.computing.device
+    reloaded = reloaded_model(AutoModelForCausalLM, target, dtype, device, reload_with)
+    found = whole_logits(reloaded, windows.to(device))
+    require_close(found, logits_of(stream, windows, edits), dtype, target)
+
+
+def reloaded_model(
+    auto_class: Any, target: Path, dtype: torch.dtype, device: torch.device, reload_with: str, **given: Any
+) -> Any:
+    """Load what was written as ``plain_model`` does.
+
+    Raises
+    ------
+    ExportError
+        A tensor is missing in it.
+    """
+    try:
+        return plain_model(auto_class, target, dtype, device, reload_with, **given)
+    except ReloadError as error:
+        raise ExportError(f"{target}: {error}; the export is not usable") from error
 
 
 def require_close(found: Iterable[Tensor], expected: Iterable[Tensor], dtype: torch.dtype, target: Path) -> None:

@@ -191,10 +191,12 @@ class RunSettings(Table):
     enrol_seconds: float = Field(120.0, gt=0, description="How long to wait for another client to connect.")
     deadline_seconds: float = Field(900.0, gt=0, description="How long one message may take before it is sent again.")
     attempts: int = Field(2, ge=1, description="How often one message is sent.")
-    export_check: Literal["transformers", "streamed"] = Field(
-        "transformers",
-        description="How the exported model is reloaded to check it; `streamed`: block by block, for models larger than "
-        "memory.",
+    export_check: Literal["streamed", "transformers"] = Field(
+        "streamed",
+        description="How plain transformers and peft load a result to check it, for every method, at the server and at "
+        "clients that write a model of their own. `streamed`: the weights stay in the files, and each module's are read when "
+        "the module computes, so that models larger than memory can be checked; a base model in NF4, which bitsandbytes "
+        "cannot read so, is loaded whole in 4 bits to check an adapter. `transformers`: the whole model is in memory.",
     )
     data: DataSettings = DataSettings()
     evaluation: EvaluationSettings = EvaluationSettings()

@@ -299,7 +299,7 @@ def test_settings_do_not_change() -> None:
 OTHER_VALUES = {
     "seed": 1, "num-clients": 3, "quorum": 0.25, "threads": 1, "device": "cpu", "dtype": "bfloat16", "model": "/m",
     "out-dir": "elsewhere", "resume-from": "runs/x", "part-bytes": 4096, "enrol-seconds": 1.0, "deadline-seconds": 1.0,
-    "attempts": 7, "export-check": "streamed", "data.windows": 9, "data.window-tokens": 9, "evaluation.max-windows": 1,
+    "attempts": 7, "export-check": "transformers", "data.windows": 9, "data.window-tokens": 9, "evaluation.max-windows": 1,
     "evaluation.window-tokens": 9, "evaluation.local-only": False, "evaluation.centralized": "off", "data.field": "body",
     "evaluation.texts": "a=b", "fedprllm.sparsity": 0.25, "fedprllm.local-metric": "magnitude", "fedprllm.ties": "index",
     "activations": "disk", "fedprllm.local-comparison-group": "layer", "fedprllm.comparison-group": "row",
