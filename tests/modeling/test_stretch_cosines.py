@@ -62,7 +62,7 @@ def test_cosines_are_those_of_transformers_own_hidden_states(
     for after_norm, hidden in ((True, published), (False, before_norm)):
         found = stretch_cosines(stream, windows, span, after_norm=after_norm)
         assert found.tolist() == pytest.approx(by_loop(hidden, span), rel=1e-4, abs=1e-5)
-    assert (published[-1] is not before_norm[-1]) and all(value.is_meta for value in stream._skeleton.parameters())
+    assert all(value.is_meta for value in stream._skeleton.parameters())
 
 
 def test_the_final_norm_decides_whether_the_last_block_seems_to_do_nothing(tmp_path: Path) -> None:
