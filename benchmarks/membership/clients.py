@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from client_app.app import app
-from espalier.corpora.built_in import own_records
+from espalier.corpora.built_in import BUILT_IN, own_records
 from espalier.corpora.client_text import client_windows, training_windows
 from espalier.corpora.passages import split
 from espalier.modeling.opened import OpenedModel, open_model
@@ -61,7 +61,8 @@ class Clients:
             The text has too few passages.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        passages = [record.text for record in own_records(self.source, 0, 1)]
+        sources = len(BUILT_IN[self.source].SOURCES)
+        passages = [record.text for source in range(sources) for record in own_records(self.source, source, sources)]
         random.Random(self.seed).shuffle(passages)
         left = iter(passages)
         for client in range(self.number):

@@ -75,7 +75,7 @@ def test_the_index_map_counts_what_went_before() -> None:
         (range(1, 6), 2, [2, 4], [2, 4]),
         (range(4), 1, [1], [2]),  # places 0, 1.5, 3; an exact half is rounded to the even place
         (range(6), 3, [1, 3, 4], [1, 3, 4]),
-        (range(2, 8), 2, [4, 5], [4, 6]),  # places 0, 5/3, 10/3, 5
+        (range(2, 8), 2, [3, 6], [4, 6]),  # places 0, 5/3, 10/3, 5
         (range(4), 3, [1, 2, 3], [1, 2, 3]),
     ],
 )
