@@ -1,6 +1,6 @@
 """Test what a server recognises in one reply: known windows among a client's.
 
-    python -m benchmarks.membership [--clients 20] [--windows 32] [--tokens 128] [--out docs/studies]
+    python -m benchmarks.membership [--clients 20] [--windows 32] [--tokens 64] [--out docs/studies]
 
 Every client has a text of its own, made of passages that were shuffled before they were dealt out, so that only the passages
 differ. Each client is a trial: the server has its reply of one round, and a few known windows of every client; it says whose
@@ -17,7 +17,7 @@ import torch
 
 from benchmarks.membership.attacks import Outcome
 from benchmarks.membership.clients import Clients
-from benchmarks.membership.kinds import ADAPTERS, STATISTICS, recognised_by_adapters, recognised_by_statistics
+from benchmarks.membership.kinds import ADAPTERS, COMPARED, STATISTICS, recognised_by_adapters, recognised_by_statistics
 from espalier.modeling.computing import Computing
 from espalier.settings.mistakes import Mistake
 from espalier.storage.atomic import write_json
@@ -33,7 +33,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--source", default="code", choices=["code", "documentation"], help="text that the clients share out")
     parser.add_argument("--clients", type=int, default=20)
     parser.add_argument("--windows", type=int, default=32, help="of each client")
-    parser.add_argument("--tokens", type=int, default=128, help="of a window")
+    parser.add_argument("--tokens", type=int, default=64, help="of a window")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="directory for membership.md and membership.json")
     return parser.parse_args()
@@ -42,7 +42,9 @@ def _arguments() -> argparse.Namespace:
 def outcomes(clients: Clients) -> Iterator[tuple[str, int, Outcome]]:
     """Kind of reply, number of known windows, and what the server recognised."""
     computing = Computing(torch.device("cpu"), torch.float32, 1)
-    yield ADAPTERS, 1, recognised_by_adapters(clients, computing)
+    alone, compared = recognised_by_adapters(clients, computing)
+    yield ADAPTERS, 1, alone
+    yield COMPARED, 1, compared
     known = sorted({1, max(1, clients.windows // QUARTER)})
     for name, kind in STATISTICS.items():
         for number, outcome in zip(known, recognised_by_statistics(clients, computing, kind, known), strict=True):

@@ -70,6 +70,7 @@ def _read_signals(_: OpenedModel, __: int, blob: bytes, ___: int) -> Tensor:
 
 
 ADAPTERS = "FedPETuning, one round's adapters"
+COMPARED = f"{ADAPTERS}, against the other clients'"
 TUNING: dict[str, Any] = {"method": "fedpetuning", "training.steps": 10, "training.learning-rate": 5e-3}
 """As in the preset: 10 steps of 4 windows."""
 STATISTICS = {
@@ -79,8 +80,16 @@ STATISTICS = {
 }
 
 
-def recognised_by_adapters(clients: Clients, computing: Computing, method: Mapping[str, Any] = TUNING) -> Outcome:
-    """Look for one known window of each client in its reply, among one window of every other client."""
+def recognised_by_adapters(
+    clients: Clients, computing: Computing, method: Mapping[str, Any] = TUNING
+) -> tuple[Outcome, Outcome]:
+    """Look for one known window of each client in its reply, among one window of every other client.
+
+    Returns
+    -------
+    (alone, compared) : by the reply alone; and less how far the other clients' replies lower the loss of a window on average,
+        which the server has too
+    """
     run, model = parse(clients.settings(method)), clients.opened
     adapters = trained(model.plan, run)
     begun, shapes = initial_adapters(adapters, run.seed), adapters.shapes()
@@ -91,7 +100,9 @@ def recognised_by_adapters(clients: Clients, computing: Computing, method: Mappi
             read = {key: sums(begun[key], read[key]) for key in shapes}
         found.append(read)
     known = torch.stack([clients.known(run, client)[0] for client in range(clients.number)])
-    return Outcome.of(falls_of_loss(BlockStream(model, computing), known, adapters, found))
+    falls = falls_of_loss(BlockStream(model, computing), known, adapters, found)
+    others = (falls.sum(dim=0, keepdim=True) - falls) / (len(falls) - 1)
+    return Outcome.of(falls), Outcome.of(falls - others)
 
 
 def recognised_by_statistics(clients: Clients, computing: Computing, kind: Statistics, known: Sequence[int]) -> list[Outcome]:
