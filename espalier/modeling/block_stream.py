@@ -192,6 +192,17 @@ class BlockStream:
             raise Mistake("the kept hidden states are too long; remove this client's private state and start anew")
         return activations
 
+    @contextmanager
+    def final_norm(self) -> Iterator[nn.Module]:
+        """Load the norm behind the last block; the identity in a model that has none there, such as OPT-350M."""
+        path = self.model.family.final_norm
+        parent, _, name = path.rpartition(".")
+        if not path or getattr(self._skeleton.get_submodule(parent), name) is None:
+            yield nn.Identity()
+            return
+        with self._loaded(path) as norm:
+            yield norm
+
     @torch.no_grad()
     def logits(self, activations: Activations) -> Iterator[Tensor]:
         """Final norm and head over the hidden states after the last block, token by token.

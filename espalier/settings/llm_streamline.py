@@ -38,6 +38,11 @@ class LlmStreamlineSettings(SmallerSettings):
         "layer",
         description="What takes the place of the blocks that go: one trained layer, for which one block more goes, or nothing.",
     )
+    last_hidden_state: Literal["after-norm", "before-norm"] = Field(
+        "after-norm",
+        description="Hidden state that counts as the last block's output when blocks are compared: `after-norm`, behind the "
+        "model's final norm, as in the published code; `before-norm`, the output itself.",
+    )
     steps: int = Field(50, ge=1, description="Optimiser steps of a client in each round that trains the layer.")
     batch_windows: int = Field(8, ge=1, description="Windows of an optimiser step.")
     learning_rate: float = Field(2e-4, gt=0, le=MOST_LEARNING_RATE, description="Learning rate of AdamW, at its highest.")
@@ -66,6 +71,11 @@ class LlmStreamlineSettings(SmallerSettings):
             warmup_steps=self.warmup_steps,
             weight_decay=self.weight_decay,
         )
+
+    @property
+    def compares_after_norm(self) -> bool:
+        """True if the last block's output is compared behind the model's final norm."""
+        return self.last_hidden_state == "after-norm"
 
     @property
     def makes_alone(self) -> bool:

@@ -40,7 +40,7 @@ def llm_streamline_of_all(run: Run) -> OpenedModel:
     """LLM-Streamline by one party that has the windows of all clients, in as many steps as theirs together."""
     job, windows, stream = run.settings.of(LlmStreamlineSettings), pooled_windows(run), BlockStream(run.model, run.computing)
     span = job.span(len(run.model.plan.blocks))
-    start = likest(stretch_cosines(stream, windows, span))
+    start = likest(stretch_cosines(stream, windows, span, after_norm=job.compares_after_norm))
     run.progress.step("centralized", f"{count(len(windows), 'window')} compared", block=start)
     if job.replacement == "none":
         return open_streamlined(run.model, start, span, None)

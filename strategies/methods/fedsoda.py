@@ -157,7 +157,7 @@ class FedSoda(FedPETuning):
         emulator = job.emulator_of(len(run.model.plan.blocks))
         starts, distances = list[int](), list[float]()
         if job.drop == "uniform":
-            dropped = evenly_dropped(emulator, job.dropped_layers)
+            dropped = evenly_dropped(emulator, job.dropped_layers, job.uniform_rounding)
         else:
             run.progress.begin("comparing", 1)
             stream = BlockStream(run.model, run.computing)
