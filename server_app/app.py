@@ -21,7 +21,7 @@ from espalier.settings.run import changed, parse
 from espalier.settings.site_keys import public_keys
 from espalier.storage.atomic import write_json
 from espalier.storage.private import remove_run
-from server_app.model_fit import require_fit
+from server_app.model_fit import require_fit, require_sound_base
 from server_app.outcomes.outcome import Outcome
 from server_app.planning.told import tell_plan
 from server_app.public_tests import PublicTests, public_tests
@@ -78,6 +78,7 @@ def _run_method(grid: Grid, context: Context, clock: Clock, held: ExitStack) -> 
         require_within_limits(settings, model)
         tests = public_tests(settings, model)
         require_fit(settings, model, tests, {}, simulation=simulation)
+        require_sound_base(model, computing, tests)
     directory = held.enter_context(open_run_directory(settings, model, str(context.run_id)))
     folder, lineage = directory.folder, directory.lineage
     print(f"{RUN_DIRECTORY}{folder.path}", flush=True)

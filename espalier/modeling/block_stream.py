@@ -19,6 +19,7 @@ from espalier.modeling.hidden_states import HiddenStates, hidden_states, memory_
 from espalier.modeling.logits import tokens_at_once
 from espalier.modeling.opened import OpenedModel
 from espalier.modeling.reading_ahead import ReadingAhead
+from espalier.modeling.tensor_faults import missing_tensor, wrong_shape
 from espalier.pace.beats import beats
 from espalier.settings.mistakes import Mistake
 from espalier.wire.plan import LinearPlan
@@ -263,10 +264,9 @@ class BlockStream:
         for name, wanted in module.state_dict().items():
             if (found := stored.get(prefix + name)) is None:
                 if prefix + name not in tied:
-                    raise Mistake(f"{self.model.directory}: tensor {prefix + name} is missing; copy the model again")
+                    raise missing_tensor(self.model, prefix + name)
             elif found.shape != tuple(wanted.shape):
-                shapes = f"is {list(found.shape)}, config.json makes it {list(wanted.shape)}"
-                raise Mistake(f"{self.model.directory}: {prefix + name} {shapes}")
+                raise wrong_shape(self.model, prefix + name, tuple(wanted.shape))
 
 
 def windows_per_batch(tokens: int) -> int:

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from espalier.modeling.checkpoint import Checkpoint, ShardWriter
+from espalier.modeling.checkpoint import INDEX, Checkpoint, ShardWriter
 from espalier.modeling.edits import Edits
 from espalier.modeling.export import ExportError, bits_of, edited_tensors, made_whole, require_close, write_card
 from espalier.modeling.export_adapter import a_few_tokens, encoder_in_peft
-from espalier.modeling.model_files import INDEX, copy_beside
+from espalier.modeling.model_files import copy_beside
 from espalier.modeling.opened import OpenedModel
 from espalier.storage.atomic import replacing, write_json
 
