@@ -21,6 +21,7 @@ from espalier.settings.run import changed, parse
 from espalier.settings.site_keys import public_keys
 from espalier.storage.atomic import write_json
 from espalier.storage.private import remove_run
+from server_app.failed_results import remove_set_aside, set_aside
 from server_app.model_fit import require_fit, require_sound_base
 from server_app.outcomes.outcome import Outcome
 from server_app.planning.told import tell_plan
@@ -92,11 +93,13 @@ def _run_method(grid: Grid, context: Context, clock: Clock, held: ExitStack) -> 
         with heard_by(run.progress.beat):
             _work(run, grid, tests, summary)
     except BaseException as error:
+        set_aside(folder.path)
         with suppress(Mistake):  # on a full disk summary.json stays as it is, and says "failed" too
             _note_end(run, summary, started, "failed", f"{type(error).__name__}: {error}")
         raise
     _note_end(run, summary, started, "completed", None)
     directory.note_completed()
+    remove_set_aside(folder.path)
     if simulation:
         _remove_private_state(run)
     show(summary, folder.ledger.total())
@@ -116,6 +119,8 @@ def _work(run: Run, grid: Grid, tests: PublicTests, summary: Summary) -> None:
     ------
     ExportError
         The result was written and measured, but does not load to the same logits.
+    Mistake
+        It was written and measured, but figures are NaN or infinite.
     """
     strategy: Method = part(METHODS[run.settings.method].strategy)(run, _evaluation(run, tests))
     outcome: Outcome[Any] = part(METHODS[run.settings.method].outcome)(run, tests, summary)
@@ -142,6 +147,7 @@ def _work(run: Run, grid: Grid, tests: PublicTests, summary: Summary) -> None:
     outcome.take_clients_figures()
     if fault is not None:
         raise fault
+    outcome.require_finite()
 
 
 def _evaluation(run: Run, tests: PublicTests) -> ClientEvaluation:

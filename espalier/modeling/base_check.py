@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from espalier.modeling.block_stream import Activations, BlockStream
+from espalier.modeling.block_stream import FLOAT16_REMEDY, Activations, BlockStream, not_finite
 from espalier.modeling.computing import Computing
 from espalier.modeling.config_file import CONFIG
 from espalier.modeling.export import relative_difference, tolerance, whole_logits
@@ -25,7 +25,6 @@ from espalier.settings.mistakes import Mistake
 
 TOKENS = 64
 """Of each window that is compared, at most."""
-FLOAT16_REMEDY = "set dtype to 'bfloat16' or 'float32'"
 
 
 def require_finite_weights(model: OpenedModel, computing: Computing, num_labels: int | None = None) -> None:
@@ -135,22 +134,13 @@ def _finite_logits(stream: BlockStream, windows: Tensor) -> Iterator[Tensor]:
         _require_finite(stream, activations, f"block {block.index} gives")
     for piece in stream.logits(activations):
         if not bool(piece.isfinite().all()):
-            raise _overflow(stream, "the head gives")
+            raise not_finite(stream, "the head gives")
         yield piece
 
 
 def _require_finite(stream: BlockStream, activations: Activations, what: str) -> None:
     if not all(bool(batch.isfinite().all()) for batch in activations.batches()):
-        raise _overflow(stream, what)
-
-
-def _overflow(stream: BlockStream, what: str) -> Mistake:
-    where, dtype = stream.model.directory, stream.computing.dtype
-    if dtype == torch.float16:
-        return Mistake(
-            f"dtype = 'float16': {what} numbers beyond 65504 in {where}, where float16 overflows to infinity; {FLOAT16_REMEDY}"
-        )
-    return Mistake(f"{where}: {what} NaN or infinite numbers though all weights are finite; name a model that works")
+        raise not_finite(stream, what)
 
 
 @torch.no_grad()

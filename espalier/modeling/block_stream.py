@@ -32,6 +32,8 @@ of 256 tokens pass 8 at a time, of 2048 one by one. Another batch may change res
 always batched alike.
 """
 
+FLOAT16_REMEDY = "set dtype to 'bfloat16' or 'float32'"
+
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 """What a model passes to a block beside the hidden states: positional and named arguments."""
 
@@ -267,6 +269,20 @@ class BlockStream:
                     raise missing_tensor(self.model, prefix + name)
             elif found.shape != tuple(wanted.shape):
                 raise wrong_shape(self.model, prefix + name, tuple(wanted.shape))
+
+
+def not_finite(stream: BlockStream, what: str) -> Mistake:
+    """Return the error about hidden states or logits that are not finite; ``what`` begins it, as ``block 1 gives``."""
+    where = stream.model.directory
+    if stream.computing.dtype == torch.float16:
+        return Mistake(
+            f"dtype = 'float16': {what} NaN or numbers beyond 65504 in {where}, where float16 overflows "
+            f"to infinity; {FLOAT16_REMEDY}"
+        )
+    return Mistake(
+        f"{where}: {what} NaN or infinite numbers, so nothing can be learnt from them; set dtype to "
+        "'float32', or see whether the model is damaged"
+    )
 
 
 def windows_per_batch(tokens: int) -> int:

@@ -84,6 +84,8 @@ def made_whole(target: Path) -> Iterator[Path]:
         unfinished.rename(target)
     except OSError as error:
         raise Mistake(f"cannot write {target}: {error.strerror or error}; free the disk and resume the run") from error
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def _write_shard(model: OpenedModel, shard: Path, target: Path, edits: Edits) -> None:
@@ -112,7 +114,22 @@ def edited_tensors(
                 block_in_hand, block_edits = index, edits(index)
             if linear in block_edits:
                 value = block_edits[linear](value)
+                require_finite(name, value)
         yield name, value
+
+
+def require_finite(name: str, value: Tensor) -> None:
+    """Refuse a tensor of a result that holds NaN or infinity.
+
+    Raises
+    ------
+    Mistake
+        It names the tensor, and float16 if its numbers end there.
+    """
+    if value.is_floating_point() and not bool(value.isfinite().all()):
+        half = "; the base's files hold it in float16, which overflows beyond 65504: name a base in bfloat16 or float32"
+        remedy = half if value.dtype == torch.float16 else "; if it was trained, lower training.learning-rate"
+        raise Mistake(f"the result's tensor {name} holds NaN or infinity, and is no model that works{remedy}")
 
 
 def bits_of(value: Tensor) -> Tensor:
