@@ -41,7 +41,7 @@ def _require_that_model_takes(site: Site, items: ScoredItems, classes: bool) -> 
     if positions is not None and longest - (not classes) > positions:
         raise Mistake(
             f"evaluate: a test item has {longest} tokens, and the model at this site has {positions} positions "
-            f"({site.model.positions_key} in its config.json); copy the model again"
+            f"({site.model.positions_key} in its config.json); the site needs the config.json of the server's model"
         )
 
 

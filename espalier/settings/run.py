@@ -184,8 +184,8 @@ class RunSettings(Table):
     attempts: int = Field(2, ge=1, description="How often one message is sent.")
     export_check: Literal["transformers", "streamed"] = Field(
         "transformers",
-        description="How the exported model is reloaded to check it; `streamed`: block by block, for models larger than "
-        "memory.",
+        description="How plain transformers reloads the exported model to check it: `transformers` in memory, "
+        "`streamed` with its blocks on the disk until they run, for models larger than memory.",
     )
     data: DataSettings = DataSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
