@@ -23,7 +23,8 @@ from espalier.settings.run import changed, parse
 from espalier.settings.site_keys import public_keys
 from espalier.storage.atomic import write_json
 from espalier.storage.private import remove_run
-from server_app.model_fit import require_fit
+from server_app.failed_results import remove_set_aside, set_aside
+from server_app.model_fit import require_fit, require_sound_base
 from server_app.outcomes.outcome import Outcome
 from server_app.planning.told import tell_plan, tell_time_of_sites
 from server_app.public_tests import PublicTests, public_tests
@@ -81,6 +82,7 @@ def _run_method(grid: Grid, context: Context, clock: Clock, held: ExitStack) -> 
         require_within_limits(settings, model)
         tests = public_tests(settings, model)
         require_fit(settings, model, tests, {}, simulation=simulation)
+        require_sound_base(model, computing, tests)
     directory = held.enter_context(open_run_directory(settings, model, str(context.run_id)))
     folder, lineage = directory.folder, directory.lineage
     print(f"{RUN_DIRECTORY}{folder.path}", flush=True)
@@ -93,11 +95,13 @@ def _run_method(grid: Grid, context: Context, clock: Clock, held: ExitStack) -> 
         with heard_by(run.progress.beat):
             _work(run, grid, tests, summary)
     except BaseException as error:
+        set_aside(folder.path)
         with suppress(Mistake):  # on a full disk summary.json stays as it is, and says "running"
             _note_end(run, summary, "failed", f"{type(error).__name__}: {error}")
         raise
     _note_end(run, summary, "completed", None)
     directory.note_completed()
+    remove_set_aside(folder.path)
     if simulation:
         _remove_private_state(run)
     show(summary, folder.ledger.total())
@@ -118,6 +122,8 @@ def _work(run: Run, grid: Grid, tests: PublicTests, summary: Summary) -> None:
     ------
     ExportError
         The result was written and measured, but does not load to the same logits.
+    Mistake
+        It was written and measured, but figures are NaN or infinite.
     """
     strategy: Method = part(METHODS[run.settings.method].strategy)(run, _evaluation(run, tests))
     outcome: Outcome[Any] = part(METHODS[run.settings.method].outcome)(run, tests, summary)
@@ -147,6 +153,7 @@ def _work(run: Run, grid: Grid, tests: PublicTests, summary: Summary) -> None:
     summary.take_sizes(run.folder.path)
     if fault is not None:
         raise fault
+    outcome.require_finite()
 
 
 def _evaluation(run: Run, tests: PublicTests) -> ClientEvaluation:

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 
 from espalier.corpora.special_tokens import prompt_encoder
 from espalier.corpora.tasks.catalogue import task_named
+from espalier.modeling.base_check import require_finite_weights, require_same_encoder, require_same_logits
+from espalier.modeling.computing import Computing
 from espalier.modeling.opened import OpenedModel
 from espalier.settings.libraries import require_libraries
 from espalier.settings.methods import METHODS, part
@@ -12,6 +14,9 @@ from espalier.settings.run import RunSettings
 from espalier.settings.task import TEXT
 from server_app.public_tests import PublicTests
 from strategies.methods.fleet_time import fleet_of_run
+
+A_FEW = 2
+"""Windows of a public text on which the base model is compared."""
 
 
 def require_fit(
@@ -39,6 +44,22 @@ def require_fit(
         )
     if settings.tunes and settings.task.name != TEXT and task_named(settings.task.name).generation and tests.items:
         _require_room_for_answers(settings, model, tests)
+
+
+def require_sound_base(model: OpenedModel, computing: Computing, tests: PublicTests) -> None:
+    """Refuse a base model that plain transformers reads otherwise, or that is not finite, before a client works with it.
+
+    Raises
+    ------
+    Mistake
+        It names the tensor, or what differs.
+    """
+    labels = tests.num_classes or None
+    require_finite_weights(model, computing, labels)
+    if labels is not None:
+        require_same_encoder(model, computing, labels)
+    else:
+        require_same_logits(model, computing, next(iter(tests.texts.values()))[:A_FEW])
 
 
 def _require_room_for_answers(settings: RunSettings, model: OpenedModel, tests: PublicTests) -> None:

@@ -18,7 +18,7 @@ from espalier.modeling.edits import PruneMasks
 from espalier.modeling.opened import OpenedModel
 from espalier.settings.personal import PersonalModelSettings
 from espalier.settings.run import OWN_TEXT, RunSettings
-from espalier.storage.atomic import replacing, write_json
+from espalier.storage.atomic import finite_values, replacing, write_json
 from espalier.wire.evaluation import OWN_TEXT_MODELS
 from espalier.wire.ledger import Traffic
 from pruning_kernels.bitmask import num_words, pack
@@ -235,7 +235,10 @@ class Summary:
     def write(
         self, folder: RunFolder, status: str, reason: str | None, traffic: Traffic, *, nobody_asked: bool = False
     ) -> None:
-        """Write ``summary.json``; where ``nobody_asked`` the clients as yet, without who finished and who is missing."""
+        """Write ``summary.json``, with null for figures that are NaN or infinite.
+
+        Where ``nobody_asked`` the clients as yet, it says nothing of who finished and who is missing.
+        """
         missing = [] if nobody_asked else self.roster.missing(self.settings.num_clients)
         document = {
             "schema_version": SCHEMA_VERSION,
@@ -269,7 +272,7 @@ class Summary:
             "threads": self.threads,
             "device": self.device,
         }
-        write_json(folder.path / "summary.json", document)
+        write_json(folder.path / "summary.json", finite_values(document))
 
     def _clients(self, folder: RunFolder) -> list[dict[str, Any]]:
         clients = []

@@ -14,7 +14,7 @@ from espalier.modeling.block_stream import BlockStream
 from espalier.modeling.computing import Computing
 from espalier.modeling.disk_model import EditedWeights, plain_model, read_when_used
 from espalier.modeling.edits import Edits, WeightEdit
-from espalier.modeling.export import ExportError, logits_of, made_whole, require_close, whole_logits, write_card
+from espalier.modeling.export import ExportError, logits_of, made_whole, require_close, require_finite, whole_logits, write_card
 from espalier.modeling.model_files import public_name
 from espalier.modeling.opened import OpenedModel
 from espalier.modeling.quantised import hush
@@ -59,6 +59,8 @@ def export_adapter(model: OpenedModel, adapters: AdapterPlan, tensors: BlobTenso
     for name in adapters.head:
         linear, _, kind = name.rpartition(".")
         named[f"base_model.model.{model.family.head_linears[linear]}.{kind}"] = tensors(HEAD_KEY)[name].contiguous()
+    for name, value in named.items():
+        require_finite(name, value)
     with made_whole(target) as unfinished:
         config = lora_config(model.family, adapters, len(model.plan.blocks), 0.0)
         config.base_model_name_or_path = public_name(model.directory, model.config)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from espalier.modeling.checkpoint import Checkpoint, ShardWriter
+from espalier.modeling.checkpoint import INDEX, Checkpoint, ShardWriter
 from espalier.modeling.edits import Edits
 from espalier.modeling.export import (
     ExportError,
@@ -19,7 +19,7 @@ from espalier.modeling.export import (
     write_card,
 )
 from espalier.modeling.export_adapter import CPU, a_few_tokens, encoder_in_peft
-from espalier.modeling.model_files import INDEX, copy_beside
+from espalier.modeling.model_files import copy_beside
 from espalier.modeling.opened import OpenedModel
 from espalier.storage.atomic import replacing, write_json
 

@@ -16,6 +16,7 @@ from espalier.modeling.export_adapter import (
     unrounded,
 )
 from espalier.modeling.export_encoder import check_encoder, export_encoder
+from espalier.storage.atomic import finite_values
 from espalier.training.adapted import AdaptedModel
 from espalier.wire.adapters import HEAD_KEY, Tensors
 from espalier.wire.payload import block_key
@@ -40,7 +41,7 @@ class AdapterOutcome(Outcome[Adapters]):
             return {"perplexity": perplexities(self.losses_of(_merging(result, tensors))), **times}
         adapted = AdaptedModel.load(self.run.model, self.run.computing, self.run.settings, result.adapters)
         adapted.set(tensors)
-        return {"scores": scores_of(self.run, adapted, self.tests), **times}
+        return {"scores": finite_values(scores_of(self.run, adapted, self.tests)), **times}
 
     def note_times(self, result: Adapters) -> None:
         """By the clock of the fleet that the run pretends to have, if it has one."""
@@ -102,7 +103,7 @@ class AdapterOutcome(Outcome[Adapters]):
         if self.tests.texts:
             self.measure_texts({column: _merging(result, tensors) for column, tensors in columns.items()})
         if self.tests.encoded is not None:
-            measure_items(self.run, result.adapters, columns, self.tests, self.summary)
+            measure_items(self.run, result.adapters, columns, self.tests, self.summary, self.note_not_finite)
 
 
 def _merging(result: Adapters, tensors: Tensors) -> Edits:

@@ -10,7 +10,7 @@ from espalier.modeling.block_stream import BlockStream
 from espalier.modeling.export_adapter import export_adapter
 from espalier.modeling.opened import OpenedModel
 from espalier.settings.fedspine import FedSpineSettings
-from espalier.storage.atomic import write_json
+from espalier.storage.atomic import finite_values, write_json
 from espalier.training.adapted import AdaptedModel
 from espalier.wire.payload import block_key
 from server_app.model_card import adapter_card
@@ -49,7 +49,8 @@ class RefinedOutcome(PersonalOutcome[RefinedResult]):
             return perplexities(mean_losses(BlockStream(model, run.computing), self.tests.texts, edits))
         adapted = AdaptedModel.load(model, run.computing, run.settings, adapters)
         adapted.set(tensors)
-        return dict(scores_of(run, adapted, self.tests))
+        scores: dict[str, float | None] = finite_values(scores_of(run, adapted, self.tests))
+        return scores
 
     def note_times(self, result: RefinedResult) -> None:
         """By the clock of the fleet that the run pretends to have, or as devices measured them."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from espalier.amounts import duration
 from espalier.pace.beats import Pace
+from espalier.storage.atomic import finite_values
 from espalier.wire.printable import printable
 from strategies.engine.clock import Clock
 from strategies.engine.run_folder import RunFolder
@@ -73,7 +74,7 @@ class Progress:
         self._waits.another_line()
 
     def event(self, event: str, **details: Any) -> None:
-        """Append an event to ``metrics.jsonl``."""
+        """Append an event to ``metrics.jsonl``; a number that is NaN or infinite is null there."""
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         told = {name: printable(value, MOST_CHARACTERS) if isinstance(value, str) else value for name, value in details.items()}
-        self._folder.metrics.append({"time": now, "event": event, **told})
+        self._folder.metrics.append({"time": now, "event": event, **finite_values(told)})
