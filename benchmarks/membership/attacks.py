@@ -68,7 +68,8 @@ def resemblances(replies: Callable[[int], Tensor], candidates: Callable[[int], T
     -------
     (replies, candidates), float64
     """
-    products, left, right = 0.0, 0.0, 0.0
+    products: Tensor = torch.zeros((), dtype=torch.float64)
+    left = right = products
     for part in range(parts):
         reply, candidate = replies(part).to(torch.float32), candidates(part).to(torch.float32)
         mean, spread = candidate.mean(dim=0), candidate.std(dim=0)
@@ -76,4 +77,4 @@ def resemblances(replies: Callable[[int], Tensor], candidates: Callable[[int], T
         reply, candidate = ((value[:, told] - mean[told]) / spread[told] for value in (reply, candidate))
         products = products + (reply @ candidate.T).double()
         left, right = left + reply.square().sum(dim=1).double(), right + candidate.square().sum(dim=1).double()
-    return products / (left.sqrt()[:, None] * right.sqrt())  # type: ignore[union-attr, no-any-return]
+    return products / (left.sqrt()[:, None] * right.sqrt())

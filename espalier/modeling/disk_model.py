@@ -86,7 +86,8 @@ def _with_tensors(whole: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 def _weights_of(whole: nn.Module) -> Mapping[str, Tensor]:
     """The tensors in the files by the names of the model's parameters, as transformers found them."""
     hooks = (getattr(module, "_hf_hook", None) for module in whole.modules())
-    found: Mapping[str, Tensor] = next(hook.weights_map.dataset for hook in hooks if getattr(hook, "weights_map", None))
+    maps = (getattr(hook, "weights_map", None) for hook in hooks)
+    found: Mapping[str, Tensor] = next(weights for weights in maps if weights is not None).dataset
     return found
 
 

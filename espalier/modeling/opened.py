@@ -301,8 +301,7 @@ class OpenedModel:
             It cannot be loaded; the reason names the file.
         """
         if has_own_code(self.config):
-            with _explained(str(self.directory / "config.json")):
-                self._transformers_config()  # so that transformers knows the classes of a smaller model
+            self._transformers_config()  # so that transformers knows the classes of a smaller model
         return load_tokenizer(self.directory, _stamps(self.directory))
 
     def encode(self, text: str) -> list[int]:
