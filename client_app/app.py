@@ -25,7 +25,7 @@ from client_app.told_once import told_once
 from espalier.pace.imports import importing
 from espalier.settings.libraries import require_libraries
 from espalier.settings.methods import METHODS, part
-from espalier.settings.mistakes import Mistake, StateLost
+from espalier.settings.mistakes import INTERRUPTS, Mistake, StateLost
 from espalier.settings.node import claimed_name
 from espalier.storage.at_work import collect_old_work
 from espalier.storage.private import collect_old_runs
@@ -203,7 +203,9 @@ def _answer(message: Message, context: Context, work: Work) -> Message:
         logging.getLogger("espalier").warning("%s refused: %s", request.header.kind, mistake)
         told = str(mistake) if in_simulation() else mistake.outward
         letter = failure(request.header, _told(request, context, told), isinstance(mistake, StateLost))
-    except Exception as error:
+    except INTERRUPTS:
+        raise
+    except BaseException as error:
         logging.getLogger("espalier").exception("the %s handler failed", request.header.kind)
         letter = failure(request.header, f"unexpected {type(error).__name__} in {request.header.kind}; see this node's log")
     return Message(write(letter), reply_to=message)

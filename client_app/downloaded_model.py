@@ -4,21 +4,25 @@ It lies in ``<state-dir>/models/<hash of the folder>``, for its owner alone. A f
 keeps its runs' state is removed with them.
 
 Covers: in a run a site takes one model, so that no question is asked again with another model or tokenizer. A real site takes a
-model only if its owner says how much there may be of them (``most-model-bytes``). A file is opened only after its bytes had the
-hash that the folder's own hash is made of; one that was changed since is hashed again, and the model brought again if it is
-another one.
+model only if its owner says how much there may be of them (``most-model-bytes``); what was offered counts before it arrives
+(``model_room``), and no more than that, and one piece, is on the disk at any time. A file is opened only after its bytes had
+the hash that the folder's own hash is made of; one that was changed since is hashed again, and the model brought again if it
+is another one.
 Does not cover: what the model is. A site that takes one trains on whatever its server brings.
 """
 
 import hashlib
-import json
 import os
-from collections.abc import Iterator, Mapping
+import shutil
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from client_app.model_room import FOUND, MODELS, reserve
 from client_app.site import Site, reply_to
+from espalier.settings.bounded_json import UnboundedJsonError, read_json, require_flat
 from espalier.settings.mistakes import Mistake, StateLost
 from espalier.storage.atomic import replacing, write_json
 from espalier.storage.blobs import BlobStore, sha256
@@ -30,8 +34,6 @@ from espalier.wire.payload import views
 
 MODEL = "model"
 """Document that outlasts rounds: the hash of the folder that the run works on."""
-FOUND = "found.json"
-"""In a model's folder: what was offered, and what the files' stamps were when their bytes had the right hashes."""
 FILES, PIECES = "files", "pieces"
 
 Stamps = dict[str, list[int]]
@@ -50,33 +52,18 @@ def take_offer(site: Site, request: Letter) -> Letter:
     with state.locked():
         if offered_sha256(state) not in ("", manifest.sha256):
             raise Mistake("deliver: this site was offered another model in this run; begin a new run")
-        _require_room(site, manifest)
+        reserve(site.node, manifest)
         kept = _Kept(site, manifest.sha256)
         state.save_lasting(MODEL, {"sha256": manifest.sha256, "offer": request.scalars})
     with in_turn(kept.folder):
         kept.store.keep_only(manifest.piece_sha256)  # of another cut of the same files
-        lacking = [] if kept.is_sound() else kept.lacking(manifest)
-        if not lacking and not kept.is_sound():
+        if kept.is_sound():
+            return reply_to(request, Lacking(pieces=[]))
+        kept.remove_files()
+        lacking = kept.lacking(manifest)
+        if not lacking:
             kept.put_together(manifest)
     return reply_to(request, Lacking(pieces=lacking))
-
-
-def _require_room(site: Site, manifest: Manifest) -> None:
-    """Raise Mistake unless the site's owner allows this model beside those that earlier runs brought."""
-    most, wanted = site.node.most_bytes_of_models(), manifest.num_bytes
-    if most is None:
-        return
-    if wanted > most:
-        raise Mistake(
-            f"most-model-bytes = {most}: this site's owner allows no larger model, the run's has {wanted} bytes; raise it in "
-            "--node-config"
-        )
-    others = (file for file in private_folder(site.node.state_root(), "models").rglob("*") if manifest.sha256 not in file.parts)
-    if sum(file.stat().st_size for file in others if file.is_file()) + wanted > most:
-        raise Mistake(
-            f"most-model-bytes = {most}: models of earlier runs take so much that this one, of {wanted} bytes, has no room; "
-            "raise it in --node-config, or remove some below models/ in the site's state-dir"
-        )
 
 
 def take_piece(site: Site, request: Letter) -> Letter:
@@ -91,7 +78,9 @@ def take_piece(site: Site, request: Letter) -> Letter:
     offered = state.load_lasting(MODEL)
     if offered is None or offered["sha256"] != piece.model_sha256:
         raise StateLost("deliver: a piece of a model came that was not offered here; offer it again")
-    manifest, kept = validate(Offer, offered["offer"]).manifest(), _Kept(site, piece.model_sha256)
+    manifest = validate(Offer, offered["offer"]).manifest()
+    reserve(site.node, manifest)  # once more: what came to nothing for long was given to others
+    kept = _Kept(site, piece.model_sha256)
     data = views(request.blobs[PIECE])[BYTES].tobytes()
     if piece.index >= len(manifest.piece_sha256) or len(data) != manifest.piece_size(piece.index):
         raise Mistake(f"deliver: piece {piece.index} is not of the size that was offered")
@@ -99,6 +88,7 @@ def take_piece(site: Site, request: Letter) -> Letter:
         raise Mistake(f"deliver: piece {piece.index} does not have the hash that was offered")
     with in_turn(kept.folder):
         if not kept.is_sound():
+            kept.make_room(manifest, len(data))
             kept.store.put(data)
             if kept.has_all(manifest):
                 kept.put_together(manifest)
@@ -127,7 +117,7 @@ class _Kept:
     """One model in the site's state directory; whoever asks holds the folder's lock."""
 
     def __init__(self, site: Site, folder_sha256: str) -> None:
-        self.folder = private_folder(site.node.state_root(), "models", folder_sha256)
+        self.folder = private_folder(site.node.state_root(), MODELS, folder_sha256)
         if not (self.folder / VERSION_FILE).exists():
             mark_as_ours(self.folder)
         self.files = self.folder / FILES
@@ -137,6 +127,16 @@ class _Kept:
         """Pieces that are not here, or damaged."""
         return [index for index, piece in enumerate(manifest.piece_sha256) if not self.store.is_whole(piece)]
 
+    def make_room(self, manifest: Manifest, size: int) -> None:
+        """Remove pieces of other cuts of the same files, if with ``size`` bytes more there were more than the files have."""
+        if self.store.num_bytes() + size > manifest.num_bytes:
+            self.store.keep_only(manifest.piece_sha256)
+
+    def remove_files(self) -> None:
+        """Remove files that are not what was offered."""
+        (self.folder / FOUND).unlink(missing_ok=True)
+        shutil.rmtree(self.files, ignore_errors=True)
+
     def has_all(self, manifest: Manifest) -> bool:
         """Whether all pieces are here; whether they are whole, reading them tells."""
         return all(self.store.has(piece) for piece in manifest.piece_sha256)
@@ -145,7 +145,7 @@ class _Kept:
         """Whether the files are here, with the bytes that were offered."""
         found = None
         with suppress(OSError, ValueError):
-            found = json.loads((self.folder / FOUND).read_text())
+            found = read_json((self.folder / FOUND).read_text())
         if found is None or not self.files.is_dir():
             return False
         manifest = validate(Offer, found["offer"]).manifest()
@@ -159,12 +159,12 @@ class _Kept:
         return True
 
     def put_together(self, manifest: Manifest) -> None:
-        """Make the files of the pieces.
+        """Make the files of the pieces, each of which is removed when it is written.
 
         Raises
         ------
         Mistake
-            A file does not have the hash that was offered; the pieces are removed.
+            A file does not have the hash that was offered; files and pieces are removed.
         """
         private_folder(self.folder, FILES)
         bytes_of, wanted = _Reader(self.store, manifest), _hashes(manifest)
@@ -176,11 +176,24 @@ class _Kept:
                     file.write(chunk)
             if digest.hexdigest() != wanted[name]:
                 self.store.keep_only([])
+                self.remove_files()
                 raise Mistake(f"deliver: file {name} of the model does not have the hash that was offered; begin a new run")
+            self._require_flat(name)
         for surplus in set(os.listdir(self.files)) - set(manifest.names):
             (self.files / surplus).unlink()
         self._note(manifest)
         self.store.keep_only([])
+
+    def _require_flat(self, name: str) -> None:
+        """Raise Mistake, and remove all, if a file of JSON is nested so deep that whoever parses it could fail."""
+        if not name.endswith(".json"):
+            return
+        try:
+            require_flat((self.files / name).read_text(errors="replace"))
+        except UnboundedJsonError as error:
+            self.store.keep_only([])
+            self.remove_files()
+            raise Mistake(f"deliver: file {name} of the model cannot be used: {error}; begin a new run") from None
 
     def _note(self, manifest: Manifest) -> None:
         offer = Offer.of(manifest).model_dump()
@@ -199,11 +212,21 @@ class _Kept:
 
 
 class _Reader:
-    """The bytes of all pieces, one after the other; one piece is in memory at a time."""
+    """The bytes of all pieces, one after the other; one piece is in memory at a time, and no longer in the store."""
 
     def __init__(self, store: BlobStore, manifest: Manifest) -> None:
-        self._pieces = (store.get(piece) for piece in manifest.piece_sha256)
+        self._pieces = self._taken(store, manifest.piece_sha256)
         self._rest = memoryview(b"")
+
+    @staticmethod
+    def _taken(store: BlobStore, pieces: Sequence[str]) -> Iterator[bytes]:
+        left = Counter(pieces)  # the same piece may stand in several places
+        for piece in pieces:
+            data = store.get(piece)
+            left[piece] -= 1
+            if not left[piece]:
+                store.remove(piece)
+            yield data
 
     def next(self, size: int) -> Iterator[memoryview]:
         """The next ``size`` bytes, in chunks."""

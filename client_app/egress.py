@@ -9,7 +9,6 @@ locally), or what the permitted tensors reveal by themselves (see each contract'
 """
 
 import logging
-from contextlib import suppress
 
 from flwr.app import Context, Message
 from flwr.clientapp.typing import ClientAppCallable
@@ -18,7 +17,7 @@ from client_app import hold
 from client_app.egress_log import egress_log, now, reply_entry
 from client_app.simulated import in_simulation
 from client_app.site import Site
-from espalier.settings.mistakes import Mistake
+from espalier.settings.mistakes import INTERRUPTS, Mistake
 from espalier.settings.node import parse_node, site_id
 from espalier.wire.contract import FAILED, check, check_reply
 from espalier.wire.contracts import contract_for
@@ -36,8 +35,11 @@ def egress(message: Message, context: Context, call_next: ClientAppCallable) -> 
     started = hold.clock()
     try:
         request = read(message.content)
-    except Mistake as mistake:
-        return Message(write(failure(UNREAD, str(mistake))), reply_to=message)
+    except INTERRUPTS:
+        raise
+    except BaseException as error:
+        logging.getLogger("espalier").warning("a message could not be read: %s", error)
+        return Message(write(failure(UNREAD, _reason(error))), reply_to=message)
     reply = call_next(message, context)
     try:
         letter = _checked(request, reply, context)
@@ -47,19 +49,29 @@ def egress(message: Message, context: Context, call_next: ClientAppCallable) -> 
         raise
     except hold.Refused as refused:
         return _failed(message, context, request, f"held back by the site: {refused}")
-    except Exception as error:  # what cannot be checked does not leave, whatever the reason
-        told = error.outward if isinstance(error, Mistake) else f"unexpected {type(error).__name__}; see this node's log"
+    except INTERRUPTS:
+        raise
+    except BaseException as error:  # what cannot be checked does not leave, whatever the reason
         logging.getLogger("espalier").warning("reply to %s held back: %s", request.header.kind, error)
-        return _failed(message, context, request, f"held back by the site's egress check: {told}")
+        return _failed(message, context, request, f"held back by the site's egress check: {_reason(error)}")
     return reply
+
+
+def _reason(error: BaseException) -> str:
+    """Return what others are told of an error: a mistake in its own words, any other error by its type."""
+    return error.outward if isinstance(error, Mistake) else f"unexpected {type(error).__name__}; see this node's log"
 
 
 def _failed(message: Message, context: Context, request: Letter, reason: str) -> Message:
     """What leaves in place of a reply: a sentence; also where the log is what fails, so that the server learns of it."""
     letter = failure(request.header, reason)
     reply = Message(write(letter), reply_to=message)
-    with suppress(Mistake):
+    try:
         _log(context, letter, reply, "")
+    except INTERRUPTS:
+        raise
+    except BaseException as error:
+        logging.getLogger("espalier").warning("a failure was not logged: %s", error)
     return reply
 
 

@@ -25,13 +25,15 @@ from flwr.supercore.superexec.plugin import ClientAppExecPlugin
 from flwr.supercore.superexec.run_superexec import run_superexec
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
+from espalier.settings.mistakes import INTERRUPTS
+
 FLOWER = "1.31"
 """The version that all this was tried with."""
 
 ASKED_EVERY_SECONDS = 0.2
 """How often a SuperNode is asked for tasks; ``run_superexec`` by itself asks every second."""
 
-Told = Callable[[Exception], str]
+Told = Callable[[BaseException], str]
 """Of an error what the server is told."""
 Work = Callable[[bytes, Message, Context], Message]
 """Of the submitter's bundle, a message and its context: the reply."""
@@ -99,7 +101,9 @@ def answer_task(desk: Desk, token: str, work: Work, told: Told) -> None:
         try:
             reply = work(bundle.content, message, context)
             status, details = SubStatus.COMPLETED, ""
-        except Exception as error:
+        except INTERRUPTS:
+            raise
+        except BaseException as error:
             details = told(error)
             reply = Message(Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason=details), reply_to=message)
         push_message(stub, reply, context)

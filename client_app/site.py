@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from flwr.app import Context
 
 from client_app.simulated import in_simulation
+from espalier.modeling.downloaded import open_downloaded
 from espalier.modeling.opened import OpenedModel, open_model
 from espalier.settings.mistakes import Mistake
 from espalier.settings.node import NodeSettings, parse_node, site_id
@@ -70,7 +71,8 @@ class Site:
             from client_app.downloaded_model import downloaded_model
 
             assert self.header is not None
-            return open_model(str(downloaded_model(self, self.state(self.header))))
+            folder = downloaded_model(self, self.state(self.header))
+            return open_model(str(folder)) if self.node.simulated else open_downloaded(folder)  # of this machine's own server
         if not (self.node.simulated or self.node.model_path or self.settings.model == DEMO):
             raise Mistake(
                 f"model-path: this site names no base model of its own, and opens none that a run names (model = "

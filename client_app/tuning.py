@@ -29,6 +29,7 @@ from espalier.corpora.own_data import require_tokens
 from espalier.modeling.adapters import factors_of, merged
 from espalier.modeling.edits import Edits
 from espalier.settings.fedpetuning import AdapterAveraging
+from espalier.settings.mistakes import Mistake
 from espalier.settings.seeds import derive_seed
 from espalier.settings.task import TEXT
 from espalier.storage.blobs import sha256
@@ -178,6 +179,8 @@ def begins_with(
     if not blobs:
         return first()
     federation = site.settings.federation
+    if lacking := sorted(adapters.shapes().keys() - blobs.keys()):
+        raise Mistake(f"train: of the adapters that the round begins with {', '.join(lacking)} were not brought to this client")
     found = {key: unpack_adapters(shapes, blobs[key], federation.payload) for key, shapes in adapters.shapes().items()}
     if not site.settings.of(AdapterAveraging).delivers_differences(federation):
         return found

@@ -54,7 +54,7 @@ def work(bundle: bytes, message: Message, context: Context) -> Message:
     return app(message, context)
 
 
-def told(error: Exception) -> str:
+def told(error: BaseException) -> str:
     """What the server is told of an error in place of an answer; the node's log has all of it."""
     if isinstance(error, NoAnswerError):
         print(f"espalier: {error}", file=sys.stderr, flush=True)

@@ -94,7 +94,10 @@ def _run_method(grid: Grid, context: Context, clock: Clock, held: ExitStack) -> 
     try:
         with heard_by(run.progress.beat):
             _work(run, grid, tests, summary)
+        folder.require_there()
     except BaseException as error:
+        if isinstance(error, Exception) and not folder.is_there():
+            raise Mistake(_what_remains(run)) from None
         set_aside(folder.path)
         with suppress(Mistake):  # on a full disk summary.json stays as it is, and says "running"
             _note_end(run, summary, "failed", f"{type(error).__name__}: {error}")
@@ -107,6 +110,26 @@ def _run_method(grid: Grid, context: Context, clock: Clock, held: ExitStack) -> 
     show(summary, folder.ledger.total())
     print(f"\n{summary.where}\n{closing_line(summary)}", flush=True)
     return folder.path
+
+
+def _what_remains(run: Run) -> str:
+    """Return what is said of a run whose directory is gone: what it left elsewhere, and who removes it."""
+    path, root = run.folder.path, NodeSettings().state_root()
+    gone = (
+        "was removed or moved while the run was at work; it cannot go on, nor be resumed unless the directory is brought back"
+    )
+    lines = [f"{path}: {gone}"]
+    if path.exists():
+        lines.append(f"what was written since lies in a new directory of that name; remove {path}")
+    if run.simulation:
+        left = [root / run.lineage, *sorted((root / "egress").glob(f"{run.lineage}-*.jsonl"))]
+        lines += [f"what remains of its clients: {place}; remove it" for place in left if place.exists()]
+    else:
+        lines.append(
+            f"what remains: at each site the private state and the egress log of run {run.lineage}, in its state-dir; the site "
+            "removes the state after keep-days"
+        )
+    return "\n  ".join(lines)
 
 
 def _note_end(run: Run, summary: Summary, status: str, reason: str | None) -> None:

@@ -7,6 +7,7 @@ from espalier.corpora.tasks.catalogue import task_named
 from espalier.modeling.base_check import require_finite_weights, require_same_encoder, require_same_logits
 from espalier.modeling.computing import Computing
 from espalier.modeling.opened import OpenedModel
+from espalier.modeling.tokenizer_rules import require_known_tokenizer
 from espalier.settings.libraries import require_libraries
 from espalier.settings.methods import METHODS, part
 from espalier.settings.mistakes import Mistake
@@ -32,11 +33,13 @@ def require_fit(
     ------
     Mistake
         A library is missing that the settings need; the method says why it cannot work on the model; the fleet that the run
-        pretends to have is not there, or too small; or prompts and the answers that the model is to write are longer than it
-        takes.
+        pretends to have is not there, or too small; prompts and the answers that the model is to write are longer than it
+        takes; or real sites, which are brought the model, would not take its tokenizer.
     """
     require_libraries(settings)
     part(METHODS[settings.method].strategy).require_fit(settings, model, capabilities)
+    if not (simulation or settings.job.NEEDS_BASE_MODEL):  # sites will be brought its tokenizer
+        require_known_tokenizer(model.directory)
     fleet_of_run(settings, simulation=simulation)
     if settings.evaluation.every and not part(METHODS[settings.method].outcome).MEASURED_BETWEEN_ROUNDS:
         raise Mistake(

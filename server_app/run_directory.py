@@ -17,10 +17,10 @@ import tomli_w
 
 from espalier.modeling.opened import OpenedModel
 from espalier.settings.home import at_home
+from espalier.settings.lineage import lineage_of
 from espalier.settings.mistakes import Mistake
 from espalier.settings.run import NOT_PART_OF_THE_RESULT, RunSettings
 from espalier.storage.atomic import write_bytes
-from espalier.storage.blobs import sha256
 from espalier.storage.directory_lock import locked, require_free
 from espalier.storage.sealed import Damaged, read_sealed, sealed
 from strategies.engine.checkpoint import CheckpointFolder
@@ -84,11 +84,6 @@ def open_run_directory(settings: RunSettings, model: OpenedModel, run_id: str) -
         directory.write()
         write_bytes(path / "settings.toml", tomli_w.dumps(settings.nested()).encode())
         yield directory
-
-
-def lineage_of(stamp: str, run_id: str) -> str:
-    """The name of a run to its clients; of one length for all runs, so that equal runs send equal bytes."""
-    return f"{stamp}-{sha256(run_id.encode())[:12]}"
 
 
 def require_run_directory(settings: RunSettings, model: OpenedModel) -> None:

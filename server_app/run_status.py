@@ -6,13 +6,13 @@ nobody holds was interrupted.
 Does not cover: a directory on a network file system without locks between machines, seen from another machine.
 """
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from espalier.amounts import count, duration
+from espalier.settings.bounded_json import read_json
 from espalier.settings.home import at_home
 from espalier.settings.mistakes import Mistake
 from espalier.storage.directory_lock import holder_of
@@ -46,7 +46,7 @@ def run_status(folder: Path) -> tuple[str, str]:
 def _summary(folder: Path) -> Mapping[str, Any]:
     path = folder / "summary.json"
     try:
-        document = json.loads(path.read_text())
+        document = read_json(path.read_text())
         if not isinstance(document, dict) or not {"status", "reason", "finished", "num_clients", "seconds"} <= set(document):
             raise ValueError
         return document

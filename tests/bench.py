@@ -37,7 +37,7 @@ EVALUATED = LOCAL_ONLY | {"evaluation.own-text": True, "evaluation.centralized":
 """All comparisons that a run can make; without them a run of a bench takes a third of the time."""
 
 
-class Killed(BaseException):
+class Killed(SystemExit):
     """The ServerApp's process is gone."""
 
 

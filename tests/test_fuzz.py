@@ -14,7 +14,7 @@ from espalier.settings.methods import METHODS
 from espalier.settings.mistakes import Mistake
 from espalier.wire.privacy_table import privacy_table
 
-NAMES = ("run settings", "node settings", "letters", "blobs", "checkpoint")
+NAMES = ("run settings", "node settings", "letters", "blobs", "checkpoint", "bundles", "documents", "tokenizers")
 INPUTS = 1000
 
 

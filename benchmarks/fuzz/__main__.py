@@ -3,8 +3,9 @@
     python -m benchmarks.fuzz --inputs 1000000
 
 Inputs are dealt out to the targets in turn: settings of runs and of nodes, messages in both directions, safetensors blobs, the
-checkpoint of a run that is resumed. It prints what came of them, per target, and ends with 1 where an
-exception was another one. Every input has a number; ``--target letters --first 4711 --inputs 1`` gives that one again.
+checkpoint of a run that is resumed, bundles of Flower's, nested JSON, and tokenizers' files. It prints what came of them, per
+target, and ends with 1 where an exception was another one. Every input has a number;
+``--target letters --first 4711 --inputs 1`` gives that one again.
 """
 
 import argparse
@@ -17,7 +18,7 @@ from pathlib import Path
 from random import Random
 
 from benchmarks.fuzz.targets import Target, targets
-from espalier.settings.mistakes import Mistake
+from espalier.settings.mistakes import INTERRUPTS, Mistake
 
 TAKEN, MISTAKE = "taken", "Mistake"
 SHOWN = 5
@@ -47,7 +48,9 @@ def fuzz(name: str, target: Target, seed: int, numbers: range) -> Outcome:
         except Mistake as mistake:
             outcome.counts[MISTAKE] += 1
             outcome.longest = max(outcome.longest, len(str(mistake)))
-        except Exception as error:
+        except INTERRUPTS:
+            raise
+        except BaseException as error:
             kind = type(error).__name__
             outcome.counts[kind] += 1
             if len(outcome.foreign) < SHOWN:

@@ -1,19 +1,27 @@
 """What is fuzzed: each target draws an input, stops at a ``yield``, and then does with it what the program does."""
 
+import io
 import json
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 from typing import Any, get_args
 
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
 from benchmarks.fuzz.headers import changed_blob
 from benchmarks.fuzz.letters import exchanges, letters
-from benchmarks.fuzz.mutations import document_bytes, value, word
+from benchmarks.fuzz.mutations import changed_bytes, changed_document, document_bytes, value, word
+from espalier.modeling.tokenizer_rules import KNOWN_PATTERNS, require_known_parts
+from espalier.settings.bounded_json import read_json
 from espalier.settings.fedspallm import FedSpaLLMSettings
+from espalier.settings.mistakes import Mistake
 from espalier.settings.node import NodeSettings, parse_node, site_id
 from espalier.settings.run import METHODS, RunSettings, default_values, parse, tables
 from espalier.settings.table import Table
 from espalier.wire.adapters import adapter_plan
+from espalier.wire.code_hash import bundle_sha256
 from espalier.wire.examples import PLAN
 from espalier.wire.payload import tensor_specs, views
 from strategies.engine.checkpoint import CheckpointFolder
@@ -35,6 +43,9 @@ def targets(folder: Path) -> dict[str, Target]:
         "letters": _letters(),
         "blobs": _blobs(),
         "checkpoint": _checkpoint(folder / "checkpoint"),
+        "bundles": _bundles(),
+        "documents": _documents,
+        "tokenizers": _tokenizers(),
     }
 
 
@@ -122,5 +133,75 @@ def _checkpoint(folder: Path) -> Target:
         file.write_bytes(document_bytes(random, document))
         yield
         checkpoint.load(IDENTITY)
+
+    return target
+
+
+# ----- what runs and models are made of -------------------------------------------------------------------------------
+
+
+def _bundles() -> Target:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for number in range(3):
+            archive.writestr(f"client_app/part{number}.py", f"NUMBER = {number}\n" * 20)
+        archive.writestr("pyproject.toml", "[project]\n")
+    good = packed.getvalue()
+
+    def target(random: Random) -> Iterator[None]:
+        bundle = changed_bytes(random, good)
+        if random.random() < 0.5:  # numbers of the list of files, and of its end
+            found, start = bytearray(good), good.index(b"PK\1\2")
+            for _ in range(random.choice((1, 2, 4))):
+                place = random.randrange(start, len(found) - 4)
+                number = random.choice((0, 1, 2**16, 2**31, 2**32 - 1, random.randrange(2**32)))
+                found[place : place + 4] = number.to_bytes(4, "little")
+            bundle = bytes(found)
+        yield
+        try:
+            bundle_sha256(bundle)
+        except zipfile.BadZipFile as error:
+            raise Mistake(str(error)) from None
+
+    return target
+
+
+def _nested(random: Random, depth: int) -> str:
+    text = random.choice(("1", '"["', "{}", "", '"', '"\\"', "nul", "[[]]"))
+    for _ in range(depth):
+        opening, closing = random.choice((("[", "]"), ('{"a":', "}"), ('["]",', "]"), ("[", ""), ('{"\\"[":', "}"), ('"', "]")))
+        text = opening + text + closing
+    return text
+
+
+def _documents(random: Random) -> Iterator[None]:
+    """What is read is what the standard library reads; all else is refused, before or by it."""
+    text = _nested(random, random.choice((0, 1, 3, 30, 63, 64, 65, 200, 5000)))
+    data = text if random.random() < 0.5 else text.encode(random.choice(("utf-8", "utf-16", "utf-32")))
+    yield
+    try:
+        found = read_json(data)
+    except ValueError as error:
+        raise Mistake(str(error)) from None
+    if found != json.loads(data):
+        raise AssertionError("another document was read")
+
+
+def _tokenizers() -> Target:
+    tokenizer = Tokenizer(models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")]))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("_"), normalizers.Replace(" ", "_"), normalizers.NFC()])
+    words = pre_tokenizers.Split(Regex(KNOWN_PATTERNS[0]), "isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(use_regex=False)])
+    tokenizer.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", 0)])
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("_", " "), decoders.Fuse()])
+    tokenizer.add_special_tokens(["<s>"])
+    document = json.loads(tokenizer.to_str())
+
+    def target(random: Random) -> Iterator[None]:
+        other = document
+        for _ in range(random.choice((0, 1, 1, 2, 4))):
+            other = changed_document(random, other)
+        yield
+        require_known_parts(other, "tokenizer.json")
 
     return target

@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from espalier.corpora.files import Located, json_record, json_records, text_record, text_records
 from espalier.corpora.partition import Partition, point_of
 from espalier.corpora.passages import digest, digests_are_held_out, passages
+from espalier.settings.bounded_json import read_json
 from espalier.settings.home import at_home
 from espalier.settings.mistakes import Mistake
 from espalier.storage.atomic import replacing, write_json
@@ -208,7 +209,7 @@ class IndexedPassages(Sequence[str]):
         if (folder := self.corpus.folder) is None:
             return None
         with suppress(OSError, ValueError, KeyError, TypeError):
-            document = json.loads((folder / f"{name}-{self.sha256[:32]}.json").read_text())
+            document = read_json((folder / f"{name}-{self.sha256[:32]}.json").read_text())
             if document["sha256"] == _sha256_of(document["value"]):
                 return document["value"]
         return None
@@ -289,7 +290,7 @@ def _locked(source: Source, root: Path) -> Iterator[Path]:
 def _kept(source: Source, folder: Path, state: dict[str, int]) -> CorpusIndex | None:
     """The index that was kept of a file in this state; None if there is none, or it is damaged."""
     try:
-        document = json.loads((folder / "index.json").read_text())
+        document = read_json((folder / "index.json").read_text())
         labels, expected = document["labels"], {"version": INDEX_VERSION, "file": state}
         rows = open(folder / "rows", "rb")  # noqa: SIM115, the index reads it as long as it lives
     except (OSError, ValueError, KeyError, TypeError):

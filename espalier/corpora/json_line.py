@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 from espalier.corpora.json_values import kind_of
+from espalier.settings.bounded_json import UnboundedJsonError, read_json
 from espalier.settings.mistakes import Mistake
 
 ONE_EACH = "write one JSON object per line"
@@ -23,10 +24,10 @@ def json_object(line: bytes, where: str) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise Mistake(f"{where} is not UTF-8 (byte {error.start + 1} of the line); {TO_UTF8}") from None
     try:
-        record = json.loads(text)
+        record = read_json(text)
     except json.JSONDecodeError as error:
         raise Mistake(f"{where} is not JSON: {_why(text, error)}; {ONE_EACH}") from None
-    except RecursionError:
+    except UnboundedJsonError:
         raise Mistake(f"{where} is not JSON that can be read: it is nested too deeply; {ONE_EACH}") from None
     except ValueError:
         raise Mistake(f"{where} is not JSON that can be read: a number has too many digits; write it as a string") from None
@@ -57,7 +58,7 @@ def _why(text: str, error: json.JSONDecodeError) -> str:
 
 def _is_json(text: str) -> bool:
     try:
-        json.loads(text)
+        read_json(text)
     except (ValueError, RecursionError):
         return False
     return True

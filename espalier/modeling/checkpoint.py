@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from espalier.settings.bounded_json import read_json
 from espalier.settings.mistakes import Mistake
 from espalier.wire.payload import DTYPE_BYTES
 
@@ -150,7 +151,7 @@ def require_plain_weights(directory: Path) -> None:
             "shards away, or write the model with save_pretrained"
         )
     try:
-        named = json.loads((directory / "config.json").read_text(encoding="utf-8")).get(EXPLICIT)
+        named = read_json((directory / "config.json").read_text(encoding="utf-8")).get(EXPLICIT)
     except (OSError, ValueError, AttributeError):
         return  # whoever opens the configuration says what is wrong with it
     if named is not None:
@@ -163,7 +164,7 @@ def require_plain_weights(directory: Path) -> None:
 def _names_in_index(index: Path) -> list[str]:
     """Return the names of all shards that an index names, sorted."""
     try:
-        document = json.loads(index.read_text(encoding="utf-8"))
+        document = read_json(index.read_text(encoding="utf-8"))
         names = set(document["weight_map"].values())
         _ = document["metadata"]  # transformers fails without it
     except OSError as error:
@@ -236,7 +237,7 @@ def _header_of(shard: Path) -> tuple[int, int, dict[str, Any]]:
         remedy = _POINTER if first.startswith(b"version ") else "copy the file again"
         raise Mistake(f"{shard}: is not a safetensors file: it has {size} bytes, and no header of a known length; {remedy}")
     try:
-        header = json.loads(text)
+        header = read_json(text)
     except (ValueError, RecursionError) as error:
         raise Mistake(
             f"{shard}: is not a safetensors file: its header is no JSON text ({error}); copy the file again"

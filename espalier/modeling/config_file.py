@@ -1,12 +1,12 @@
 """The text of ``config.json``; what its values mean, and what it leaves out, says transformers' own object."""
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from espalier.settings.mistakes import Mistake
+from espalier.settings.bounded_json import read_json
+from espalier.settings.mistakes import INTERRUPTS, Mistake
 
 CONFIG = "config.json"
 LONGEST_REASON = 300
@@ -22,7 +22,7 @@ def read_config(path: Path) -> dict[str, Any]:
         There is no such file, it cannot be read, or it is no JSON object; the reason is named.
     """
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = read_json(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         raise Mistake(f"{path.parent}: has no {path.name}; name the directory of a Hugging Face model") from None
     except OSError as error:
@@ -39,9 +39,9 @@ def explained(where: str) -> Iterator[None]:
     """Turn what transformers raises of a configuration into a Mistake that names the file and the reason."""
     try:
         yield
-    except Mistake:
+    except (Mistake, *INTERRUPTS):
         raise
-    except Exception as error:
+    except BaseException as error:  # a panic of a library in Rust is no Exception
         why = f"{type(error).__name__}: {first_line(error)}"
         raise Mistake(f"{where}: transformers cannot build this model: {why}") from error
 

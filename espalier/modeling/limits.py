@@ -26,7 +26,7 @@ def require_within_limits(settings: RunSettings, model: OpenedModel) -> None:
             for key, tokens in sequence_lengths(settings, model.family.kind == "encoder").items()
             if tokens > positions
         ]
-    tokens, embeddings = 1 + max(model.tokenizer.get_vocab().values(), default=-1), model.num_embeddings
+    tokens, embeddings = model.num_tokens, model.num_embeddings
     if embeddings is not None and tokens > embeddings:
         lines.append(
             f"{model.directory}: its tokenizer has tokens up to number {tokens - 1}, but the model has embeddings for "

@@ -29,6 +29,7 @@ from espalier.modeling.tensor_names import has_other_head, head_and_embedding, u
 from espalier.modeling.tokenizer_files import load_tokenizer
 from espalier.pace.beats import beats
 from espalier.pace.imports import importing
+from espalier.settings.bounded_json import read_json
 from espalier.settings.home import at_home
 from espalier.settings.hub_names import require_model
 from espalier.settings.mistakes import Mistake
@@ -116,7 +117,7 @@ class OpenedModel:
             return None
         path = self.directory / STRUCTURE_FILE
         try:
-            document = json.loads(path.read_text(encoding="utf-8"))
+            document = read_json(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise Mistake(f"{path}: {error.strerror}, and without it blocks have no known widths; copy that file") from None
         except (ValueError, RecursionError) as error:
@@ -303,6 +304,11 @@ class OpenedModel:
         if has_own_code(self.config):
             self._transformers_config()  # so that transformers knows the classes of a smaller model
         return load_tokenizer(self.directory, _stamps(self.directory))
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of the last token of the tokenizer, and one more."""
+        return 1 + max(self.tokenizer.get_vocab().values(), default=-1)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text, with the special tokens that the tokenizer adds by itself.

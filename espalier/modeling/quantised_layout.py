@@ -6,12 +6,12 @@ and beside it, under names that begin with its own: ``absmax``, ``quant_map``, w
 ``Nf4Matrix``. Nothing here needs torch: files are opened by processes that do without.
 """
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from espalier.settings.bounded_json import read_json
 from espalier.settings.mistakes import Mistake
 
 BLOCK = 64
@@ -117,7 +117,7 @@ def held_matrix(state: bytes, double_quantisation: bool) -> HeldMatrix:
     ValueError
         It is no JSON text, or that of a matrix which is quantised otherwise.
     """
-    said = json.loads(state)
+    said = read_json(state)
     shape, offset = tuple(said["shape"]), said.get("nested_offset")
     if len(shape) != 2 or not all(type(side) is int and side > 0 for side in shape):
         raise ValueError("it has no shape")

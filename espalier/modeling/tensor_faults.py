@@ -1,10 +1,10 @@
 """Sentences about tensors that a model's files lack, or hold in another shape than its configuration says."""
 
-import json
 from typing import TYPE_CHECKING
 
 from espalier.modeling.checkpoint import INDEX
 from espalier.modeling.tensor_names import head_and_embedding
+from espalier.settings.bounded_json import read_json
 from espalier.settings.mistakes import Mistake
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def _shard_in_index(model: "OpenedModel", name: str) -> str | None:
     if not model.checkpoint.is_sharded:
         return None
     try:
-        named = json.loads((model.directory / INDEX).read_text(encoding="utf-8"))["weight_map"]
+        named = read_json((model.directory / INDEX).read_text(encoding="utf-8"))["weight_map"]
         return next((named[own] for own in model.family.file_names(name) if own in named), None)
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return None

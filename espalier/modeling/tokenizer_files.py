@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from espalier.pace.imports import importing
+from espalier.settings.bounded_json import read_json
 from espalier.settings.mistakes import Mistake
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ def _holding_vocabularies(directory: Path) -> Iterator[Path]:
 def _own_code(directory: Path, error: BaseException) -> str:
     """Return the class of a tokenizer that comes with its code, if that is why transformers refused; else nothing."""
     try:
-        named: Any = json.loads((directory / SETTINGS_FILE).read_bytes()).get("auto_map") or {}
+        named: Any = read_json((directory / SETTINGS_FILE).read_bytes()).get("auto_map") or {}
     except (OSError, ValueError, AttributeError):
         return ""
     if "trust_remote_code" not in str(error):
@@ -161,7 +162,7 @@ def _damage(path: Path) -> str:
 
 def _json_damage(data: bytes) -> str:
     try:
-        document = json.loads(data.decode())
+        document = read_json(data.decode())
     except UnicodeDecodeError as error:
         return f"is not UTF-8 (byte {error.start})"
     except json.JSONDecodeError as error:

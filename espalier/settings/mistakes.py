@@ -7,6 +7,11 @@ RUN_DIRECTORY = "run directory "
 """The ServerApp prints the directory of a run behind these words; whoever watches the run learns from it how to resume."""
 
 
+INTERRUPTS = (KeyboardInterrupt, SystemExit, GeneratorExit)
+"""They end the process, or the generator. Any other error concerns the work only, also if it is no ``Exception``: a library in
+Rust that panics raises a ``PanicException``, which is none."""
+
+
 class Mistake(ValueError):
     """Something a person can put right: it names the key or file, the value and the remedy.
 

@@ -141,7 +141,7 @@ class NodeSettings(Table):
         0,
         ge=0,
         description="Most bytes of all models together that runs may bring to this site, of methods whose clients need no base "
-        "model (fedsoda), and so whether they may; while one is put together, as much again is needed. 0: none, in simulation "
+        "model (fedsoda), and so whether they may; what was offered counts before it arrives. 0: none, in simulation "
         "without a limit.",
     )
     pruned_share: float = Field(

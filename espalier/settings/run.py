@@ -39,7 +39,8 @@ JOB = "job"
 """Field of the chosen method's own table; no key of a file."""
 
 NOT_PART_OF_THE_RESULT = (
-    "out-dir", "resume-from", "deadline-seconds", "enrol-seconds", "attempts", "activations", "quorum", "site-keys",
+    "out-dir", "resume-from", "deadline-seconds", "enrol-seconds", "attempts", "round-seconds", "activations", "quorum",
+    "site-keys",
 )  # fmt: skip
 """Settings that may differ between a run and its resumption; a run's ``settings.toml`` has the quorum that 0 stands for."""
 
@@ -191,6 +192,13 @@ class RunSettings(Table):
     enrol_seconds: float = Field(120.0, gt=0, description="How long to wait for another client to connect.")
     deadline_seconds: float = Field(900.0, gt=0, description="How long one message may take before it is sent again.")
     attempts: int = Field(2, ge=1, description="How often one message is sent.")
+    round_seconds: float = Field(
+        0.0,
+        ge=0,
+        description="How long a round may take with all its messages; then it ends with the clients that have answered, if "
+        "they are the quorum, and the others are dropped. 0: a day, or ten times `deadline-seconds` times `attempts` if that "
+        "is longer; in simulation without a limit.",
+    )
     export_check: Literal["streamed", "transformers"] = Field(
         "streamed",
         description="How plain transformers and peft load a result to check it, for every method, at the server and at "

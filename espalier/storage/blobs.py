@@ -79,6 +79,14 @@ class BlobStore:
             if path.stem not in keys:
                 path.unlink()
 
+    def num_bytes(self) -> int:
+        """Return the bytes of all blobs together."""
+        return sum(path.stat().st_size for path in self.root.glob("*.blob"))
+
+    def remove(self, key: str) -> None:
+        """Remove a blob, if it is there."""
+        self.path(key).unlink(missing_ok=True)
+
     def get(self, key: str) -> bytes:
         """Read a blob.
 

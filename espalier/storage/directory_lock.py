@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
+from espalier.settings.bounded_json import read_json
 from espalier.settings.mistakes import Mistake
 
 FILE = "lock"
@@ -128,7 +129,7 @@ def _write(handle: int, text: str) -> None:
 
 def _holder(path: Path) -> str:
     try:
-        found = json.loads(path.read_text())
+        found = read_json(path.read_text())
         return f"process {found['pid']} on {found['host']} (since {found['since']})"
     except (OSError, ValueError, KeyError, TypeError):
         return "another process"

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from espalier.settings.bounded_json import read_json
 from espalier.storage.atomic import sync_directory
 
 NUMBER, BEFORE, OWN, UNCHAINED = "number", "before", "sha256", "unchained"
@@ -45,8 +46,8 @@ def digest(value: Any) -> str:
 def read_entry(line: bytes) -> dict[str, Any] | None:
     """The JSON object of a line; None where it is none."""
     try:
-        entry = json.loads(line, parse_constant=_no_number)
-    except (ValueError, RecursionError):
+        entry = read_json(line, parse_constant=_no_number)
+    except ValueError:
         return None
     return entry if isinstance(entry, dict) else None
 

@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from espalier.settings.bounded_json import read_json
+
 
 class JsonLines:
     """Appends a line at a time; a line is written whole, by one system call, and never behind half of another one."""
@@ -35,4 +37,4 @@ class JsonLines:
         """All entries; none if nothing was appended yet."""
         if not self.path.exists():
             return []
-        return [json.loads(line) for line in self.path.read_text().splitlines() if line]
+        return [read_json(line) for line in self.path.read_text().splitlines() if line]

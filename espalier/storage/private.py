@@ -10,7 +10,6 @@ What a site answered before is forgotten with its state, by ``keep-days`` or by 
 """
 
 import fcntl
-import json
 import os
 import re
 import shutil
@@ -20,6 +19,8 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any
 
+from espalier.settings.bounded_json import read_json
+from espalier.settings.lineage import is_lineage
 from espalier.settings.mistakes import Mistake
 from espalier.settings.node import shortened
 from espalier.storage.atomic import write_json
@@ -95,16 +96,17 @@ def collect_old_runs(root: Path, older_than: float) -> None:
     """
     for lock in root.glob(f"*/*/{LOCK}"):
         if lock.is_file() and lock.stat().st_mtime < older_than:
-            _remove_ours(lock.parent)
+            remove_ours(lock.parent)
 
 
 def remove_run(root: Path, lineage: str) -> None:
     """Remove the private state of all clients of one run, and nothing that does not carry our version file."""
     for folder in (root / lineage).glob("*"):
-        _remove_ours(folder)
+        remove_ours(folder)
 
 
-def _remove_ours(folder: Path) -> None:
+def remove_ours(folder: Path) -> None:
+    """Remove a directory that carries our version file; its parent goes too if nothing else is in it."""
     if not folder.is_symlink() and is_ours(folder):
         shutil.rmtree(folder, ignore_errors=True)
         with suppress(OSError):
@@ -115,16 +117,17 @@ def is_ours(folder: Path) -> bool:
     """Whether a directory carries our version file, or is private state of version 2, which had a plainer one."""
     try:
         if (folder / VERSION_FILE).is_file():
-            return isinstance(json.loads((folder / VERSION_FILE).read_text()).get("version"), int)
+            return isinstance(read_json((folder / VERSION_FILE).read_text()).get("version"), int)
         older = re.fullmatch("[0-9]{5}", folder.name) is not None
-        return older and json.loads((folder / "version.json").read_text()) == {"version": 2}
-    except (OSError, ValueError, AttributeError, RecursionError):
+        return older and read_json((folder / "version.json").read_text()) == {"version": 2}
+    except (OSError, ValueError, AttributeError):
         return False
 
 
 def lineages_of(root: Path, site: str) -> set[str]:
     """The runs of which a site keeps state."""
-    return {file.parent.parent.name for file in root.glob(f"*/{site}/{VERSION_FILE}")}
+    found = (file.parent.parent.name for file in root.glob(f"*/{site}/{VERSION_FILE}"))
+    return {name for name in found if is_lineage(name)}  # a model's folder may be called as a site is
 
 
 class PrivateState:
@@ -264,8 +267,8 @@ class PrivateState:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        document = json.loads(path.read_text())
-    except (ValueError, RecursionError):
+        document = read_json(path.read_text())
+    except ValueError:
         raise _damaged(path) from None
     if not isinstance(document, dict):
         raise _damaged(path)

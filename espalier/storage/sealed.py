@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from espalier.settings.bounded_json import read_json
 from espalier.settings.mistakes import Mistake
 
 SEAL = "sha256"
@@ -35,10 +36,10 @@ def read_sealed(path: Path, version: int) -> dict[str, Any]:
         It cannot be read, or another release wrote it in another version.
     """
     try:
-        document = json.loads(path.read_bytes().decode())
+        document = read_json(path.read_bytes().decode())
     except OSError as error:
         raise Mistake(f"{path}: cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError):
+    except ValueError:
         raise Damaged(f"{path}: is damaged: it is no JSON document") from None
     if not isinstance(document, dict) or not document:
         raise Damaged(f"{path}: is damaged: it holds no document")

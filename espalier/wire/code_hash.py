@@ -3,6 +3,7 @@
 import hashlib
 import importlib.util
 import io
+import struct
 import zipfile
 import zlib
 from collections.abc import Iterable
@@ -13,6 +14,16 @@ PACKAGES = ("client_app", "espalier", "pruning_kernels")
 """What runs on a node."""
 MOST_BYTES = 64 * 1024**2
 """Of all Python files of a bundle that run on a node, and of a bundle."""
+MOST_ENTRIES = 8192
+"""Files of a bundle, of which ours has some 500; Python's reader makes an object of each before it tells how many there are."""
+MOST_DIRECTORY_BYTES = 1 << 21
+"""Of the list of files at a bundle's end."""
+MOST_VERDICTS = 64
+"""Bundles of which a process remembers what it found: a node gets that of its run with every message."""
+END, ENTRY = b"PK\5\6", b"PK\1\2"
+END_OF_ZIP64 = b"PK\6\7"
+"""How the end of a ZIP file, each entry of its list, and what stands before the end of a ZIP64 file begin."""
+END_RECORD, ZIP64_RECORD = struct.Struct("<4s4H2LH"), struct.Struct("<4sLQL")
 PACKED = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 """How they may be packed: both are unpacked in pieces, which Python's bz2 and lzma readers are not."""
 PIECE = 1 << 20
@@ -31,24 +42,58 @@ def code_sha256() -> str:
     return _sha256(files.items())
 
 
+_verdicts: dict[str, tuple[str, str]] = {}
+"""By SHA-256 of a bundle's bytes: the hash of its program, or why it is refused; the last one is that of the last question."""
+
+
 def bundle_sha256(bundle: bytes) -> str:
     """The same of the program in a bundle of Flower's, a ZIP file; nothing of it is written, imported or run.
 
     What sizes the archive claims is not relied on: it is unpacked a piece at a time, and no further than ``MOST_BYTES``; and
-    files that lie over each other, which would be unpacked again and again, are refused.
+    files that lie over each other, which would be unpacked again and again, are refused. The same bytes are read once.
 
     Raises
     ------
     zipfile.BadZipFile
         It is no ZIP file, is damaged or packed in a way that cannot be unpacked in pieces, is itself larger than
-        ``MOST_BYTES``, or its program would take more memory than any release of ours.
+        ``MOST_BYTES``, has more files than ``MOST_ENTRIES``, or its program would take more memory than any release of ours.
     """
     if len(bundle) > MOST_BYTES:
         raise zipfile.BadZipFile(f"the bundle has more than {MOST_BYTES} bytes")
+    key = hashlib.sha256(bundle).hexdigest()
+    found, fault = _verdicts[key] = _verdicts.pop(key, None) or _verdict(bundle)
+    while len(_verdicts) > MOST_VERDICTS:
+        _verdicts.pop(next(iter(_verdicts)))
+    if fault:
+        raise zipfile.BadZipFile(fault)
+    return found
+
+
+def _verdict(bundle: bytes) -> tuple[str, str]:
     try:
-        return _of_program(bundle)
+        _require_few_entries(bundle)
+        return _of_program(bundle), ""
+    except zipfile.BadZipFile as error:
+        return "", str(error)
     except (EOFError, NotImplementedError, RuntimeError, ValueError, OSError, zlib.error) as error:
-        raise zipfile.BadZipFile(f"the bundle cannot be unpacked: {type(error).__name__}") from None
+        return "", f"the bundle cannot be unpacked: {type(error).__name__}"
+
+
+def _require_few_entries(bundle: bytes) -> None:
+    """Raise BadZipFile if the list of files is larger than any of ours; the list is bytes still, of which none is unpacked.
+
+    Python's reader goes by the size of the list, and not by the number of entries that the end of the file claims.
+    """
+    start = len(bundle) - END_RECORD.size
+    if start < 0 or not bundle.startswith(END, start) or bundle[-2:] != b"\0\0":
+        raise zipfile.BadZipFile("the bundle does not end as Flower's bundles do")
+    if start >= ZIP64_RECORD.size and bundle.startswith(END_OF_ZIP64, start - ZIP64_RECORD.size):
+        raise zipfile.BadZipFile("the bundle is a ZIP64 file, which Flower's bundles are not")
+    size = END_RECORD.unpack_from(bundle, start)[5]
+    if size > min(MOST_DIRECTORY_BYTES, start) or bundle.count(ENTRY, start - size, start) > MOST_ENTRIES:
+        raise zipfile.BadZipFile(
+            f"the bundle lists more than {MOST_ENTRIES} files, or more than {MOST_DIRECTORY_BYTES} bytes of them"
+        )
 
 
 def _of_program(bundle: bytes) -> str:

@@ -8,6 +8,7 @@ in common needs no example: the hashes that a ``fetch`` asks for, an ``enrol``, 
 from collections.abc import Mapping
 from typing import Any, get_args
 
+from espalier.settings.lineage import NO_LINEAGE
 from espalier.settings.methods import METHODS, settings_of
 from espalier.settings.run import RunSettings, parse
 from espalier.settings.task import TEXT
@@ -105,7 +106,7 @@ def request(run: RunSettings, kind: Kind, server_round: int, scalars: Mapping[st
         schema_version=SCHEMA_VERSION,
         kind=kind,
         method=run.method,
-        lineage="example",
+        lineage=NO_LINEAGE,
         server_round=server_round,
         client=0,
         attempt=1,

@@ -1,6 +1,5 @@
 """The byte ledger: what crossed the wire, per run, round, client, kind and block, raw and as sent."""
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from typing import Any, Literal
 
 from flwr.app import RecordDict
 
+from espalier.settings.bounded_json import read_json
 from espalier.settings.mistakes import Mistake
 from espalier.wire.messages import Header, Letter, num_bytes
 from espalier.wire.payload import DTYPE_BYTES, block_key, tensor_specs
@@ -114,8 +114,8 @@ def timed_in(path: Path) -> Iterator[tuple[int, int]]:
     with path.open(errors="replace") as lines:
         for line in lines:
             if '"kind": "round"' in line:
-                with suppress(ValueError, KeyError, TypeError, RecursionError):
-                    entry = json.loads(line)
+                with suppress(ValueError, KeyError, TypeError):
+                    entry = read_json(line)
                     yield int(entry["round"]), int(entry["client"])
 
 

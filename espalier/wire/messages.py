@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar, cast
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from espalier.settings.lineage import LINEAGE, NO_LINEAGE
 from espalier.settings.mistakes import Mistake
 from espalier.wire.payload import MOST_BLOBS, from_record, to_record
 from espalier.wire.printable import printable, without_control
@@ -80,7 +81,7 @@ class Header(Scalars):
     schema_version: int
     kind: Kind
     method: str = Field(max_length=64)
-    lineage: str = Field(max_length=64, pattern=r"^[A-Za-z0-9-]+$")
+    lineage: str = Field(max_length=64, pattern=LINEAGE)
     server_round: int = Field(ge=0)
     client: int = Field(ge=-1)
     attempt: int = Field(ge=1)
@@ -95,7 +96,7 @@ UNREAD = Header(
     schema_version=SCHEMA_VERSION,
     kind="enrol",
     method="",
-    lineage="unread",
+    lineage=NO_LINEAGE,
     server_round=0,
     client=-1,
     attempt=1,

@@ -30,6 +30,8 @@ FILES = re.compile(
 )
 """Names that a file of a model may have."""
 MOST_FILES = 1000
+MOST_BYTES_BESIDE_WEIGHTS = 1 << 27
+"""Of a file without weights; the largest tokenizers have a third of it."""
 PIECE, BYTES = "piece", "bytes"
 """Key of a piece's blob, and the name of its tensor."""
 
@@ -65,6 +67,12 @@ class Manifest:
             raise Mistake(f"Offer: {len(self.names)} files with {len(self.sizes)} sizes and {len(self.file_sha256)} hashes")
         if list(self.names) != sorted(set(self.names)) or not all(FILES.fullmatch(name) for name in self.names):
             raise Mistake("Offer: a file has a name that no file of a model has, or files are not in order")
+        if any(
+            size > MOST_BYTES_BESIDE_WEIGHTS
+            for name, size in zip(self.names, self.sizes, strict=True)
+            if not name.endswith(".safetensors")
+        ):
+            raise Mistake(f"Offer: a file without weights has more than {MOST_BYTES_BESIDE_WEIGHTS} bytes")
         if len(self.piece_sha256) != -(-self.num_bytes // self.piece_bytes):
             raise Mistake(f"Offer: {len(self.piece_sha256)} pieces for {self.num_bytes} bytes")
 

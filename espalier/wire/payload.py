@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
+from espalier.settings.bounded_json import read_json
 from espalier.settings.mistakes import Mistake
 
 STYPE = "safetensors"
@@ -109,11 +110,11 @@ def tensor_specs(blob: bytes) -> dict[str, TensorSpec]:
     if TOO_MANY_DIGITS.search(text) or text.count(b"{") + text.count(b"[") > 3 * MOST_TENSORS + 1:
         raise Mistake("payload: the safetensors header has too many digits or entries")
     try:
-        header = json.loads(text)
+        header = read_json(text)
         _require_small(header)
         specs = {str(name): TensorSpec(entry["dtype"], tuple(entry["shape"])) for name, entry in header.items()}
         canonical = _canonical_header(sorted(specs.items(), key=lambda item: tuple(header[item[0]]["data_offsets"])))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise Mistake("payload: not a safetensors blob (header entries)") from None
     if text != canonical:
         raise Mistake("payload: the safetensors header is not in its one permitted form")
@@ -134,7 +135,7 @@ def locate(file: Path) -> dict[str, tuple[int, TensorSpec]]:
     """Where each tensor's data begin in a file that holds a checked blob, and what they are; nothing else is read."""
     with open(file, "rb") as opened:
         size = struct.unpack("<Q", opened.read(8))[0]
-        header = json.loads(opened.read(size))
+        header = read_json(opened.read(size))
     return {
         name: (8 + size + entry["data_offsets"][0], TensorSpec(entry["dtype"], tuple(entry["shape"])))
         for name, entry in header.items()

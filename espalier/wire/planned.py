@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+from espalier.settings.lineage import NO_LINEAGE
 from espalier.settings.run import RunSettings
 from espalier.settings.task import TEXT
 from espalier.wire.contract import BlockSpecs, Contract
@@ -124,7 +125,7 @@ def _answer(
 ) -> Answer:
     """Of a request without blobs, whose answer is not cut into parts; then it is counted how many there are."""
     header = Header(
-        schema_version=SCHEMA_VERSION, kind=kind, method=run.method, lineage="outlook", server_round=server_round, client=0,
+        schema_version=SCHEMA_VERSION, kind=kind, method=run.method, lineage=NO_LINEAGE, server_round=server_round, client=0,
         attempt=1, part=0, num_parts=1,
     )  # fmt: skip
     whole = run.model_copy(update={"part_bytes": WHOLE})

@@ -7,16 +7,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from espalier.settings.lineage import NO_LINEAGE
 from espalier.settings.run import RunSettings
 from espalier.wire.contract import BlockSpecs, Contract
 from espalier.wire.contracts import contract_for
 from espalier.wire.messages import SCHEMA_VERSION, Header, Kind, Letter, Scalars, num_bytes, validate, write
 from espalier.wire.payload import packed_bytes
 from espalier.wire.plan import ModelPlan
-from server_app.run_directory import lineage_of
 
 HASH = "0" * 64
-LINEAGE = lineage_of("00000000-000000", "")
 
 
 @dataclass(frozen=True)
@@ -146,8 +145,8 @@ class Correspondence:
 
     def _header(self, kind: Kind, server_round: int, part: int) -> Header:
         return Header(
-            schema_version=SCHEMA_VERSION, kind=kind, method=self.settings.method, lineage=LINEAGE, server_round=server_round,
-            client=0, attempt=1, part=part, num_parts=1,
+            schema_version=SCHEMA_VERSION, kind=kind, method=self.settings.method, lineage=NO_LINEAGE,
+            server_round=server_round, client=0, attempt=1, part=part, num_parts=1,
         )  # fmt: skip
 
 

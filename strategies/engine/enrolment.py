@@ -75,7 +75,7 @@ class Enroller:
         while True:
             for node_id, enrolment in self._newly_enrolled():
                 is_new = self._take(node_id, enrolment, sites)
-                if is_new and (clients is None or enrolment.site in clients):
+                if is_new and (len(sites) <= wanted if clients is None else enrolment.site in clients):
                     end = rounds.clock.now() + settings.enrol_seconds
             if self._waiting and rounds.somebody_works():
                 end = rounds.clock.now() + settings.enrol_seconds

@@ -213,8 +213,10 @@ class Method(Strategy):
                 result.train_metrics_clientapp[server_round] = metrics
 
         last, self.rounds.evaluating, self.rounds.lost = self.rounds.finished, True, None
+        self.rounds.begin()
         self._exchange_all(self.deliver(last))
         self._let_work_alone(last)
+        self.rounds.begin()
         replies = self.rounds.exchange(self.configure_evaluate(last, ArrayRecord(), ConfigRecord(), grid))
         metrics = self.aggregate_evaluate(last, replies)
         if metrics is not None:
@@ -226,6 +228,7 @@ class Method(Strategy):
         if self._prepared < server_round and self.before_round(server_round):
             self._prepared = server_round
             self._save(server_round - 1)
+        self.rounds.begin()
         self.rounds.lost, self._catching_up = {} if self.catches_up(server_round) else None, set()
         self._exchange_all(self.prepare(server_round))
         self.rounds.require_quorum(len(self.rounds.roster.active()), f"left for round {server_round}")
@@ -376,6 +379,7 @@ class Method(Strategy):
             return
         orders = [(seat, order) for seat in self.rounds.roster.active() if (order := self.alone_order(seat)) is not None]
         self.run.progress.begin("alone", len(orders))
+        self.rounds.begin(least=max((self._patience(seat) for seat, _ in orders), default=0.0) * self.rounds.settings.attempts)
         requests = [self.rounds.request("alone", seat, server_round, order) for seat, order in orders]
         for reply in self.rounds.exchange(requests, patience=self._patience):
             letter = read(reply.content)

@@ -14,7 +14,7 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from espalier.amounts import count, duration
-from espalier.settings.mistakes import Mistake
+from espalier.settings.mistakes import INTERRUPTS, Mistake
 from espalier.settings.run import RunSettings
 from espalier.storage.at_work import AtWork
 from espalier.wire.contract import check_reply
@@ -35,6 +35,9 @@ SELDOM_SECONDS = 0.5
 A_WHILE = 5.0
 LOOK_SECONDS = 5.0
 """How often new nodes are looked for while replies are awaited."""
+ROUND_SECONDS, ROUND_DEADLINES = DAY, 10
+"""How long a round of real sites may take at most if ``round-seconds`` is 0: the longer of this, and so many times as long as
+all attempts of one message."""
 SIMULATED_TTL = 30 * DAY
 """The same where messages queue for one machine's workers, however long that takes; Flower's own default is half a day."""
 NAMED = 4
@@ -88,6 +91,8 @@ class Rounds:
     """Rounds that are finished."""
     lost: dict[int, str] | None = None
     """Clients that said in this round that they lost their state, and why; None where it cannot be brought back."""
+    ends: float = math.inf
+    """When the round, or what is asked after the rounds, is over for clients that have not answered."""
     evaluating: bool = False
     """Rounds are over: a client that fails now keeps its contribution."""
     look_for_nodes: Callable[[], None] = lambda: None
@@ -130,6 +135,21 @@ class Rounds:
         needed = lifetime(max(seconds, self.settings.deadline_seconds))
         return address(letter, seat.node_id, SIMULATED_TTL if self.shared_workers else needed)
 
+    def begin(self, least: float = 0.0) -> None:
+        """Begin a round, or what is asked after the rounds, which may take ``round-seconds``, but ``least`` seconds."""
+        self.ends = self.clock.now() + max(self.round_seconds(), least)
+
+    def round_seconds(self) -> float:
+        """Return how long a round may take; simulated clients queue for this machine, however long that takes."""
+        settings = self.settings
+        if settings.round_seconds:
+            return settings.round_seconds
+        return math.inf if self.shared_workers else max(ROUND_SECONDS, ROUND_DEADLINES * self._of_a_message())
+
+    def _of_a_message(self) -> float:
+        """Return how long all attempts of a message may take."""
+        return self.settings.deadline_seconds * self.settings.attempts
+
     def exchange(
         self, requests: Iterable[Message], follow_up: FollowUp = lambda _: None, patience: Patience = lambda _: 0.0
     ) -> Iterator[Message]:
@@ -151,7 +171,12 @@ class Rounds:
         last: dict[int, Letter] = {}
         next_look = self.clock.now() + LOOK_SECONDS
         last_reply = self.clock.now()
+        # who was not late in a round that is nearly over, is given as long as one message may take
+        ends = max(self.ends, self.clock.now() + min(self._of_a_message(), self.round_seconds()))
         while pending:
+            if self.clock.now() >= ends:
+                self._end(pending)
+                return
             idle = True
             for entry in list(pending):
                 if entry not in pending:  # its client was dropped meanwhile
@@ -268,6 +293,13 @@ class Rounds:
         pending[:] = [other for other in pending if other.seat is not entry.seat]
         self.drop(entry.request.header.kind, entry.seat, why)
 
+    def _end(self, pending: list[_Pending]) -> None:
+        """Drop the clients that have not answered when the round is over."""
+        while pending:
+            self._give_up(
+                pending[0], pending, f"no whole answer when the round was over (round-seconds = {self.round_seconds():g})"
+            )
+
     def drop(self, kind: Kind, seat: Seat, why: str) -> None:
         """A client is asked nothing more; its contribution is lost, unless it was made before."""
         reason = printable(f"{kind}: {why}")
@@ -290,9 +322,9 @@ class Rounds:
         try:
             letter = read(reply.content)
             check_reply(letter, request, contract_for(request, lambda: self.plan, self.settings))
-        except OSError:
+        except (OSError, *INTERRUPTS):
             raise
-        except Exception as error:
+        except BaseException as error:
             self.folder.ledger.record_refused(seat.client, request.header, reply.content)
             reason = str(error) if isinstance(error, Mistake) else f"unexpected {type(error).__name__}"
             raise Mistake(reason) from None

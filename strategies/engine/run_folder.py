@@ -1,11 +1,14 @@
 """The files of one run that a strategy writes while it works."""
 
-import json
 import math
+import os
+import weakref
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
+from espalier.settings.bounded_json import read_json
 from espalier.settings.mistakes import Mistake
 from espalier.storage.atomic import write_json
 from espalier.storage.json_lines import JsonLines
@@ -24,6 +27,18 @@ class Times:
     """Seconds and rounds of each client's work."""
 
 
+class _Lines(JsonLines):
+    """Lines that are appended only as long as the run's directory is there: a file in a new one would look like a run's."""
+
+    def __init__(self, folder: "RunFolder", name: str) -> None:
+        super().__init__(folder.path / name)
+        self._folder = folder
+
+    def append(self, entry: dict[str, Any]) -> None:
+        self._folder.require_there()
+        super().append(entry)
+
+
 @dataclass
 class RunFolder:
     """A run directory: ``metrics.jsonl``, ``ledger.jsonl``, ``seconds.json``, ``checkpoint/`` and ``inbox/``
@@ -33,12 +48,27 @@ class RunFolder:
     metrics: JsonLines = field(init=False)
     ledger: Ledger = field(init=False)
     _written: JsonLines = field(init=False)
+    _handle: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
-        self.metrics = JsonLines(self.path / "metrics.jsonl")
-        self._written = JsonLines(self.path / "ledger.jsonl")
+        self._handle = os.open(self.path, os.O_RDONLY)  # as long as it is open, no other directory is taken for this one
+        weakref.finalize(self, os.close, self._handle)
+        self.metrics = _Lines(self, "metrics.jsonl")
+        self._written = _Lines(self, "ledger.jsonl")
         self.ledger = Ledger(self._written.append)
+
+    def is_there(self) -> bool:
+        """Return whether the directory is still the one that was opened."""
+        try:
+            return os.path.samestat(os.stat(self.path), os.fstat(self._handle))
+        except OSError:
+            return False
+
+    def require_there(self) -> None:
+        """Raise Mistake if the directory was removed or moved."""
+        if not self.is_there():
+            raise Mistake(f"{self.path}: was removed or moved while the run was at work")
 
     @property
     def checkpoint(self) -> Path:
@@ -93,7 +123,7 @@ class RunFolder:
         if not path.exists():
             return Times()
         try:
-            saved = json.loads(path.read_text())
+            saved = read_json(path.read_text())
             clients = {client: [float(seconds), float(rounds)] for client, (seconds, rounds) in saved["clients"].items()}
             times = Times(float(saved["run"]), clients)
             if not all(0 <= number < math.inf for number in [times.run, *chain(*clients.values())]):

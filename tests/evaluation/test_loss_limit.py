@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from model_of_logits import ModelOfLogits
+from run_names import BY_HAND
 from torch import Tensor
 
 from espalier.corpora.tasks.encoding import Encoded
@@ -20,7 +21,7 @@ from espalier.wire.messages import Header, Letter
 
 pytestmark = pytest.mark.usefixtures("tests_on_device")
 
-HEADER = {"schema_version": 1, "kind": "evaluate", "method": "m", "lineage": "x", "server_round": 1, "client": 0}
+HEADER = {"schema_version": 1, "kind": "evaluate", "method": "m", "lineage": BY_HAND, "server_round": 1, "client": 0}
 
 
 class Always:

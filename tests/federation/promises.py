@@ -19,6 +19,7 @@ from full_disk import FullDisk
 from in_process import InProcessGrid
 from spoiled_replies import SPOILS, spoiled
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from unexpected_orders import unexpected_orders
 
 from espalier.modeling.opened import OpenedModel
 from espalier.settings.mistakes import Mistake
@@ -496,6 +497,42 @@ class Promises(Federations):
         document = summary(folder)
         assert document["status"] == "failed"
         assert document["reason"].count("reply refused") == 3
+
+    # ----- orders that are not expected -------------------------------------------------------------------------------
+
+    def test_an_order_that_is_not_expected_is_answered_in_words(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Before each request of a client, those that lack something; on copies of its state, and where it has none."""
+        changes = {"evaluation__local_only": True}
+        grid, seen, wrong, copies = bench.grid(**changes), dict[tuple[Any, ...], Letter](), list[str](), bench.folder / "copies"
+        state = bench.folder / "state"
+
+        def ask(name: str, letter: Letter, kept: bool) -> None:
+            with monkeypatch.context() as patched:
+                patched.setenv("ESPALIER_STATE_DIR", str(copies))
+                if kept:
+                    shutil.copytree(state, copies)
+                (node, context) = next(iter(grid.contexts.items()))
+                reply = read(grid.answer(address(letter, node, 60.0), context).content)
+                shutil.rmtree(copies, ignore_errors=True)
+            reason = str(reply.scalars.get("reason", ""))
+            if "unexpected" in reason:
+                wrong.append(f"{letter.header.kind} of round {letter.header.server_round} {name}: {reason}")
+
+        def before(message: Message) -> None:
+            letter = read(message.content)
+            header = letter.header
+            place = header.kind, header.server_round, header.part, letter.scalars.get("what")
+            if header.client != 0 or place in seen:
+                return
+            ask("without state", letter, kept=False)
+            for name, other in unexpected_orders(letter, list(seen.values())[-4:]):
+                ask(name, other, kept=True)
+            seen[place] = letter
+
+        grid.before_push = before
+        bench.run(grid, **changes)
+        assert len(seen) >= 2
+        assert wrong == []
 
     # ----- once -------------------------------------------------------------------------------------------------------
 

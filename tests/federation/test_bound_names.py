@@ -12,6 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 from cryptography.hazmat.primitives.hashes import SHA384
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 from in_process import InProcessGrid
+from run_names import BY_HAND
 
 from client_app.check_node import look
 from espalier.launch.keys import make_keys
@@ -122,7 +123,7 @@ def ask(bench: Bench, scalars: dict[str, Any], **changes: Any) -> Letter:
     """What hospital-a says to a request to enrol."""
     grid = grid_of(bench, **changes)
     common = {"schema_version": SCHEMA_VERSION, "client": -1, "attempt": 1, "part": 0, "num_parts": 1, "server_round": 0}
-    header = Header.model_validate(common | {"kind": "enrol", "method": "fedprllm", "lineage": "by-hand"})
+    header = Header.model_validate(common | {"kind": "enrol", "method": "fedprllm", "lineage": BY_HAND})
     (node_id, context), *_ = grid.contexts.items()
     return read(grid.answer(address(Letter(header, scalars), node_id, 60.0), context).content)
 
@@ -131,7 +132,7 @@ def test_it_signs_what_it_says_for_this_request_run_and_node(bench: Bench) -> No
     """Verified by hand, with the public key that lies beside the private one."""
     told = dict(ask(bench, {"nonce": NONCE}).scalars)
     signature = str(told.pop("signature"))
-    document = {"told": told, "nonce": NONCE, "lineage": "by-hand", "node": 1000}
+    document = {"told": told, "nonce": NONCE, "lineage": BY_HAND, "node": 1000}
     text = b"espalier: a site says its name (1)\n" + json.dumps(document, sort_keys=True).encode()
     key = load_ssh_public_key(Path(f"{key_of(bench, SITES[0])}.pub").read_bytes())
     assert isinstance(key, ec.EllipticCurvePublicKey)

@@ -16,6 +16,7 @@ from flwr.app import Message
 from in_process import InProcessGrid
 from peft import PeftModel
 from promises import Promises, Uninterrupted, held_out, silent_after_enrolment, third_order_of
+from run_names import BY_HAND
 from safetensors.torch import load
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -484,7 +485,7 @@ class TestFedPETuning(Promises):
         """The reply of the first client to an order."""
         header = Header.model_validate(
             {
-                "schema_version": SCHEMA_VERSION, "kind": "train", "method": "fedpetuning", "lineage": "by-hand", "attempt": 1,
+                "schema_version": SCHEMA_VERSION, "kind": "train", "method": "fedpetuning", "lineage": BY_HAND, "attempt": 1,
                 "server_round": server_round, "client": 0, "part": 0, "num_parts": 1,
             }
         )  # fmt: skip

@@ -11,6 +11,7 @@ import pytest
 from bench import LOCAL_ONLY, Bench, Killed, private_text, summary
 from flwr.app import Message
 from in_process import InProcessGrid
+from run_names import BY_HAND, named
 from safetensors.numpy import load_file
 
 import client_app.app
@@ -118,7 +119,7 @@ class OneSite:
 
     def ask(self, kind: str = "train", server_round: int = 1, **header: Any) -> Letter:
         scalars = header.pop("scalars", {})
-        common = {"schema_version": SCHEMA_VERSION, "lineage": "by-hand", "client": 0, "attempt": 1, "part": 0, "num_parts": 1}
+        common = {"schema_version": SCHEMA_VERSION, "lineage": BY_HAND, "client": 0, "attempt": 1, "part": 0, "num_parts": 1}
         values = common | {"kind": kind, "method": self.bench.method, "server_round": server_round} | header
         node_id, context = next(iter(self.grid.contexts.items()))
         message = address(Letter(Header.model_validate(values), scalars), node_id, lifetime(SECONDS))
@@ -238,7 +239,7 @@ def test_a_release_is_for_one_reply(bench: Bench, time: Time) -> None:
     with pytest.raises(StillHeldError):
         OneSite(bench).ask()
     assert decide(bench, all=True) == 0
-    (report,) = state(bench).glob("by-hand/site-0/r001/report.json")
+    (report,) = state(bench).glob(f"{BY_HAND}/site-0/r001/report.json")
     document = json.loads(report.read_text())
     document["report"]["seconds"] += 1.0
     report.write_text(json.dumps(document))
@@ -296,7 +297,7 @@ def test_what_cannot_be_decided_keeps_nobody_from_deciding_on_others(
     bench: Bench, time: Time, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Of the replies of two runs one has lost a file, and the other is released."""
-    for run in ("by-hand", "another"):
+    for run in (BY_HAND, named("another")):
         with pytest.raises(StillHeldError):
             OneSite(bench).ask(lineage=run)
     first, second = undecided(bench)
@@ -435,7 +436,7 @@ def test_the_officer_sees_what_would_leave(bench: Bench, time: Time, capsys: pyt
     assert header.split()[:4] == ["id", "site", "run", "method"]
     tensors = sum(len(blob["tensors"]) for blob in held.blobs)
     assert row.split()[:8] == [
-        held.id, "site-0", "by-hand", "fedprllm", "1", "train", str(tensors), f"{held.num_bytes:,}",
+        held.id, "site-0", BY_HAND, "fedprllm", "1", "train", str(tensors), f"{held.num_bytes:,}",
     ]  # fmt: skip
     assert decide(bench, show=[held.id]) == 0
     shown = capsys.readouterr().out

@@ -13,10 +13,15 @@ import pytest
 import torch
 from bench import EVALUATED, LOCAL_ONLY, Bench, private_text
 from in_process import InProcessGrid
+from run_names import BY_HAND, named
 from safetensors.numpy import save
 
+import client_app.app
+import client_app.egress
+from espalier.storage.chain_check import chain_check
+from espalier.storage.private import mark_as_ours, private_folder
 from espalier.training.loop import Loop
-from espalier.wire.messages import SCHEMA_VERSION, Header, Letter, address, read
+from espalier.wire.messages import SCHEMA_VERSION, UNREAD, Header, Letter, address, read
 
 SECRET = "the-patient-s-name"
 
@@ -36,7 +41,7 @@ class OneSite:
         blobs = header.pop("blobs", {})
         if server_round is None:
             server_round = 0 if kind == "enrol" else 1
-        common = {"schema_version": SCHEMA_VERSION, "lineage": "by-hand", "client": 0, "attempt": 1, "part": 0, "num_parts": 1}
+        common = {"schema_version": SCHEMA_VERSION, "lineage": BY_HAND, "client": 0, "attempt": 1, "part": 0, "num_parts": 1}
         values = common | {"kind": kind, "method": self.run["method"], "server_round": server_round} | header
         (node_id, context), *_ = self.grid.contexts.items()
         message = address(Letter(Header.model_validate(values), scalars or {}, blobs), node_id, 60.0)
@@ -82,7 +87,7 @@ def test_nothing_that_leaves_depends_on_two_tokens_alone(bench: Bench) -> None:
     changes = {"data__windows": 1, "data__window_tokens": 2}
     site = OneSite(bench, {"least-tokens": 0}, **changes)
     assert "least-tokens = 2048: an answer would rest on fewer" in site.refusal("train")
-    reply = OneSite(bench).ask("train", lineage="b")
+    reply = OneSite(bench).ask("train", lineage=named("b"))
     assert sorted(reply.scalars) == ["blob_sha256", "seconds"]
 
 
@@ -94,7 +99,7 @@ def test_how_much_text_a_site_has_does_not_leave_it(bench: Bench, own_windows: i
     assert told.startswith("data: the client's text gives too few windows of data.window-tokens = 16 tokens")
     assert not any(character.isdigit() for character in told.replace("= 16 tokens", ""))
     site = OneSite(bench, {"windows": own_windows})
-    assert site.ask("train", lineage="b").scalars.keys() == {"seconds", "blob_sha256"}
+    assert site.ask("train", lineage=named("b")).scalars.keys() == {"seconds", "blob_sha256"}
 
 
 @pytest.mark.parametrize("content", [b"fine\n\n" * 9 + b"\xff\xfe", b""], ids=["not UTF-8", "empty"])
@@ -131,12 +136,12 @@ def test_a_run_s_field_is_not_read(bench: Bench) -> None:
     """The site's records have a text and something else."""
     file = bench.folder / "records.jsonl"
     file.write_text("".join(json.dumps({"text": text, "name": SECRET}) + "\n" for text in private_text(0).split("\n\n")))
-    named = OneSite(bench, {"data-path": str(file)}, data__field="name").ask("train", lineage="a")
-    plain = OneSite(bench, {"data-path": str(file)}).ask("train", lineage="b")
-    assert named.blobs == plain.blobs
-    assert named.blobs
+    by_name = OneSite(bench, {"data-path": str(file)}, data__field="name").ask("train", lineage=named("a"))
+    plain = OneSite(bench, {"data-path": str(file)}).ask("train", lineage=named("b"))
+    assert by_name.blobs == plain.blobs
+    assert by_name.blobs
     chosen = OneSite(bench, {"data-path": str(file), "data-field": "name", "least-tokens": 1}, data__window_tokens=2)
-    assert chosen.ask("train", lineage="c").blobs != plain.blobs
+    assert chosen.ask("train", lineage=named("c")).blobs != plain.blobs
 
 
 def test_a_site_s_own_model_that_is_none_is_told_by_the_owner_s_key(bench: Bench) -> None:
@@ -163,9 +168,9 @@ def test_records_of_a_task_are_read_where_the_owner_says_that_they_are(bench: Be
         "train", scalars=order
     )
     site = OneSite(bench, {"data-path": str(file), "data-task": "sst2"}, **task)
-    assert site.ask("train", scalars=order, lineage="b").header.status == "ok"
+    assert site.ask("train", scalars=order, lineage=named("b")).header.status == "ok"
     site = OneSite(bench, {"data-path": str(file), "data-task": "sst2"})
-    assert "holds records of the task sst2, the run wants text" in site.refusal("train", scalars=order, lineage="c")
+    assert "holds records of the task sst2, the run wants text" in site.refusal("train", scalars=order, lineage=named("c"))
 
 
 def test_python_s_own_texts_may_be_read(bench: Bench) -> None:
@@ -236,33 +241,33 @@ def test_sequences_of_a_round_are_bounded(bench: Bench) -> None:
 
 def test_a_site_answers_so_many_runs(bench: Bench) -> None:
     site = OneSite(bench, {"most-runs": 2})
-    assert [site.ask("train", lineage=lineage).header.status for lineage in ("a", "b", "a")] == ["ok"] * 3
+    assert [site.ask("train", lineage=named(lineage)).header.status for lineage in ("a", "b", "a")] == ["ok"] * 3
     for kind in ("enrol", "train"):
-        assert "most-runs = 2: so many runs were answered within keep-days" in site.refusal(kind, lineage="c")
-    assert OneSite(bench, {"most-runs": 2, "site": "other"}).ask("train", lineage="c").header.status == "ok"
-    os.utime(bench.folder / "state" / "a" / "ward" / "lock", (0, 0))  # what is older than keep-days is forgotten
-    assert site.ask("enrol", 0, lineage="c").header.status == "ok"
-    assert site.ask("train", lineage="c").header.status == "ok"
+        assert "most-runs = 2: so many runs were answered within keep-days" in site.refusal(kind, lineage=named("c"))
+    assert OneSite(bench, {"most-runs": 2, "site": "other"}).ask("train", lineage=named("c")).header.status == "ok"
+    os.utime(bench.folder / "state" / named("a") / "ward" / "lock", (0, 0))  # what is older than keep-days is forgotten
+    assert site.ask("enrol", 0, lineage=named("c")).header.status == "ok"
+    assert site.ask("train", lineage=named("c")).header.status == "ok"
 
 
 def test_how_much_text_a_site_has_is_not_asked_for_run_by_run_without_end(bench: Bench) -> None:
     """Whoever asks for ever more windows learns how many there are; each run that asks counts, whatever the answer."""
     node = {"most-runs": 3}
     asked = {lineage: OneSite(bench, node, data__windows=number) for lineage, number in (("a", 2000), ("b", 2), ("c", 1000))}
-    found = {lineage: site.ask("enrol", 0, lineage=lineage).header.status for lineage, site in asked.items()}
+    found = {lineage: site.ask("enrol", 0, lineage=named(lineage)).header.status for lineage, site in asked.items()}
     assert found == {"a": "failed", "b": "ok", "c": "failed"}
-    assert "most-runs = 3: so many runs were answered" in asked["b"].refusal("enrol", 0, lineage="d")
-    assert "too few windows" in asked["a"].refusal("enrol", 0, lineage="a")
-    told = OneSite(bench, node, data__windows=500).refusal("enrol", 0, lineage="a")  # nor with other settings in one run
+    assert "most-runs = 3: so many runs were answered" in asked["b"].refusal("enrol", 0, lineage=named("d"))
+    assert "too few windows" in asked["a"].refusal("enrol", 0, lineage=named("a"))
+    told = OneSite(bench, node, data__windows=500).refusal("enrol", 0, lineage=named("a"))  # nor with other settings in one run
     assert told.startswith("message: this site takes part in this run with another set of settings")
-    assert asked["b"].ask("train", lineage="b").header.status == "ok"
+    assert asked["b"].ask("train", lineage=named("b")).header.status == "ok"
 
 
 def test_a_run_that_the_owner_does_not_allow_is_not_counted(bench: Bench) -> None:
     """Its data were not looked at."""
     for lineage in ("a", "b", "c"):
-        assert "most-threads" in OneSite(bench, {"most-runs": 1}, threads=1000).refusal("enrol", 0, lineage=lineage)
-    assert OneSite(bench, {"most-runs": 1}).ask("enrol", 0, lineage="d").header.status == "ok"
+        assert "most-threads" in OneSite(bench, {"most-runs": 1}, threads=1000).refusal("enrol", 0, lineage=named(lineage))
+    assert OneSite(bench, {"most-runs": 1}).ask("enrol", 0, lineage=named("d")).header.status == "ok"
 
 
 def test_a_partition_id_turns_no_limit_off(bench: Bench) -> None:
@@ -328,7 +333,9 @@ def test_an_evaluation_is_of_the_texts_that_the_settings_name(bench: Bench, monk
     site.ask("train")
     assert site.evaluate({"a": tokens, "c": tokens}).scalars["reason"] == "Texts: evaluation.texts names no such text"
     names = ",".join(f"text-{number}=x.txt" for number in range(17))
-    assert "17 texts, at most 16 are evaluated on" in OneSite(bench, evaluation__texts=names).refusal("enrol", 0, lineage="c")
+    assert "17 texts, at most 16 are evaluated on" in OneSite(bench, evaluation__texts=names).refusal(
+        "enrol", 0, lineage=named("c")
+    )
     monkeypatch.setattr("espalier.wire.evaluation.LEAST_PREDICTIONS", 1000)
     assert (
         site.evaluate({"a": tokens}).scalars["reason"].startswith("evaluation.texts: 'a' gives 15 predictions, sites evaluate")
@@ -339,7 +346,9 @@ def test_steps_that_learn_nothing_do_not_count(bench: Bench, monkeypatch: pytest
     """Of four steps only the first has a gradient, as where adapters are ruined: they rest on one sequence of 16 tokens."""
     changes = {"training__steps": 4, "training__batch_size": 1}
     order = {"scalars": {"rank_limit": 2}}
-    assert OneSite(tuning(bench), {"least-tokens": 64}, **changes).ask("train", **order, lineage="a").header.status == "ok"
+    assert (
+        OneSite(tuning(bench), {"least-tokens": 64}, **changes).ask("train", **order, lineage=named("a")).header.status == "ok"
+    )
     backward = Loop._backward
 
     def only_the_first(loop: Loop, step: int) -> float:
@@ -351,12 +360,12 @@ def test_steps_that_learn_nothing_do_not_count(bench: Bench, monkeypatch: pytest
     monkeypatch.setattr(Loop, "_backward", only_the_first)
     for least, status in ((17, "failed"), (16, "ok")):
         site = OneSite(tuning(bench), {"least-tokens": least}, **changes)
-        reply = site.ask("train", **order, lineage=f"b{least}")
+        reply = site.ask("train", **order, lineage=named(f"b{least}"))
         assert reply.header.status == status, reply.scalars
         assert status == "ok" or reply.scalars["reason"].startswith("least-tokens = 17: an answer would rest on fewer")
-    told = OneSite(tuning(bench), {}, training__learning_rate=1e30).refusal("train", **order, lineage="c")
+    told = OneSite(tuning(bench), {}, training__learning_rate=1e30).refusal("train", **order, lineage=named("c"))
     assert "training.learning-rate = 1e+30: input should be less than or equal to 0.1" in told
-    told = OneSite(tuning(bench), {}, lora__dropout=0.9999).refusal("train", **order, lineage="d")
+    told = OneSite(tuning(bench), {}, lora__dropout=0.9999).refusal("train", **order, lineage=named("d"))
     assert "lora.dropout = 0.9999: input should be less than or equal to 0.5" in told
 
 
@@ -380,3 +389,80 @@ def test_evaluate_without_train_does_not_train_on_a_sequence(bench: Bench) -> No
     reason = site.refusal("alone", 2, {"rank_limit": 0})
     assert reason.startswith("least-tokens = 2048: an answer would rest on fewer; give the site more data")
     assert "made nothing by itself" in site.evaluate({"a": list(range(16))}, 2).scalars["reason"]
+
+
+# ----- errors that are no exceptions ----------------------------------------------------------------------------------
+
+
+class PanicException(BaseException):
+    """What a library in Rust raises when it panics, by the name that it has there."""
+
+
+def panic(*_: Any, **__: Any) -> Any:
+    raise PanicException(SECRET)
+
+
+def told_of_panic(reply: Letter) -> bool:
+    return reply.header.status == "failed" and "PanicException" in str(reply.scalars) and SECRET not in str(reply.scalars)
+
+
+@pytest.mark.parametrize("kind", ["enrol", "deliver", "train", "fetch", "alone", "evaluate"])
+def test_a_panic_in_any_handler_is_an_answer(bench: Bench, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process lives, and answers the next message."""
+    site = OneSite(bench)
+    with monkeypatch.context() as patched:
+        patched.setattr(client_app.app, "contract_for", panic)
+        assert told_of_panic(site.ask(kind))
+    assert site.ask("train").header.status == "ok"
+
+
+@pytest.mark.parametrize("where", ["read", "check_reply", "egress_log"])
+def test_a_panic_on_the_way_out_is_an_answer(bench: Bench, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_app.egress, where, panic)
+    assert told_of_panic(OneSite(bench).ask("train"))
+
+
+@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit])
+def test_an_interrupt_ends_the_handler(bench: Bench, interrupt: type[BaseException], monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any) -> Any:
+        raise interrupt
+
+    monkeypatch.setattr(client_app.app, "contract_for", interrupted)
+    with pytest.raises(interrupt):
+        OneSite(bench).ask("train")
+
+
+# ----- one state directory --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["models", "egress", "corpora", "quantised", "at-work", "lock", "a-b", "..", "a/b", ""])
+def test_a_run_is_not_called_as_what_a_node_keeps(bench: Bench, name: str) -> None:
+    """The request is refused before anything is made under that name."""
+    site = OneSite(bench)
+    message = address(Letter(UNREAD.model_copy(update={"lineage": name})), 1000, 60.0)
+    reply = read(site.grid.answer(message, site.grid.contexts[1000]).content)
+    assert "lineage" in reply.scalars["reason"]
+    assert not (bench.folder / "state").exists()
+
+
+def test_sites_that_share_a_state_directory_have_logs_of_their_own(bench: Bench) -> None:
+    """Also where one's name ends as another's, and the names of runs could make up for the rest."""
+    runs = [BY_HAND, named("another")]
+    for name in ("ward", "a-ward", BY_HAND):
+        for run in runs:
+            assert OneSite(bench, {"site": name}).ask("train", lineage=run).header.status == "ok"
+    logs = sorted((bench.folder / "state" / "egress").glob("*.jsonl"))
+    assert len(logs) == 6
+    for log in logs:
+        checked = chain_check(log)
+        assert checked.fault == ""
+        assert log.name == f"{checked.origin['lineage']}-{checked.origin['site']}.jsonl"
+        assert len(log.read_text().splitlines()) == 1
+    assert len(list((bench.folder / "state").glob("2*/*/r001"))) == 6
+
+
+def test_what_else_lies_in_the_state_directory_is_no_run_of_a_site(bench: Bench) -> None:
+    """A site may be called as the folder of a model, which has a version file as well."""
+    name = "0" * 64
+    mark_as_ours(private_folder(bench.folder / "state", "models", name))
+    assert OneSite(bench, {"site": name, "most-runs": 1}).ask("train").header.status == "ok"

@@ -15,6 +15,7 @@ from flwr.app import Message
 from in_process import InProcessGrid
 from personal_promises import PersonalPromises, perplexity_of, windows_of
 from promises import Uninterrupted, held_out, outgoing_bytes
+from run_names import BY_HAND
 from safetensors.torch import load, load_file
 from tiny_model import WORDS, save_tiny_llama
 from transformers import AutoModelForCausalLM
@@ -428,7 +429,7 @@ def test_a_real_site_looks_at_the_run_s_share_alone() -> None:
     settings = parse({"method": "sft-p", "sft-p.share": 0.3, "sft-p.shares": "0.5"})
     gates = LaneGates(Site(settings, NodeSettings()).model.plan)
     header = Header(
-        schema_version=SCHEMA_VERSION, kind="train", method="sft-p", lineage="run", server_round=1, client=0, attempt=1,
+        schema_version=SCHEMA_VERSION, kind="train", method="sft-p", lineage=BY_HAND, server_round=1, client=0, attempt=1,
         part=0, num_parts=1,
     )  # fmt: skip
     assert own_target(Site(settings, NodeSettings()), header) == gates.target(0.3, "blocks")

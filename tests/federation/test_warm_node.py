@@ -1,6 +1,7 @@
 """A node that stays warm: which program it runs, and how tasks go to its one worker. Real ones: ``tests/processes``."""
 
 import io
+import struct
 import sys
 import time
 import tracemalloc
@@ -20,7 +21,8 @@ from client_app.warm_worker import AnotherProgramError, fits_idle, told, work
 from espalier.launch.node import run_node
 from espalier.modeling.machine_memory import machine_memory, resident
 from espalier.settings.mistakes import Mistake
-from espalier.wire.code_hash import MOST_BYTES, bundle_sha256, code_sha256
+from espalier.wire import code_hash
+from espalier.wire.code_hash import MOST_BYTES, MOST_ENTRIES, bundle_sha256, code_sha256
 
 ROOT = Path(__file__).parent.parent.parent
 ECHO = "import sys, time\nfor line in sys.stdin:\n    open(sys.argv[1], 'a').write(line)\n    print('answered', flush=True)\n"
@@ -139,6 +141,60 @@ def test_what_is_damaged_or_too_large_is_no_bundle_either() -> None:
         bundle_sha256(bytes(damaged))
     with pytest.raises(zipfile.BadZipFile, match="more than"):
         bundle_sha256(bytes(MOST_BYTES + 1))
+
+
+def of_entries(number: int, name: str = "conf/{}") -> bytes:
+    """A bundle of so many empty files; all but the first few are entries of the list alone, which is quick to make."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.writestr("client_app/a.py", b"1")
+    bare, end = packed.getvalue()[: -code_hash.END_RECORD.size], packed.getvalue()[-code_hash.END_RECORD.size :]
+    entry = bare[bare.index(code_hash.ENTRY) :]
+    more = b"".join(_entry(entry, name.format(place).encode()) for place in range(number - 1))
+    size, start = len(entry) + len(more), len(bare) - len(entry)
+    return bare + more + end[:8] + struct.pack("<2H2LH", 1, 1, size, start, 0)
+
+
+def _entry(like: bytes, name: bytes) -> bytes:
+    return like[:28] + struct.pack("<H", len(name)) + like[30:46] + name
+
+
+def test_a_bundle_of_many_files_is_refused_before_its_list_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever number the end of the file claims: here it is one."""
+    few, many, long = of_entries(MOST_ENTRIES), of_entries(MOST_ENTRIES + 1), of_entries(100, "conf/" + "x" * 30_000 + "{}")
+    assert len(zipfile.ZipFile(io.BytesIO(many)).infolist()) == MOST_ENTRIES + 1
+    assert bundle_sha256(few)
+    monkeypatch.delattr(zipfile, "ZipFile")
+    for bundle in (many, long):
+        with pytest.raises(zipfile.BadZipFile, match="the bundle lists more than"):
+            bundle_sha256(bundle)
+
+
+def test_another_end_than_that_of_flower_s_bundles_is_refused(bundle: bytes) -> None:
+    """Python's reader looks for the end in what follows it, and believes the sizes of a ZIP64 file."""
+    locator = code_hash.ZIP64_RECORD.pack(code_hash.END_OF_ZIP64, 0, 0, 1)
+    start = len(bundle) - code_hash.END_RECORD.size
+    for other in (bundle[:-2] + b"\1\0x", bundle + b"x", bundle[:start] + locator + bundle[start:], b"PK\5\6", b""):
+        with pytest.raises(zipfile.BadZipFile, match="the bundle"):
+            bundle_sha256(other)
+
+
+def test_the_same_bundle_is_read_once(bundle: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node gets it with every message; what was refused is refused again, in the same words."""
+    fault = "more than"
+    found, refused = bundle_sha256(bundle), large(zipfile.ZIP_DEFLATED, MOST_BYTES + 1, MOST_BYTES + 1)
+    with pytest.raises(zipfile.BadZipFile, match=fault):
+        bundle_sha256(refused)
+    monkeypatch.delattr(zipfile, "ZipFile")
+    assert bundle_sha256(bytes(bytearray(bundle))) == found
+    with pytest.raises(zipfile.BadZipFile, match=fault):
+        bundle_sha256(refused)
+    with pytest.raises(AttributeError):
+        bundle_sha256(large(zipfile.ZIP_STORED, 10, 10))
+    for number in range(code_hash.MOST_VERDICTS + 10):
+        with pytest.raises(zipfile.BadZipFile):
+            bundle_sha256(bytes([number]))
+    assert len(code_hash._verdicts) == code_hash.MOST_VERDICTS
 
 
 @pytest.mark.parametrize("how", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])

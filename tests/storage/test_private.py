@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from run_names import BY_HAND, named
 
 from espalier.settings.mistakes import Mistake
 from espalier.storage.private import VERSION_FILE, PrivateState, collect_old_runs, lineages_of, mark_as_ours, remove_run
@@ -18,7 +19,7 @@ from pathlib import Path
 from espalier.storage.private import PrivateState
 
 print("trying", flush=True)
-with PrivateState(Path(sys.argv[1]), "run-1", "ward", {"client": 3}).locked():
+with PrivateState(Path(sys.argv[1]), "20260131-093000-0123456789ab", "ward", {"client": 3}).locked():
     with open(sys.argv[2], "a") as events:
         events.write("child\\n")
     print("held", flush=True)
@@ -37,7 +38,7 @@ def _generous_umask() -> Iterator[None]:
 
 @pytest.fixture
 def state(tmp_path: Path) -> PrivateState:
-    return PrivateState(tmp_path / "state", "run-1", "ward", {"client": 3})
+    return PrivateState(tmp_path / "state", BY_HAND, "ward", {"client": 3})
 
 
 def mode(path: Path) -> int:
@@ -59,9 +60,9 @@ def test_every_folder_is_for_the_owner_alone(state: PrivateState) -> None:
     folders = [state.root, *(path for path in state.root.rglob("*") if path.is_dir())]
     assert {str(folder.relative_to(state.root)): oct(mode(folder)) for folder in folders} == {
         ".": "0o700",
-        "run-1": "0o700",
-        "run-1/ward": "0o700",
-        "run-1/ward/r001": "0o700",
+        BY_HAND: "0o700",
+        f"{BY_HAND}/ward": "0o700",
+        f"{BY_HAND}/ward/r001": "0o700",
     }
 
 
@@ -79,7 +80,7 @@ def test_a_directory_that_cannot_be_made_is_a_mistake_that_names_the_key(tmp_pat
     (tmp_path / "file").write_text("x")
     with (
         pytest.raises(Mistake, match=r"state-dir = .*file/state"),
-        PrivateState(tmp_path / "file" / "state", "run-1", "ward", {"client": 0}).locked(),
+        PrivateState(tmp_path / "file" / "state", BY_HAND, "ward", {"client": 0}).locked(),
     ):
         pass
 
@@ -106,7 +107,7 @@ def test_a_path_that_gets_too_long_is_a_mistake_that_names_the_key_or_the_file(t
     told = r"state-dir = '|cannot write .*version.json: File name too long"
     with (
         pytest.raises(Mistake, match=told),
-        PrivateState(root, "run-1", "ward", {"client": 0}).locked(),
+        PrivateState(root, BY_HAND, "ward", {"client": 0}).locked(),
     ):
         pass
 
@@ -116,7 +117,7 @@ def test_a_path_that_gets_too_long_is_a_mistake_that_names_the_key_or_the_file(t
 
 def test_what_is_saved_can_be_loaded_by_a_later_process(state: PrivateState) -> None:
     state.save(2, "report", {"seconds": 1.5, "blob_sha256": ["a"]})
-    assert PrivateState(state.root, "run-1", "ward", {"client": 3}).load(2, "report") == {"seconds": 1.5, "blob_sha256": ["a"]}
+    assert PrivateState(state.root, BY_HAND, "ward", {"client": 3}).load(2, "report") == {"seconds": 1.5, "blob_sha256": ["a"]}
 
 
 def test_what_was_never_saved_loads_as_none(state: PrivateState) -> None:
@@ -125,7 +126,7 @@ def test_what_was_never_saved_loads_as_none(state: PrivateState) -> None:
     assert state.load(3, "report") is None
 
 
-@pytest.mark.parametrize(("lineage", "site"), [("run-1", "other"), ("run-2", "ward")])
+@pytest.mark.parametrize(("lineage", "site"), [(BY_HAND, "other"), (named("2"), "ward")])
 def test_sites_and_runs_do_not_see_each_other(state: PrivateState, lineage: str, site: str) -> None:
     """Two sites may share a state directory, and both may be asked as client 3."""
     state.save(1, "report", {"mine": True})
@@ -221,7 +222,7 @@ def test_a_second_process_waits_until_the_first_is_done(state: PrivateState, tmp
 
 
 def test_another_client_is_not_kept_waiting(state: PrivateState) -> None:
-    with state.locked(), PrivateState(state.root, "run-1", "other", {"client": 3}).locked():
+    with state.locked(), PrivateState(state.root, BY_HAND, "other", {"client": 3}).locked():
         pass
 
 
@@ -237,31 +238,31 @@ def test_the_lock_is_free_again_after_an_error(state: PrivateState) -> None:
 
 def test_a_site_is_one_client_of_a_run(state: PrivateState) -> None:
     filled(state)
-    with PrivateState(state.root, "run-1", "ward", {"client": 3}).locked():
+    with PrivateState(state.root, BY_HAND, "ward", {"client": 3}).locked():
         pass
-    other = PrivateState(state.root, "run-1", "ward", {"client": 4})
+    other = PrivateState(state.root, BY_HAND, "ward", {"client": 4})
     with pytest.raises(Mistake, match="takes part in this run with another client; begin a new run"), other.locked():
         pass
     with pytest.raises(Mistake, match="another client"):
         other.require_same_client()
-    with PrivateState(state.root, "run-2", "ward", {"client": 4}).locked():
+    with PrivateState(state.root, named("2"), "ward", {"client": 4}).locked():
         pass
-    assert lineages_of(state.root, "ward") == {"run-1", "run-2"}
+    assert lineages_of(state.root, "ward") == {BY_HAND, named("2")}
     assert lineages_of(state.root, "other") == set()
 
 
 def test_a_site_that_was_asked_to_take_part_has_no_rank_as_yet_and_is_one_client_later(state: PrivateState) -> None:
     """The run counts from then on, and can be let go of like any other."""
-    asked = PrivateState(state.root, "run-1", "ward", {"settings": "a"})
+    asked = PrivateState(state.root, BY_HAND, "ward", {"settings": "a"})
     asked.note_asked()
-    assert lineages_of(state.root, "ward") == {"run-1"}
+    assert lineages_of(state.root, "ward") == {BY_HAND}
     assert mode(state.folder / "lock") == 0o600
     with pytest.raises(Mistake, match="another settings"):
-        PrivateState(state.root, "run-1", "ward", {"settings": "b"}).note_asked()
-    with PrivateState(state.root, "run-1", "ward", {"client": 3, "settings": "a"}).locked():
+        PrivateState(state.root, BY_HAND, "ward", {"settings": "b"}).note_asked()
+    with PrivateState(state.root, BY_HAND, "ward", {"client": 3, "settings": "a"}).locked():
         asked.note_asked()  # nobody waits
     with pytest.raises(Mistake, match="another client"):
-        PrivateState(state.root, "run-1", "ward", {"client": 4, "settings": "a"}).require_same_client()
+        PrivateState(state.root, BY_HAND, "ward", {"client": 4, "settings": "a"}).require_same_client()
     aged(state.folder)
     collect_old_runs(state.root, LONG_AGO + 1)
     assert not state.folder.exists()
@@ -278,7 +279,7 @@ def aged(folder: Path) -> Path:
 
 
 def test_old_state_is_removed_and_younger_stays(state: PrivateState) -> None:
-    old, young = aged(filled(state).folder), filled(PrivateState(state.root, "run-2", "ward", {"client": 0})).folder
+    old, young = aged(filled(state).folder), filled(PrivateState(state.root, named("2"), "ward", {"client": 0})).folder
     collect_old_runs(state.root, LONG_AGO + 1)
     assert not old.parent.exists()
     assert young.exists()
@@ -340,7 +341,7 @@ def test_a_directory_that_others_made_is_refused_and_never_marked(state: Private
     if name != "lock":
         aged(state.folder)
         collect_old_runs(state.root, LONG_AGO + 1)
-    remove_run(state.root, "run-1")
+    remove_run(state.root, BY_HAND)
     assert precious.read_text() == "x"
 
 
@@ -355,15 +356,15 @@ def test_an_empty_directory_is_taken(state: PrivateState) -> None:
 
 def test_of_a_run_only_our_own_is_removed(state: PrivateState) -> None:
     filled(state)
-    precious = foreign(state.root / "run-1" / "theirs")
-    linked = state.root / "run-1" / "linked"
-    linked.symlink_to(filled(PrivateState(state.root, "run-2", "ward", {"client": 0})).folder)
-    remove_run(state.root, "run-1")
+    precious = foreign(state.root / BY_HAND / "theirs")
+    linked = state.root / BY_HAND / "linked"
+    linked.symlink_to(filled(PrivateState(state.root, named("2"), "ward", {"client": 0})).folder)
+    remove_run(state.root, BY_HAND)
     assert not state.folder.exists()
     assert precious.exists()
     assert (linked / "r001").exists()
-    remove_run(state.root, "run-2")
-    assert not (state.root / "run-2").exists()
+    remove_run(state.root, named("2"))
+    assert not (state.root / named("2")).exists()
 
 
 def test_state_of_version_2_is_still_removed_when_it_is_old(tmp_path: Path) -> None:

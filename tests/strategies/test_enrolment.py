@@ -577,3 +577,13 @@ def test_of_a_refused_reply_the_ledger_has_its_bytes_and_nothing_is_parsed(
     (entry,) = [entry for entry in server.ledger() if entry.get("refused") and entry["kind"] == "enrol"]
     assert (entry["block"], entry["raw_bytes"], entry["kind"], entry["client"]) == (None, None, "enrol", -1)
     assert 50_000 < entry["wire_bytes"] < 52_000
+
+
+def test_sites_that_come_when_all_seats_are_taken_hold_nobody_up(tmp_path: Path) -> None:
+    """Every few seconds a node comes that says another name, and another one is on its way when it has answered."""
+    server = Server(tmp_path, {1: "a", 2: "b"})
+    server.nodes.silent = {3}
+    server.nodes.joining = {0.0: (3, "c")} | {5.0 * number: (10 + number, f"s-{number}") for number in range(1, 1000)}
+    server.enrol()
+    assert server.time.seconds <= 60.0
+    assert {seat.site for seat in server.rounds.roster.seats.values()} <= {"a", "b", *(f"s-{number}" for number in range(13))}

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from run_names import BY_HAND
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from espalier.modeling.adapters import lora_config, put_in, values
@@ -175,7 +176,7 @@ def test_bytes_are_those_of_blobs_of_a_tuned_model(model_type: str, payload: Pay
     blobs = {key: pack_adapters(block, payload)[0] for key, block in values(parameters).items()}
     found = account(str(tmp_path), LORA, 3).blob_bytes(payload)
     assert found == {key: len(blob) for key, blob in blobs.items()}
-    common = {"lineage": "0" * 64, "server_round": 1, "client": 0, "attempt": 1, "part": 0, "num_parts": 1}
+    common = {"lineage": BY_HAND, "server_round": 1, "client": 0, "attempt": 1, "part": 0, "num_parts": 1}
     header = Header.model_validate({"schema_version": SCHEMA_VERSION, "method": "fedpetuning", "kind": "train", **common})
     report = TuningReport(seconds=1.0, samples=9, skipped_steps=0, rank=1, blob_sha256=["0" * 64] * len(blobs))
     beside = num_bytes(write(Letter(header, report.model_dump(), blobs))) - sum(found.values())

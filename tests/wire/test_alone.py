@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 import pytest
+from run_names import BY_HAND
 
 from espalier.settings.mistakes import Mistake
 from espalier.settings.run import parse
@@ -19,7 +20,7 @@ ITERATIVE = {"method": "fedprllm", "fedprllm.strategy": "iterative"}
 
 def request(given: dict[str, Any], server_round: int, **scalars: Any) -> Letter:
     header = Header(
-        schema_version=SCHEMA_VERSION, kind="alone", method=given["method"], lineage="run", server_round=server_round,
+        schema_version=SCHEMA_VERSION, kind="alone", method=given["method"], lineage=BY_HAND, server_round=server_round,
         client=0, attempt=1, part=0, num_parts=1,
     )  # fmt: skip
     return Letter(header, {"rank_limit": 0, **scalars})

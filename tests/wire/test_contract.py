@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from run_names import BY_HAND, named
 
 from espalier.settings.mistakes import Mistake
 from espalier.settings.run import RunSettings, parse
@@ -61,7 +62,7 @@ def header(**changes: Any) -> Header:
         "schema_version": SCHEMA_VERSION,
         "kind": "train",
         "method": "fedprllm",
-        "lineage": "run-1",
+        "lineage": BY_HAND,
         "server_round": 1,
         "client": 3,
         "attempt": 1,
@@ -255,7 +256,7 @@ def test_a_missing_scalar_is_refused() -> None:
     [
         ("kind", "evaluate"),
         ("method", "other"),
-        ("lineage", "run-2"),
+        ("lineage", named("2")),
         ("server_round", 2),
         ("client", 4),
         ("attempt", 2),
@@ -289,7 +290,7 @@ def test_a_failed_reply_to_something_else_is_refused(field: str) -> None:
     reply = failure(header(), "too little text")
     check_reply(reply, request, contract)
     check_reply(failure(UNREAD, "not read"), request, contract)
-    other = {"client": 999, "server_round": 7, "attempt": 9, "kind": "fetch", "lineage": "another"}[field]
+    other = {"client": 999, "server_round": 7, "attempt": 9, "kind": "fetch", "lineage": named("another")}[field]
     with pytest.raises(Mistake, match=f"header: {field} not as the request demands"):
         check_reply(Letter(reply.header.model_copy(update={field: other}), reply.scalars), request, contract)
 

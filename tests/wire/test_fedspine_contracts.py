@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from run_names import BY_HAND
 
 from espalier.settings.mistakes import Mistake
 from espalier.settings.run import RunSettings, parse
@@ -49,7 +50,7 @@ CUT = bits(0, 2, 3, 8)
 
 def letter(kind: str, server_round: int, scalars: dict[str, Any], blobs: dict[str, bytes], part: int = 0) -> Letter:
     header = {
-        "schema_version": 1, "kind": kind, "method": "fedspine", "lineage": "x", "server_round": server_round, "client": 0,
+        "schema_version": 1, "kind": kind, "method": "fedspine", "lineage": BY_HAND, "server_round": server_round, "client": 0,
         "attempt": 1, "part": part, "num_parts": 1,
     }  # fmt: skip
     return Letter(Header.model_validate(header), scalars, blobs)

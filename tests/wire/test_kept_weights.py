@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from run_names import BY_HAND
 from safetensors.torch import load, save
 
 from espalier.modeling.dtypes import TORCH_DTYPES
@@ -76,7 +77,7 @@ REPORT = {
 
 
 def header(kind: str, **changes: Any) -> Header:
-    common = {"schema_version": 1, "lineage": "x", "server_round": 1, "client": 0, "attempt": 1, "part": 0, "num_parts": 1}
+    common = {"schema_version": 1, "lineage": BY_HAND, "server_round": 1, "client": 0, "attempt": 1, "part": 0, "num_parts": 1}
     return Header.model_validate({**common, "kind": kind, "method": "fedspallm", **changes})
 
 

@@ -5,6 +5,8 @@ import struct
 from pathlib import Path
 from typing import Any
 
+from run_names import BY_HAND
+
 from espalier.wire.ledger import Ledger, timed_in
 from espalier.wire.messages import SCHEMA_VERSION, Header, Letter, num_bytes, write
 
@@ -17,7 +19,7 @@ def letter(blobs: dict[str, bytes], client: int = 2) -> Letter:
         schema_version=SCHEMA_VERSION,
         kind="train",
         method="fedprllm",
-        lineage="run-1",
+        lineage=BY_HAND,
         server_round=1,
         client=client,
         attempt=3,
@@ -40,7 +42,7 @@ def test_a_message_has_an_entry_of_its_own_and_one_per_blob() -> None:
     assert [entry["block"] for entry in entries] == [None, "block-0000", "block-0001"]
     assert [entry["raw_bytes"] for entry in entries] == [size - 2 * len(BLOB), 16, 16]
     assert sum(entry["wire_bytes"] for entry in entries) == size
-    common = {"lineage": "run-1", "round": 1, "client": 2, "direction": "up", "kind": "train", "attempt": 3, "part": 1}
+    common = {"lineage": BY_HAND, "round": 1, "client": 2, "direction": "up", "kind": "train", "attempt": 3, "part": 1}
     for entry in entries:
         assert {key: entry[key] for key in common} == common
 

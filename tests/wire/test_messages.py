@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from pydantic import Field
+from run_names import BY_HAND
 
 from espalier.settings.mistakes import Mistake
 from espalier.wire.messages import (
@@ -27,7 +28,7 @@ HEADER: dict[str, Any] = {
     "schema_version": SCHEMA_VERSION,
     "kind": "train",
     "method": "fedprllm",
-    "lineage": "run-1",
+    "lineage": BY_HAND,
     "server_round": 1,
     "client": 3,
     "attempt": 1,
@@ -90,7 +91,10 @@ def test_an_unknown_schema_version_is_refused_in_words(version: object) -> None:
     [
         ("kind", "gossip"),
         ("lineage", "../.."),
-        ("lineage", "run\n"),
+        ("lineage", "models"),
+        ("lineage", "egress"),
+        ("lineage", BY_HAND + "\n"),
+        ("lineage", BY_HAND.upper()),
         ("lineage", ""),
         ("lineage", "x" * 65),
         ("method", "x" * 65),

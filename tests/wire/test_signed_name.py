@@ -9,6 +9,7 @@ from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 from cryptography.hazmat.primitives.hashes import SHA384
 from hypothesis import given
 from hypothesis import strategies as st
+from run_names import BY_HAND
 
 from espalier.settings.mistakes import Mistake
 from espalier.wire.enrolment import Challenge, Enrolment, SignedEnrolment, contract
@@ -37,7 +38,7 @@ def test_what_is_signed_begins_with_a_label_and_is_json() -> None:
     assert label == b"espalier: a site says its name (1)"
     assert json.loads(rest) == {
         "nonce": NONCE,
-        "lineage": "run-1",
+        "lineage": BY_HAND,
         "node": 2**64 - 1,
         "told": {
             "site": "a", "code_sha256": "c" * 64, "model_sha256": "d" * 64, "device": "cpu", "threads": 1, "capability": 1.0,

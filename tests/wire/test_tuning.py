@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from run_names import BY_HAND
 from safetensors.torch import load, save
 from torch import Tensor
 
@@ -49,7 +50,7 @@ def blobs_of(keys: list[str], settings: RunSettings, rank: int = 4) -> dict[str,
 def header_of(kind: str, server_round: int = 1, part: int = 0, num_parts: int = 1) -> Header:
     return Header.model_validate(
         {
-            "schema_version": 1, "kind": kind, "method": "fedpetuning", "lineage": "x", "server_round": server_round,
+            "schema_version": 1, "kind": kind, "method": "fedpetuning", "lineage": BY_HAND, "server_round": server_round,
             "client": 0, "attempt": 1, "part": part, "num_parts": num_parts,
         }
     )  # fmt: skip

@@ -1,0 +1,223 @@
+"""Models that servers bring to a site share the room that its owner gives them, however many runs offer some at once."""
+
+import hashlib
+import json
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Context, RecordDict
+from run_names import named
+
+from client_app import model_room
+from client_app.downloaded_model import downloaded_model, take_offer, take_piece
+from client_app.simulated import in_simulation
+from client_app.site import Site
+from espalier.settings.mistakes import Mistake, StateLost
+from espalier.settings.run import default_values
+from espalier.wire.messages import SCHEMA_VERSION, Header, Letter
+from espalier.wire.model_folder import BYTES, PIECE, Offer
+from espalier.wire.payload import pack_tensors
+
+MOST = 20_000
+PIECE_BYTES = 1000
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+class Server:
+    """A server of one run that brings a folder of one file, cut into pieces."""
+
+    def __init__(self, root: Path, run: str, data: bytes, piece_bytes: int = PIECE_BYTES, **node: Any) -> None:
+        self.data, self.pieces = data, [data[at : at + piece_bytes] for at in range(0, len(data), piece_bytes)]
+        self.offered = Offer(
+            names=["model.safetensors"], sizes=[len(data)], file_sha256=[sha256(data)], piece_bytes=piece_bytes,
+            piece_sha256=[sha256(piece) for piece in self.pieces],
+        )  # fmt: skip
+        self.header = Header(
+            schema_version=SCHEMA_VERSION, kind="deliver", method="fedsoda", lineage=named(run), server_round=1, client=0,
+            attempt=1, part=0, num_parts=1,
+        )  # fmt: skip
+        config = {"site": "ward", "state-dir": str(root / "state"), "most-model-bytes": MOST} | node
+        context = Context(1, 1, config, RecordDict(), {**default_values(), "method": "fedsoda"})
+        self.site = Site.of(context, self.header)
+
+    def offer(self) -> list[int]:
+        lacking: list[int] = take_offer(self.site, Letter(self.header, self.offered.model_dump())).scalars["pieces"]
+        return lacking
+
+    def bring(self, index: int) -> None:
+        data = self.pieces[index]
+        scalars = {"what": "piece", "model_sha256": self.offered.manifest().sha256, "index": index, "size": len(data)}
+        blob = pack_tensors({BYTES: np.frombuffer(data, np.uint8)})
+        take_piece(self.site, Letter(self.header, scalars, {PIECE: blob}))
+
+    def bring_all(self, lacking: list[int]) -> None:
+        for index in lacking:
+            self.bring(index)
+
+    def brought(self) -> Path:
+        return downloaded_model(self.site, self.site.state(self.header))
+
+
+def on_disk(root: Path) -> int:
+    """Bytes of models' files and pieces."""
+    found = [*(root / "state" / "models").rglob("files/*"), *(root / "state" / "models").rglob("pieces/*")]
+    return sum(file.stat().st_size for file in found)
+
+
+def of(number: int, size: int) -> bytes:
+    return bytes([number]) * size
+
+
+def test_a_real_site_is_asked() -> None:
+    assert not in_simulation()
+
+
+def test_offers_reserve_what_they_may_bring(tmp_path: Path) -> None:
+    """Nothing of the first has arrived when the second comes."""
+    first, second, third = (Server(tmp_path, str(n), of(n, 8_000 + n)) for n in range(3))
+    first.offer()
+    second.offer()
+    with pytest.raises(Mistake, match=r"take or have reserved 16001 bytes, so that this one, of 8002 bytes, has no room"):
+        third.offer()
+    assert len(list((tmp_path / "state" / "models").glob("*/"))) == 2
+    for index in range(len(first.pieces)):
+        first.bring(index)
+    assert (first.brought() / "model.safetensors").read_bytes() == first.data
+    assert first.offer() == []
+
+
+def test_offers_at_once_share_the_room(tmp_path: Path) -> None:
+    """Sixteen runs, each in a thread of its own with a lock of its own (flock is per open file), and 3 models have room."""
+    servers, taken, start = [Server(tmp_path, str(n), of(n, 6_000)) for n in range(16)], list[int](), threading.Barrier(16)
+    most, refused = list[int](), list[str]()
+
+    def work(number: int) -> None:
+        start.wait()
+        try:
+            for index in servers[number].offer():
+                servers[number].bring(index)
+                most.append(on_disk(tmp_path))
+            taken.append(number)
+        except Mistake as mistake:
+            refused.append(str(mistake))
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(taken) == 3
+    assert all("has no room" in text for text in refused)
+    assert max(most) <= MOST
+    assert on_disk(tmp_path) == 18_000
+    assert all((servers[number].brought() / "model.safetensors").read_bytes() == servers[number].data for number in taken)
+
+
+def test_other_cuts_of_the_same_files_take_no_more_room(tmp_path: Path) -> None:
+    """Each run offers the same folder in pieces of another size, and brings all of them but the last."""
+    data = bytes(number * number % 251 for number in range(MOST))
+    servers = [Server(tmp_path, str(size), data, size) for size in range(900, 1000, 10)]
+    for server in servers:
+        server.offer()
+    for server in servers:
+        for index in range(len(server.pieces) - 1):
+            server.bring(index)
+            assert on_disk(tmp_path) <= MOST
+    last = servers[-1]
+    for index in last.offer():
+        last.bring(index)
+    assert (last.brought() / "model.safetensors").read_bytes() == data
+
+
+def test_no_more_than_the_files_and_a_piece_is_on_the_disk_while_they_are_made(tmp_path: Path) -> None:
+    """Also with a piece that stands in several places."""
+    server, seen = Server(tmp_path, "a", of(1, 5_000) + os.urandom(15_000)), list[int]()
+    for index in server.offer():
+        server.bring(index)
+        seen.append(on_disk(tmp_path))
+    assert max(seen) <= MOST + PIECE_BYTES
+    assert (server.brought() / "model.safetensors").read_bytes() == server.data
+    assert not list((tmp_path / "state" / "models").rglob("*.blob"))
+
+
+def test_a_larger_model_and_another_size_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(Mistake, match=f"most-model-bytes = {MOST}: this site's owner allows no larger model"):
+        Server(tmp_path, "a", of(1, MOST + 1)).offer()
+    server = Server(tmp_path, "b", of(1, 5_500))
+    server.offer()
+    for data in (of(1, 999), of(1, 1001), of(2, 1000)):
+        server.pieces[0] = data
+        with pytest.raises(Mistake, match="piece 0"):
+            server.bring(0)
+    server.pieces[5] = of(1, 1000)
+    with pytest.raises(Mistake, match="piece 5 is not of the size"):
+        server.bring(5)
+    assert on_disk(tmp_path) == 0
+
+
+def test_files_that_are_not_what_was_offered_leave_nothing(tmp_path: Path) -> None:
+    server = Server(tmp_path, "a", of(1, 3_000))
+    server.offered = server.offered.model_copy(update={"file_sha256": ["0" * 64]})
+    lacking = server.offer()
+    with pytest.raises(Mistake, match="does not have the hash"):
+        server.bring_all(lacking)
+    assert on_disk(tmp_path) == 0
+    with pytest.raises(StateLost):
+        server.brought()
+
+
+def test_json_that_is_nested_too_deep_is_not_kept(tmp_path: Path) -> None:
+    server = Server(tmp_path, "a", b"[" * 2_000)
+    server.offered = server.offered.model_copy(update={"names": ["tokenizer_config.json"]})
+    lacking = server.offer()
+    with pytest.raises(Mistake, match=r"tokenizer_config.json of the model cannot be used: .* nested"):
+        server.bring_all(lacking)
+    assert on_disk(tmp_path) == 0
+
+
+def test_what_was_given_up_makes_room_and_can_go_on(tmp_path: Path) -> None:
+    """An hour after its last piece, and only if another one needs the room."""
+    given_up, other = (Server(tmp_path, str(n), of(n, 15_000)) for n in range(2))
+    given_up.offer()
+    given_up.bring(0)
+    with pytest.raises(Mistake, match="has no room"):
+        other.offer()
+    (lock,) = (tmp_path / "state" / "models").glob("*/lock")
+    os.utime(lock, (lock.stat().st_mtime - model_room.ABANDONED_SECONDS - 1,) * 2)
+    lacking = other.offer()
+    with pytest.raises(Mistake, match="have reserved 15000 bytes"):
+        given_up.bring(1)
+    for index in lacking:
+        other.bring(index)
+    (lock,) = (tmp_path / "state" / "models").glob("*/lock")
+    os.utime(lock, (0, 0))
+    with pytest.raises(Mistake, match="has no room"):  # what is whole stays
+        given_up.offer()
+    assert (other.brought() / "model.safetensors").exists()
+
+
+def test_damage_to_what_was_reserved_lets_nobody_take_more(tmp_path: Path) -> None:
+    """What lies there counts anyway."""
+    first, second = (Server(tmp_path, str(n), of(n, 12_000)) for n in range(2))
+    for index in first.offer():
+        first.bring(index)
+    (note,) = (tmp_path / "state" / "models").glob(f"*/{model_room.RESERVED}")
+    for text in ("{", "[]", json.dumps({"bytes": "x"}), "[" * 10_000):
+        note.write_text(text)
+        with pytest.raises(Mistake, match="reserved 12000 bytes"):
+            second.offer()
+
+
+def test_a_file_without_weights_is_no_larger_than_any_is(tmp_path: Path) -> None:
+    large = {"names": ["tokenizer.json"], "sizes": [(1 << 27) + 1], "piece_bytes": 1 << 28, "piece_sha256": ["0" * 64]}
+    server = Server(tmp_path, "a", of(1, 1000), **{"most-model-bytes": 1 << 40})
+    server.offered = server.offered.model_copy(update=large)
+    with pytest.raises(Mistake, match="a file without weights has more than"):
+        server.offer()

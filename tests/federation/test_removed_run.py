@@ -1,0 +1,62 @@
+"""A run whose directory is removed while it is at work ends with a sentence that says what remains."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from bench import Bench
+from flwr.app import Message
+
+from espalier.settings.mistakes import Mistake
+from espalier.wire.messages import Kind, read
+from strategies.engine.run_folder import RunFolder
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    monkeypatch.setenv("ESPALIER_STATE_DIR", str(tmp_path / "state"))
+    return Bench(tmp_path, "fedprllm", {"evaluation.local-only": True}, num_clients=2)
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("kind", ["enrol", "train", "fetch", "evaluate"])
+def test_what_remains_is_named(bench: Bench, kind: Kind, again: bool) -> None:
+    """Also where another directory has taken its name meanwhile."""
+    grid, lineage = bench.grid(), list[str]()
+
+    def remove(message: Message) -> None:
+        header = read(message.content).header
+        if header.kind == kind and not lineage:
+            lineage.append(header.lineage)
+            (folder,) = (bench.folder / "runs").iterdir()
+            shutil.rmtree(folder)
+            if again:
+                folder.mkdir()
+
+    grid.before_push = remove
+    with pytest.raises(Mistake, match="was removed or moved while the run was at work; it cannot go on") as caught:
+        bench.run(grid)
+    told, state = str(caught.value), bench.folder / "state"
+    for place in (state / lineage[0], *state.glob(f"egress/{lineage[0]}-*")):
+        assert (f"what remains of its clients: {place}; remove it" in told) == place.exists()
+    assert kind == "enrol" or f"{state / lineage[0]};" in told
+    assert ("lies in a new directory" in told) == bool(list((bench.folder / "runs").iterdir()))
+
+
+def test_one_that_is_removed_behind_the_last_line_is_not_completed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "server_app.app.Summary.take_figures", lambda *_: shutil.rmtree(next((bench.folder / "runs").iterdir()))
+    )
+    with pytest.raises(Mistake, match="was removed or moved"):
+        bench.run()
+
+
+def test_a_directory_is_known_by_what_it_is(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.metrics.append({"event": "a"})
+    (tmp_path / "run").rename(tmp_path / "other")
+    (tmp_path / "run").mkdir()
+    assert not folder.is_there()
+    with pytest.raises(Mistake, match="was removed or moved"):
+        folder.metrics.append({"event": "b"})
+    assert not list((tmp_path / "run").iterdir())

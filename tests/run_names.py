@@ -1,0 +1,10 @@
+"""Names of runs that tests ask by hand."""
+
+from espalier.settings.lineage import lineage_of
+
+BY_HAND = "20260131-093000-0123456789ab"
+
+
+def named(word: str) -> str:
+    """Return the name of a run, another one for each word."""
+    return lineage_of("20260131-093000", word)
