@@ -43,8 +43,8 @@ from strategies.engine.update_limits import UpdateLimits
 from strategies.methods.plausible_update import Reach
 from strategies.results.streamlined import StreamlinedResult
 
-MOST_DISTANCE_RATIO = 2.0
-"""How many times as far from 1 as the median client's a client's cosine may be, or as near."""
+MOST_DISTANCE_RATIO = 4.0
+"""How many times as far from 1 as the median client's a client's cosine may be; likewise how many times as near."""
 
 
 class LlmStreamline(Method):
