@@ -242,7 +242,8 @@ class LlmPruner(Cutting):
         found = {client: self._equations(inbox, client, place) for client in clients}
         own = torch.stack([joint.diagonal().clamp(min=0) for joint, _ in found.values()])
         shares = torch.stack([aims for _, aims in found.values()]) / own.where(own > 0, torch.ones(()).double())
-        within, near = within_ratio(own, self.limits.most_ratio), within_band(shares, self.limits.most_ratio)
+        most = self.limits.most_ratio**2  # products of two units' outputs over few tokens vary twice as much, in powers
+        within, near = within_ratio(own, most), within_band(shares, most)
         for row, client in enumerate(clients):
             scales = torch.where(within[row] != own[row], (within[row] / own[row].clamp(min=1e-300)).sqrt(), 1.0)
             if bool((scales != 1).any()) or bool((near[row] != shares[row]).any()):
