@@ -53,8 +53,8 @@ def _show_notes(summary: Summary) -> None:
     for note in summary.notes:
         print(note)
     for seat in summary.roster.seats.values():
-        for what, claim in seat.capped.items():
-            print(f"{seat.site}: its {what} {claim['claimed']:g} counted as {claim['counted']:g}")
+        for text in seat.limits_in_words():
+            print(f"{seat.site}: {text}")
     if cut := summary.tests.get("cut", 0):
         number = summary.tests["number"]
         print(

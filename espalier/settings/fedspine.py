@@ -22,7 +22,7 @@ class FedSpineSettings(AdapterAveraging, CutSettings, PersonalModelSettings, Tim
     """Table ``[fedspine]`` (Yao et al. 2025)."""
 
     FEDERATION: ClassVar[tuple[str, ...]] = (
-        "rounds", "sampled-clients", "client-weights", "max-weight-ratio", "payload", "rounding",
+        "rounds", "sampled-clients", "client-weights", "max-weight-ratio", "max-update-ratio", "payload", "rounding",
     )  # fmt: skip
     ROUNDS = 10
     WEIGHTS: ClassVar[tuple[str, ...]] = ("importance", "samples", "equal")

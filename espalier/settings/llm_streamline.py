@@ -22,7 +22,9 @@ WITH_A_LAYER = {"replacement": ("layer",)}
 class LlmStreamlineSettings(SmallerSettings):
     """Table ``[llm-streamline]`` (Chen et al. 2025, section 2)."""
 
-    FEDERATION: ClassVar[tuple[str, ...]] = ("rounds", "client-weights", "max-weight-ratio", "payload", "rounding")
+    FEDERATION: ClassVar[tuple[str, ...]] = (
+        "rounds", "client-weights", "max-weight-ratio", "max-update-ratio", "payload", "rounding",
+    )  # fmt: skip
     ROUNDS: ClassVar[int] = 3
     WEIGHTS: ClassVar[tuple[str, ...]] = ("samples", "equal")
     FIRST_DELIVERY: ClassVar[int] = 2
