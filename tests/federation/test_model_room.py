@@ -5,6 +5,7 @@ import json
 import os
 import threading
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -72,7 +73,7 @@ def on_disk(root: Path) -> int:
 
 
 def of(number: int, size: int) -> bytes:
-    return bytes([number]) * size
+    return Random(number).randbytes(size)
 
 
 def test_a_real_site_is_asked() -> None:
@@ -138,7 +139,7 @@ def test_other_cuts_of_the_same_files_take_no_more_room(tmp_path: Path) -> None:
 
 def test_no_more_than_the_files_and_a_piece_is_on_the_disk_while_they_are_made(tmp_path: Path) -> None:
     """Also with a piece that stands in several places."""
-    server, seen = Server(tmp_path, "a", of(1, 5_000) + os.urandom(15_000)), list[int]()
+    server, seen = Server(tmp_path, "a", bytes(5_000) + of(1, 15_000)), list[int]()
     for index in server.offer():
         server.bring(index)
         seen.append(on_disk(tmp_path))
@@ -152,7 +153,7 @@ def test_a_larger_model_and_another_size_are_refused(tmp_path: Path) -> None:
         Server(tmp_path, "a", of(1, MOST + 1)).offer()
     server = Server(tmp_path, "b", of(1, 5_500))
     server.offer()
-    for data in (of(1, 999), of(1, 1001), of(2, 1000)):
+    for data in (of(1, 5_500)[:999], of(1, 5_500)[:1001], of(2, 1000)):
         server.pieces[0] = data
         with pytest.raises(Mistake, match="piece 0"):
             server.bring(0)
