@@ -7,6 +7,7 @@ move bytes that are there, and with masks and kept weights do without.
 import logging
 import os
 import platform
+import sys
 import time
 from collections.abc import Callable
 from types import ModuleType
@@ -32,10 +33,13 @@ from espalier.wire.code_hash import code_sha256
 from espalier.wire.contract import check
 from espalier.wire.contracts import contract_for
 from espalier.wire.enrolment import NO_MODEL, Enrolment, refusal
-from espalier.wire.messages import Letter, failure, read, write
+from espalier.wire.messages import Letter, NoScalars, failure, read, validate, write
+from espalier.wire.refusal import Refusal
 
 Work = Callable[[Site, Letter], Letter]
 
+BEFORE_A_SEAT = ("enrol", "refused")
+"""Kinds of messages to nodes that are no client."""
 SECONDS_PER_DAY = 86_400
 
 # Flower loads this module before it starts Ray in the same process. Ray then leaves it to the clients which GPUs they see also
@@ -49,6 +53,12 @@ app = ClientApp(mods=[egress])
 def enrol(message: Message, context: Context) -> Message:
     """Say who this site is and which program and model it has."""
     return _answer(message, context, _enrol)
+
+
+@app.query("refused")
+def refused(message: Message, context: Context) -> Message:
+    """Let this node's log say that the run goes on without it."""
+    return _answer(message, context, _refused)
 
 
 @app.query("deliver")
@@ -138,10 +148,24 @@ def _enrol(site: Site, request: Letter) -> Letter:
         measured=site.node.capability == 0,
         device="cuda" if site.computing.device.type == "cuda" else "cpu",
         threads=site.computing.threads,
+        approval=bool(site.node.hold_replies),
         python=platform.python_version(),
         torch=torch.__version__,
     )
+    if not site.node.simulated:
+        _say(f"run {request.header.lineage} ({site.settings.method}) asks who is here: this site answers as {site.name}")
     return reply_to(request, description if key is None else said_with_key(site, request, description, key))
+
+
+def _refused(site: Site, request: Letter) -> Letter:
+    reason = validate(Refusal, request.scalars).reason
+    _say(f"run {request.header.lineage}: its server refused {site.name}: {reason}")
+    return reply_to(request, NoScalars())
+
+
+def _say(line: str) -> None:
+    """Print a line into the node's log."""
+    print(f"espalier: {line}", file=sys.stderr, flush=True)
 
 
 def _collect_old(site: Site) -> None:
@@ -166,8 +190,9 @@ def _answer(message: Message, context: Context, work: Work) -> Message:
         site = Site.of(context, request.header)
         if request.header.kind == "enrol":  # before runs are counted
             _collect_old(site)
-        require_allowed(site, request.header)
-        if request.header.kind != "enrol":
+        if request.header.kind != "refused":
+            require_allowed(site, request.header)
+        if request.header.kind not in BEFORE_A_SEAT:
             site.state(request.header).require_same_client()
         with at_work(site, request.header):
             contract = contract_for(request, lambda: site.model.plan, site.settings)

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from espalier.amounts import count
 from espalier.settings.home import at_home
 from espalier.settings.mistakes import Mistake
 from espalier.storage.chain_check import Checked, chain_check
@@ -51,7 +52,8 @@ def described(path: Path, checked: Checked) -> Iterator[str]:
         yield f"  run {checked.origin['lineage']}, site {checked.origin['site']}"
         counts = [f"{number} {KINDS.get(kind, (kind,) * 2)[number != 1]}" for kind, number in sorted(checked.kinds.items())]
         when = f"{checked.first} to {checked.last}"
-        yield f"  {checked.entries} entries ({', '.join(counts)}), {when}; {checked.num_bytes:,} bytes left"
+        entries, left = count(checked.entries, "entry", "entries"), count(checked.num_bytes, "byte")
+        yield f"  {entries} ({', '.join(counts)}), {when}; {left} left"
     yield from (f"  {note}" for note in checked.notes)
     if checked.fault:
         yield f"  BROKEN   {checked.fault}"
@@ -60,7 +62,8 @@ def described(path: Path, checked: Checked) -> Iterator[str]:
     elif checked.entries:
         yield f"  whole    head {checked.head}"
     elif checked.unchained:
-        yield f"  NO CHAIN {checked.unchained} entries of a release whose log had none; what was done to them cannot be found"
+        entries = count(checked.unchained, "entry", "entries")
+        yield f"  NO CHAIN {entries} of a release whose log had none; what was done to them cannot be found"
     else:
         yield "  EMPTY    there is no entry"
 

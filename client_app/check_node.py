@@ -19,6 +19,7 @@ from client_app.readiness import require_ready
 from client_app.site import Site
 from espalier.pace.beats import Pace, heard_by
 from espalier.settings.home import at_home
+from espalier.settings.libraries import require_libraries
 from espalier.settings.mistakes import Mistake
 from espalier.settings.site_keys import fingerprint
 from espalier.storage.private import private_folder, require_writable
@@ -41,6 +42,7 @@ def look(node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> Itera
         As the node would refuse.
     """
     site = Site.of(Context(0, 0, dict(node_config), RecordDict(), dict(run_config)))
+    require_libraries(site.settings)
     require_allowed(site, UNREAD)  # a run that has not begun
     yield f"site       {site.name}"
     yield f"state      {(folder := private_folder(site.node.state_root()))}"

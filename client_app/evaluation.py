@@ -1,5 +1,6 @@
 """Evaluation at a client, the same for every method: losses leave it, text and logits do not."""
 
+import math
 import time
 from collections.abc import Callable, Mapping
 
@@ -8,7 +9,7 @@ import torch
 from client_app.site import Site, reply_to
 from espalier.corpora.client_text import held_out_windows
 from espalier.evaluation.perplexity import mean_losses
-from espalier.modeling.block_stream import BlockStream
+from espalier.modeling.block_stream import BlockStream, not_finite
 from espalier.modeling.edits import Edits, dense
 from espalier.modeling.opened import OpenedModel
 from espalier.settings.mistakes import Mistake
@@ -74,4 +75,8 @@ def _losses(site: Site, texts: Mapping[str, torch.Tensor], model: Evaluated, lim
         opened, edits = model
     else:
         opened, edits = (model, dense) if isinstance(model, OpenedModel) else (site.model, model)
-    return mean_losses(BlockStream(opened, site.computing), texts, edits, limit)
+    stream = BlockStream(opened, site.computing)
+    losses = mean_losses(stream, texts, edits, limit)
+    if not all(map(math.isfinite, losses.values())):
+        raise not_finite(stream, "evaluate: the model of this client gives")
+    return losses

@@ -70,9 +70,14 @@ def _compare(site: Site, state: PrivateState, request: Letter) -> SimilarityRepo
     started, header = time.monotonic(), request.header
     require_own_text(site, header)
     windows = _windows(site, header.client)
-    cosines = stretch_cosines(BlockStream(site.model, site.computing), windows, _span(site))
+    cosines = _cosines(site, BlockStream(site.model, site.computing), windows)
     hashes = [state.blobs(header.server_round).put(pack_cosines(cosines))]
     return SimilarityReport(seconds=time.monotonic() - started, blob_sha256=hashes, tokens=windows.numel())
+
+
+def _cosines(site: Site, stream: BlockStream, windows: Tensor) -> Tensor:
+    job = site.settings.of(LlmStreamlineSettings)
+    return stretch_cosines(stream, windows, _span(site), after_norm=job.compares_after_norm)
 
 
 def _span(site: Site) -> int:
@@ -144,7 +149,7 @@ def alone(site: Site, request: Letter) -> Letter:
     def make(state: PrivateState) -> dict[str, Any]:
         header, job = request.header, site.settings.of(LlmStreamlineSettings)
         windows, stream = _windows(site, header.client), BlockStream(site.model, site.computing)
-        start = likest(stretch_cosines(stream, windows, _span(site)))
+        start = likest(_cosines(site, stream, windows))
         stretch, steps = Stretch.walked(stream, windows, start, _span(site)), site.settings.federation.rounds * job.steps
         tensors, _ = _trained(site, stretch, first_layer(site.model, start), 0, steps, header)
         return {"start": start, "layer": state.blobs(header.server_round).put(save(tensors))}

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from client_app.limits import amounts, runs_answered
 from client_app.site import Site
+from espalier.amounts import count, size
 from espalier.modeling.machine_memory import machine_memory
 from espalier.settings.node import MOST
 from espalier.wire.messages import UNREAD
@@ -35,12 +36,12 @@ def accepts(site: Site) -> Iterator[str]:
     for limit in LIMITS:
         beside = f"; {asked[limit][0]} = {asked[limit][1]:,}" if limit in asked else ""
         if limit == "most_runs":
-            beside = f" within {node.keep_days} days; {runs_answered(site):,} so far"
+            beside = f" within {count(node.keep_days, 'day')}; {runs_answered(site):,} so far"
         yield f"{limit.replace('_', '-')} {node.most(limit):,}{beside}"
     brought = node.most_bytes_of_models()
     yield f"models that a run brings: {f'{brought:,} bytes at most' if brought else 'none'}"
     own = "may leave" if node.own_text else "do not leave"
-    yield f"an answer rests on {node.fewest_tokens():,} tokens at least; losses on own text {own}"
+    yield f"an answer rests on {count(node.fewest_tokens(), 'token')} at least; losses on own text {own}"
     yield f"hold-replies: {HOLDS[node.hold_replies]}"
 
 
@@ -53,14 +54,14 @@ def device(site: Site) -> Iterator[str]:
         There is no such device.
     """
     computing = site.computing
-    yield f"on {computing.device.type}, {computing.threads} threads of {os.cpu_count()} processors"
+    yield f"on {computing.device.type}, {count(computing.threads, 'thread')} of {count(os.cpu_count() or 1, 'processor')}"
     total, free = machine_memory()
-    yield f"memory of this machine {_large(total)}, {_large(free)} available"
+    yield f"memory of this machine {size(total)}, {size(free)} available"
     if computing.device.type == "cuda":
         import torch
 
         found, (free, total) = torch.cuda.get_device_properties(computing.device), torch.cuda.mem_get_info(computing.device)
-        yield f"{found.name}, memory {_large(total)}, {_large(free)} free"
+        yield f"{found.name}, memory {size(total)}, {size(free)} free"
 
 
 def sends(outlook: Outlook, plan: ModelPlan | None) -> Iterator[str]:
@@ -70,7 +71,7 @@ def sends(outlook: Outlook, plan: ModelPlan | None) -> Iterator[str]:
     widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
     for row in rows:
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-    rounds = f"{outlook.rounds} round{'s' * (outlook.rounds > 1)}"
+    rounds = count(outlook.rounds, "round")
     if outlook.is_known:
         most = "at most " if outlook.varies else ""
         yield f"in {rounds} {most}{outlook.num_bytes:,} bytes of tensors, and some kilobytes a message of headers and hashes"
@@ -79,7 +80,8 @@ def sends(outlook: Outlook, plan: ModelPlan | None) -> Iterator[str]:
     if outlook.varies:
         yield "  (the server chooses sizes, or whom it asks in a round: these are the largest)"
     if outlook.more_rounds:
-        yield f"  (and as long as something is left to do {outlook.more_rounds} more rounds at most; most-rounds bounds them)"
+        more = count(outlook.more_rounds, "more round")
+        yield f"  (and as long as something is left to do {more} at most; most-rounds bounds them)"
     yield "what somebody learns who reads them:"
     for group in groups:
         yield from textwrap.wrap(f"{_called(group)}: {group[0].observer}", WIDTH, initial_indent="  ", subsequent_indent="    ")
@@ -88,14 +90,14 @@ def sends(outlook: Outlook, plan: ModelPlan | None) -> Iterator[str]:
 
 def _row(group: Sequence[Answer], plan: ModelPlan | None) -> tuple[str, ...]:
     first, sizes = group[0], sorted(answer.num_bytes for answer in group)
-    size = f"{sizes[0]:,}" if sizes[0] == sizes[-1] else f"{sizes[0]:,} to {sizes[-1]:,}"
+    of_each = f"{sizes[0]:,}" if sizes[0] == sizes[-1] else f"{sizes[0]:,} to {sizes[-1]:,}"
     each = " each" if len(group) > 1 else ""
     if first.specs is None:
         return _called(group), "not known", "of the model that the server brings", "see docs/privacy.md"
     in_parts = f", {first.messages} messages" if first.messages > 1 else ""
     return (
         _called(group),
-        f"{size}{each}{in_parts}" if first.num_bytes else "0",
+        f"{of_each}{each}{in_parts}" if first.num_bytes else "0",
         _tensors(first, plan) or "none",
         ", ".join(first.scalars),
     )
@@ -125,11 +127,3 @@ def _tensors(answer: Answer, plan: ModelPlan | None) -> str:
 
 SHOWN = 4
 """Names of tensors in a line."""
-
-
-def _large(num_bytes: int) -> str:
-    """Bytes as people read them."""
-    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if num_bytes >= size:
-            return f"{num_bytes / size:,.1f} {unit}"
-    return f"{num_bytes} bytes"

@@ -3,24 +3,24 @@
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from client_app.site import Site
+from espalier.amounts import count
 from espalier.corpora.tasks.catalogue import task_named
 from espalier.modeling.adapters import factors_of, merged
 from espalier.modeling.block_stream import BlockStream
 from espalier.modeling.edits import Edits
 from espalier.modeling.export import check_export
+from espalier.modeling.export_adapter import edited_encoder, unrounded
 from espalier.modeling.export_encoder import check_against
 from espalier.modeling.opened import OpenedModel
 from espalier.modeling.structured.export import best_form, export_structured
 from espalier.modeling.structured.export_encoder import export_cut_encoder
 from espalier.settings.seeds import derive_seed
 from espalier.storage.private import PrivateState
-from espalier.training.adapted import AdaptedModel
 from espalier.wire.adapters import HEAD_KEY, AdapterPlan, Tensors
 from espalier.wire.payload import block_key
 from espalier.wire.structure import Structure
@@ -58,7 +58,7 @@ def write_own(site: Site, model: OpenedModel, edits: Edits, target: Path) -> Non
 
 
 def write_own_encoder(site: Site, model: OpenedModel, adapters: AdapterPlan, tensors: Tensors, target: Path) -> None:
-    """The same of an encoder, with its classification head; what was loaded is compared with LoRA and head in memory.
+    """Write a client's smaller encoder with LoRA merged and its classification head, and load it again as ``write_own`` does.
 
     Raises
     ------
@@ -71,12 +71,9 @@ def write_own_encoder(site: Site, model: OpenedModel, adapters: AdapterPlan, ten
     edits = merged(lambda index: factors_of(adapters, index, tensors[block_key(index)]))
     target.parent.mkdir(parents=True, exist_ok=True)
     export_cut_encoder(model, edits, head, task_named(site.settings.task.name).classes, target, _card(site, model))
-    training = site.settings.training.model_copy(update={"base": "float32"})
-    on_cpu = replace(site.computing, device=torch.device("cpu"), dtype=torch.float32)
-    meant = AdaptedModel.load(model, on_cpu, site.settings.model_copy(update={"training": training}), adapters)
-    meant.set(tensors)
+    meant = edited_encoder(model, unrounded(edits), head, site.settings.task.num_classes)
     with _removed_if_wrong(target):
-        check_against(model, edits, head, meant.whole, target)
+        check_against(model, edits, head, meant, target, site.settings.export_check)
 
 
 def _structured(model: OpenedModel) -> OpenedModel:
@@ -101,8 +98,9 @@ def _card(site: Site, model: OpenedModel) -> str:
         [
             "# A smaller model of one client",
             "",
-            f"Made by Espalier ({site.settings.method}) at {site.name} of a run of {site.settings.num_clients} clients: "
-            f"{parameters:,} parameters of {whole:,}, LoRA merged. It was pruned for this client's {has_read}; nobody else "
+            f"Made by Espalier ({site.settings.method}) at {site.name} of a run of "
+            f"{count(site.settings.num_clients, 'client')}: {parameters:,} parameters of {whole:,}, LoRA merged. It was "
+            f"pruned for this client's {has_read}; nobody else "
             "has it.",
             "",
             "```python",

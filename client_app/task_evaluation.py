@@ -1,6 +1,7 @@
 """Evaluation of tuned models on a task's items: losses and accuracies leave the client, items do not."""
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -40,7 +41,7 @@ def _require_that_model_takes(site: Site, items: ScoredItems, classes: bool) -> 
     if positions is not None and longest - (not classes) > positions:
         raise Mistake(
             f"evaluate: a test item has {longest} tokens, and the model at this site has {positions} positions "
-            f"({site.model.positions_key} in its config.json); copy the model again"
+            f"({site.model.positions_key} in its config.json); the site needs the config.json of the server's model"
         )
 
 
@@ -60,6 +61,11 @@ def answer_on_task(site: Site, request: Letter, model_of: Callable[[str], Any]) 
         items = from_arrays(unpack_tensors(request.blobs[TEST_BLOB]))
         _require_that_model_takes(site, items, classes)
         scores = score(model_of("local_only"), items, classes, size, device)
+        if not all(map(math.isfinite, scores.values())):
+            raise Mistake(
+                "evaluate: the scores of this client's model on the public test items are NaN or infinite; "
+                "set dtype to 'float32', or lower training.learning-rate"
+            )
         report.test_scores = [round(scores[metric], LOSS_DIGITS) for metric in request.scalars["test_metrics"]]
     if request.scalars["own_text"]:
         own = _own_items(site, request.header)

@@ -11,6 +11,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from pruning_kernels.clipping import LEAST_CLIENTS, clip_factors, within_ratio
+
 Metric = Literal["wifv", "ifv", "wifn"]
 """Weighted input feature variance, the variance alone, or the weighted input feature norm."""
 
@@ -60,6 +62,48 @@ def pooled(parts: Sequence[Moments]) -> Moments:
     mean = torch.stack([part.mean * (part.count / count) for part in parts]).sum(dim=0)
     squares = torch.stack([part.squares + part.count * (part.mean - mean).square() for part in parts]).sum(dim=0)
     return Moments(count, mean, squares)
+
+
+def limited_by_median(parts: Sequence[Moments], most_ratio: float) -> tuple[list[Moments], list[float]]:
+    """Hold each party's moments near those of the median party.
+
+    The variance of every channel stays between 1 / ``most_ratio`` and ``most_ratio`` times the median party's. The means go, as
+    one vector in standard deviations of the median party, at most ``most_ratio`` times as far from the median means as those
+    of the median party do.
+
+    Returns
+    -------
+    parts : of fewer than three parties, and of those that keep within the limits, as they are
+    excesses : of each party, by how much its worst number is beyond its limit; 1 where none is
+    """
+    if len(parts) < LEAST_CLIENTS:
+        return list(parts), [1.0] * len(parts)
+    variances = torch.stack([part.squares / part.count for part in parts])
+    limited = within_ratio(variances, most_ratio)
+    means = torch.stack([part.mean for part in parts])
+    centre, spread = means.median(dim=0).values, variances.median(dim=0).values.sqrt()
+    spread = spread.clamp(min=float(spread.mean()) * 1e-6)
+    distances = ((means - centre) / spread.where(spread > 0, torch.ones(()).double())).square().mean(dim=1).sqrt().tolist()
+    factors = clip_factors(dict(enumerate(distances)), most_ratio)
+    found, excesses = [], []
+    for place, part in enumerate(parts):
+        beyond = variances[place] != limited[place]
+        changed = Moments(
+            part.count,
+            part.mean if factors[place] == 1 else centre + factors[place] * (part.mean - centre),
+            torch.where(beyond, limited[place] * part.count, part.squares),
+        )
+        found.append(changed)
+        excesses.append(max(1 / max(factors[place], 1e-15), _largest_factor(variances[place][beyond], limited[place][beyond])))
+    return found, excesses
+
+
+def _largest_factor(found: Tensor, limited: Tensor) -> float:
+    """By what numbers differ at most from those to which they were limited, up or down; 1 of none."""
+    if not found.numel():
+        return 1.0
+    high, low = torch.maximum(found, limited), torch.minimum(found, limited)
+    return float((high / low.clamp(min=1e-300)).max())
 
 
 def channel_scores(moments: Moments, weight: Tensor, metric: Metric) -> Tensor:

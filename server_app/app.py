@@ -2,6 +2,8 @@
 
 import shutil
 from contextlib import ExitStack, suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +23,14 @@ from espalier.settings.run import changed, parse
 from espalier.settings.site_keys import public_keys
 from espalier.storage.atomic import write_json
 from espalier.storage.private import remove_run
-from server_app.model_fit import require_fit
+from server_app.failed_results import remove_set_aside, set_aside
+from server_app.model_fit import require_fit, require_sound_base
 from server_app.outcomes.outcome import Outcome
-from server_app.planning.told import tell_plan
+from server_app.planning.told import tell_plan, tell_time_of_sites
 from server_app.public_tests import PublicTests, public_tests
 from server_app.results import Summary
 from server_app.run_directory import open_run_directory
+from server_app.run_status import HOW_TO_TELL, RUNNING
 from server_app.table import closing_line, show
 from strategies.engine.clock import Clock
 from strategies.engine.evaluation import ClientEvaluation
@@ -66,7 +70,7 @@ def _run_method(grid: Grid, context: Context, clock: Clock, held: ExitStack) -> 
     simulation = not isinstance(grid, GrpcGrid)
     settings = parse(context.run_config, simulation=simulation, by_hand=changed(context.run_config))
     settings = settings.with_quorum(simulation=simulation)
-    if settings.evaluation.centralized == "on" and not simulation:
+    if settings.evaluation.centralized == "on" and settings.evaluation.baselines and not simulation:
         raise Mistake(
             "evaluation.centralized = 'on': the pooled-data baseline needs all clients' data in one place and exists in "
             "simulation only; set it to 'off' or 'auto'"
@@ -78,15 +82,15 @@ def _run_method(grid: Grid, context: Context, clock: Clock, held: ExitStack) -> 
         require_within_limits(settings, model)
         tests = public_tests(settings, model)
         require_fit(settings, model, tests, {}, simulation=simulation)
+        require_sound_base(model, computing, tests)
     directory = held.enter_context(open_run_directory(settings, model, str(context.run_id)))
     folder, lineage = directory.folder, directory.lineage
     print(f"{RUN_DIRECTORY}{folder.path}", flush=True)
-    tell_plan(settings, model, tests, simulation=simulation)
+    tell_plan(settings, model, tests, computing, simulation=simulation)
     summary = Summary(settings, model, computing.threads, computing.device.type, losses={name: {} for name in tests.texts})
     run = Run(settings, model, folder, lineage, clock, simulation, computing, keys)
-    started = run.clock.now()
-    at_work = "the ServerApp is still at work, or it was killed"
-    summary.write(folder, "failed", at_work, folder.ledger.total(), nobody_asked=True)
+    summary.seconds = run.seconds_before
+    summary.write(folder, RUNNING, HOW_TO_TELL, folder.ledger.total(), nobody_asked=True)
     try:
         with heard_by(run.progress.beat):
             _work(run, grid, tests, summary)
@@ -94,11 +98,13 @@ def _run_method(grid: Grid, context: Context, clock: Clock, held: ExitStack) -> 
     except BaseException as error:
         if isinstance(error, Exception) and not folder.is_there():
             raise Mistake(_what_remains(run)) from None
-        with suppress(Mistake):  # on a full disk summary.json stays as it is, and says "failed" too
-            _note_end(run, summary, started, "failed", f"{type(error).__name__}: {error}")
+        set_aside(folder.path)
+        with suppress(Mistake):  # on a full disk summary.json stays as it is, and says "running"
+            _note_end(run, summary, "failed", f"{type(error).__name__}: {error}")
         raise
-    _note_end(run, summary, started, "completed", None)
+    _note_end(run, summary, "completed", None)
     directory.note_completed()
+    remove_set_aside(folder.path)
     if simulation:
         _remove_private_state(run)
     show(summary, folder.ledger.total())
@@ -126,8 +132,9 @@ def _what_remains(run: Run) -> str:
     return "\n  ".join(lines)
 
 
-def _note_end(run: Run, summary: Summary, started: float, status: str, reason: str | None) -> None:
-    summary.seconds = run.clock.now() - started
+def _note_end(run: Run, summary: Summary, status: str, reason: str | None) -> None:
+    summary.seconds = run.seconds()
+    run.folder.save_times(replace(run.folder.load_times(), run=summary.seconds))
     summary.write(run.folder, status, reason, run.folder.ledger.total())
 
 
@@ -138,11 +145,15 @@ def _work(run: Run, grid: Grid, tests: PublicTests, summary: Summary) -> None:
     ------
     ExportError
         The result was written and measured, but does not load to the same logits.
+    Mistake
+        It was written and measured, but figures are NaN or infinite.
     """
     strategy: Method = part(METHODS[run.settings.method].strategy)(run, _evaluation(run, tests))
     outcome: Outcome[Any] = part(METHODS[run.settings.method].outcome)(run, tests, summary)
     if outcome.MEASURED_BETWEEN_ROUNDS:
         strategy.look = lambda clients: outcome.look(strategy.result, clients)
+    if not run.simulation:
+        strategy.enrolled = partial(tell_time_of_sites, run.settings, run.model, tests)
     try:
         strategy.start(grid)
     finally:
@@ -162,13 +173,15 @@ def _work(run: Run, grid: Grid, tests: PublicTests, summary: Summary) -> None:
     outcome.measure(strategy.result)
     summary.take_figures(strategy.evaluation.figures, list(tests.texts), tests.metrics)
     outcome.take_clients_figures()
+    summary.take_sizes(run.folder.path)
     if fault is not None:
         raise fault
+    outcome.require_finite()
 
 
 def _evaluation(run: Run, tests: PublicTests) -> ClientEvaluation:
     """What clients evaluate: what they make alone, unless the settings say otherwise, and models on their own text."""
-    items = (tests.encoded, tests.metrics) if tests.encoded and run.settings.evaluation.local_only else None
+    items = (tests.encoded, tests.metrics) if tests.encoded and run.settings.clients_evaluate else None
     return ClientEvaluation(run, tests.of_clients(run.settings), items)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import tomli_w
 
+from espalier.amounts import count
 from espalier.modeling.model_files import public_name
 from espalier.modeling.opened import OpenedModel
 from espalier.settings.methods import METHODS, tables_of
@@ -117,7 +118,7 @@ def _data(settings: RunSettings) -> str:
     if tuned and settings.task.name != TEXT:
         amount = f"items of the task `{settings.task.name}`"
     else:
-        amount = f"{'' if tuned else f'{data.windows} '}windows of {data.window_tokens} tokens"
+        amount = f"{'windows' if tuned else count(data.windows, 'window')} of {data.window_tokens} tokens"
     return f'{amount} for each client, from {source} (`data.source = "{data.source}"`), or from what a site named as its own'
 
 

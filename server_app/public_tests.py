@@ -32,7 +32,7 @@ class PublicTests:
 
     def of_clients(self, settings: RunSettings) -> Mapping[str, Tensor]:
         """Texts on which clients evaluate what they make alone: none where they are to be scored on items."""
-        return self.texts if settings.evaluation.local_only and settings.task.name == TEXT else {}
+        return self.texts if settings.clients_evaluate and settings.task.name == TEXT else {}
 
 
 def public_tests(settings: RunSettings, model: OpenedModel, *, built_in: bool = True) -> PublicTests:

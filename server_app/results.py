@@ -16,11 +16,13 @@ from espalier.evaluation.perplexity import perplexity
 from espalier.modeling.checkpoint import ShardWriter
 from espalier.modeling.edits import PruneMasks
 from espalier.modeling.opened import OpenedModel
+from espalier.settings.personal import PersonalModelSettings
 from espalier.settings.run import OWN_TEXT, RunSettings
-from espalier.storage.atomic import replacing, write_json
+from espalier.storage.atomic import finite_values, replacing, write_json
 from espalier.wire.evaluation import OWN_TEXT_MODELS
 from espalier.wire.ledger import Traffic
 from pruning_kernels.bitmask import num_words, pack
+from server_app.result_size import Size, larger_than_base, size_of_base, size_of_result
 from strategies.engine.evaluation import ClientFigures
 from strategies.engine.roster import Roster
 from strategies.engine.run_folder import RunFolder
@@ -74,6 +76,12 @@ class Summary:
     """Share of the prunable weights that one client alone masks."""
     centralized_sparsity: float | None = None
     """Share of the prunable weights that are pruned in the pooled-data baseline."""
+    zeroed: bool = False
+    """Whether weights were set to zero, so that the result has the size of its base, and a sparsity."""
+    sizes: dict[str, Size] = field(default_factory=dict)
+    """column -> size of the model, as far as it is known; ``federated`` as it was written."""
+    warnings: list[str] = field(default_factory=list)
+    """What a user has to know of the result, a sentence each."""
     report: dict[str, Any] = field(default_factory=dict)
     """What the method says of itself alone."""
     losses: dict[str, dict[str, float | None]] = field(default_factory=dict)
@@ -122,6 +130,16 @@ class Summary:
         self.personal_scores = dict(self.local_scores)
         self.local_scores.clear()
         self.notes.append("Federated is the mean over clients, each with a smaller model of its own.")
+
+    def take_sizes(self, run_directory: Path) -> None:
+        """Take the sizes of the base and of what was written, and warn if the latter is larger."""
+        base = self.sizes["dense"] = size_of_base(self.model)
+        result = size_of_result(run_directory, personal=isinstance(self.settings.job, PersonalModelSettings))
+        if result is not None:
+            self.sizes["federated"] = result
+        if self.zeroed:
+            self.sizes |= {column: Size(base.parameters) for column in ("local_only", "centralized")}
+        self.warnings += larger_than_base(base, result, self.settings)
 
     def take_times(self, rounds: Sequence[RoundTime], named: str = "virtual_seconds") -> None:
         """Take what finished rounds took by the clock of a pretended fleet, or in ``seconds`` that clients measured."""
@@ -217,7 +235,10 @@ class Summary:
     def write(
         self, folder: RunFolder, status: str, reason: str | None, traffic: Traffic, *, nobody_asked: bool = False
     ) -> None:
-        """Write ``summary.json``; where ``nobody_asked`` the clients as yet, without who finished and who is missing."""
+        """Write ``summary.json``, with null for figures that are NaN or infinite.
+
+        Where ``nobody_asked`` the clients as yet, it says nothing of who finished and who is missing.
+        """
         missing = [] if nobody_asked else self.roster.missing(self.settings.num_clients)
         document = {
             "schema_version": SCHEMA_VERSION,
@@ -237,6 +258,8 @@ class Summary:
                 "local": self.local_sparsity,
                 "definition": SPARSITY_DEFINITION,
             },
+            "size": {column: one.to_json() for column, one in self.sizes.items()},
+            "warnings": self.warnings,
             "report": self.report,
             "metrics": self._metrics(),
             "test_items": self.tests or None,
@@ -249,7 +272,7 @@ class Summary:
             "threads": self.threads,
             "device": self.device,
         }
-        write_json(folder.path / "summary.json", document)
+        write_json(folder.path / "summary.json", finite_values(document))
 
     def _clients(self, folder: RunFolder) -> list[dict[str, Any]]:
         clients = []

@@ -3,6 +3,7 @@
 from rich.console import Console
 from rich.table import Table
 
+from espalier.amounts import count, duration, size
 from espalier.wire.ledger import Traffic
 from server_app.figures import figure
 from server_app.results import COLUMNS, Summary
@@ -11,58 +12,91 @@ SPOILT = 0.05
 """Share by which a mean over clients is off their median when the table shows both."""
 LONGEST_REASON = 300
 """Characters; ``summary.json`` has all of it."""
+WIDTH = 160
+"""Characters that a table may take; it takes as many as it needs."""
 LABELS = {"dense": "dense", "local_only": "local-only (mean)", "centralized": "centralized", "federated": "federated"}
 
 
 def show(summary: Summary, traffic: Traffic) -> None:
-    """Print perplexity per text, scores on the task's items, sparsity, bytes per client and seconds of the whole run."""
+    """Print figures per text and on the task's items, size, sparsity, bytes per client and time of the whole run."""
     scored = f", scores on {summary.settings.task.name}" if summary.scores else ""
     table = Table(title=f"{summary.settings.method}: perplexity{scored}", title_justify="left")
     table.add_column("model")
-    for text in summary.texts():
-        table.add_column(text, justify="right")
-    for metric in summary.scores:
-        table.add_column(metric, justify="right")
-    prunes = summary.sparsity is not None
-    bytes_of, seconds_of = (f", {summary.rounds} rounds", ", whole run") if summary.rounds > 1 else ("", "")
-    for name in (*(["sparsity"] if prunes else []), f"bytes per client{bytes_of}", f"seconds{seconds_of}"):
+    bytes_of, time_of = (f", {summary.rounds} rounds", ", whole run") if summary.rounds > 1 else ("", "")
+    sparsity = ["sparsity"] if summary.zeroed else []
+    after = ["parameters", "on disk", *sparsity, f"bytes per client{bytes_of}", f"time{time_of}"]
+    for name in (*summary.texts(), *summary.scores, *after):
         table.add_column(name, justify="right")
-    clients = max(1, len(summary.roster.seats))
-    for column in COLUMNS:
-        figures = [figure(summary.perplexity(text, column)) for text in summary.texts()]
-        figures += [figure(summary.score(metric, column), 3) for metric in summary.scores]
-        federated = column == "federated"
-        shares = {
-            "local_only": summary.local_sparsity,
-            "centralized": summary.centralized_sparsity,
-            "federated": summary.sparsity,
-        }
-        sparsity = shares.get(column, 0.0)
+    rows = [column for column in COLUMNS if column in ("dense", "federated") or _is_measured(summary, column)]
+    for column in rows:
         table.add_row(
             LABELS[column],
-            *figures,
-            *([_share(sparsity) if any(figure != "-" for figure in figures) else "-"] if prunes else []),
-            f"{traffic.up / clients:,.0f} up, {traffic.down / clients:,.0f} down" if federated else "-",
-            f"{summary.seconds:.1f}" if federated else "-",
-            end_section=column == "centralized" and not summary.chances,
+            *_figures(summary, column),
+            *_size(summary, column),
+            *([_sparsity(summary, column)] if sparsity else []),
+            *_cost(summary, column, traffic),
+            end_section=column == rows[-2] and not summary.chances,
         )
         if column == "local_only" and (medians := _spoilt(summary)):
-            table.add_row("local-only (median)", *medians, *["-"] * (3 if prunes else 2))
+            table.add_row("local-only (median)", *medians, *["-"] * len(after))
     if summary.chances:
         chances = [figure(summary.chances[metric], 3) for metric in summary.scores]
-        table.add_row("chance", *["-"] * len(summary.texts()), *chances, *["-"] * (3 if prunes else 2))
-    Console(width=110, color_system=None).print(table)
+        table.add_row("chance", *["-"] * len(summary.texts()), *chances, *["-"] * len(after))
+    Console(width=WIDTH, color_system=None).print(table)
+    _show_notes(summary)
+
+
+def _show_notes(summary: Summary) -> None:
+    """Print what has to be said of the table below it."""
+    for warning in summary.warnings:
+        print(f"warning: {warning}")
     for note in summary.notes:
         print(note)
     for seat in summary.roster.seats.values():
-        for what, claim in seat.capped.items():
-            print(f"{seat.site}: its {what} {claim['claimed']:g} counted as {claim['counted']:g}")
+        for text in seat.limits_in_words():
+            print(f"{seat.site}: {text}")
     if cut := summary.tests.get("cut", 0):
         number = summary.tests["number"]
         print(
-            f"{cut} of {number} test items are longer than the model takes (written answers need task.answer-tokens of it), or "
-            "task.max-test-tokens allows, and were cut"
+            f"cut: {cut} of {count(number, 'test item')}, longer than the model takes (written answers need task.answer-tokens "
+            "of it) or task.max-test-tokens allows"
         )
+
+
+def _figures(summary: Summary, column: str) -> list[str]:
+    """Return a row's perplexities and scores."""
+    perplexities = [figure(summary.perplexity(text, column)) for text in summary.texts()]
+    return perplexities + [figure(summary.score(metric, column), 3) for metric in summary.scores]
+
+
+def _is_measured(summary: Summary, column: str) -> bool:
+    """Return whether a row has any figure; a baseline that was not made has none."""
+    return any(shown != "-" for shown in _figures(summary, column))
+
+
+def _size(summary: Summary, column: str) -> list[str]:
+    """Return parameters, beside the base's where they differ, and bytes on disk; of an adapter with a plus sign."""
+    found, base = summary.sizes.get(column), summary.sizes.get("dense")
+    if found is None or base is None:
+        return ["-", "-"]
+    on_top = "+" if found.is_adapter else ""
+    beside = "" if found.parameters == base.parameters or on_top else f" ({found.parameters / base.parameters:.1%})"
+    on_disk = "-" if found.num_bytes is None else f"{on_top}{size(found.num_bytes)}"
+    return [f"{on_top}{found.parameters:,.0f}{beside}", on_disk]
+
+
+def _sparsity(summary: Summary, column: str) -> str:
+    """Return which share of the prunable weights is zero."""
+    found = {"local_only": summary.local_sparsity, "centralized": summary.centralized_sparsity, "federated": summary.sparsity}
+    return _share(found.get(column, 0.0))
+
+
+def _cost(summary: Summary, column: str, traffic: Traffic) -> list[str]:
+    """Return bytes per client and the time of the run, of the federated result alone."""
+    if column != "federated":
+        return ["-", "-"]
+    clients = max(1, len(summary.roster.seats))
+    return [f"{traffic.up / clients:,.0f} up, {traffic.down / clients:,.0f} down", duration(summary.seconds, tenths=True)]
 
 
 def _share(value: float | None) -> str:
@@ -82,7 +116,7 @@ def _spoilt(summary: Summary) -> list[str]:
 def closing_line(summary: Summary) -> str:
     """How many of the clients that were asked for are in the result, and who is not, with the reason."""
     asked, roster = summary.settings.num_clients, summary.roster
-    line = f"{roster.finished()} of {asked} clients"
+    line = f"{roster.finished()} of {count(asked, 'client')}"
     for what, names in (("missing", roster.missing(asked)), ("not evaluated", roster.not_evaluated())):
         if names:
             line += f"; {what}: " + ", ".join(f"{who} ({_on_one_line(why)})" for who, why in names)

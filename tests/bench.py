@@ -20,6 +20,7 @@ from espalier.wire.messages import Header, read
 
 ROOT = Path(__file__).parent.parent
 server_app.app.tell_plan = lambda *_, **__: None  # a bench has many runs, whose plans nobody reads
+server_app.app.tell_time_of_sites = lambda *_: None
 DEFAULTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
 
 

@@ -10,6 +10,7 @@ from espalier.evaluation.perplexity import mean_losses, perplexity
 from espalier.modeling.block_stream import BlockStream
 from espalier.modeling.computing import Computing
 from espalier.modeling.opened import open_model
+from espalier.wire.structure import units_of
 from espalier_assets import DEMO_MODEL
 
 
@@ -18,8 +19,7 @@ def test_it_is_a_small_bf16_llama_with_grouped_query_attention() -> None:
     assert sum(file.stat().st_size for file in DEMO_MODEL.iterdir()) <= 8_000_000
     assert {stored.dtype for stored in model.checkpoint.tensors.values()} == {"BF16"}
     assert 3_500_000 < model.plan.num_parameters < 4_500_000
-    groups, heads_per_group = model.family.kv_groups(model.config)
-    assert (groups, heads_per_group) == (4, 2)
+    assert (units_of(model.plan, model.plan.blocks[0]).groups, model.plan.heads_per_group) == (4, 2)
 
 
 def test_its_held_out_perplexity_is_the_one_that_is_written_down() -> None:

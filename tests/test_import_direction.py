@@ -17,11 +17,11 @@ LINES = [
     ["espalier.corpora", "espalier.modeling"],
     ["espalier.wire", "espalier.storage"],
     ["espalier.settings", "espalier.pace", "pruning_kernels"],
-    ["espalier_assets"],
+    ["espalier_assets", "espalier.amounts"],
 ]
 LEVEL = {room: level for level, rooms in enumerate(LINES) for room in rooms}
 EXCEPTIONS = {
-    "espalier.launch": {"espalier.settings"},
+    "espalier.launch": {"espalier.settings", "espalier.amounts"},
     "espalier_assets.train": {"espalier.corpora"},
     "client_app": {
         room for room in LEVEL if room.split(".")[0] != "strategies" and room not in ("espalier.launch", "server_app")

@@ -94,7 +94,7 @@ def _write_held(settings: RunSettings, scratch: Path) -> str:
     if not isinstance(settings.job, FedSodaSettings):
         return settings.model
     model, target = open_model(settings.model), scratch / "sub-model"
-    gone = evenly_dropped(settings.job.emulator_of(len(model.plan.blocks)), settings.job.num_dropped)
+    gone = evenly_dropped(settings.job.emulator_of(len(model.plan.blocks)), settings.job.num_dropped, "down")
     write_sub_model(model, [block.index for block in model.plan.blocks if block.index not in gone], target, settings)
     return str(target)
 

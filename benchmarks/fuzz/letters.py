@@ -97,7 +97,7 @@ def _told(run: RunSettings, asking: Letter, contract: Contract, blobs: Mapping[s
     kind, fields = asking.header.kind, contract.up.scalars.model_fields
     if kind == "enrol":
         who = {"site": "a", "code_sha256": HASH, "model_sha256": HASH, "device": "cpu", "threads": 1, "capability": 1.0}
-        known = Enrolment(**who, measured=False, python="3.11.7", torch="2.7.0").model_dump()  # type: ignore[arg-type]
+        known = Enrolment(**who, measured=False, approval=False, python="3.11.7", torch="2.7.0").model_dump()  # type: ignore[arg-type]
         yield known | ({"signature": "0" * 192} if "signature" in fields else {})
     elif kind == "evaluate":
         yield Losses(losses=[1.5], own_losses=[1.0, 2.0, 1.5], seconds=0.5).model_dump()

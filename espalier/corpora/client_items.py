@@ -10,6 +10,7 @@ from espalier.corpora.client_text import LEAST_PREDICTIONS, own_file
 from espalier.corpora.hub import TEST_SPLIT
 from espalier.corpora.own_data import no_data, not_allowed, require_own_data, told_at_the_site
 from espalier.corpora.partition import Partition
+from espalier.corpora.special_tokens import prompt_encoder
 from espalier.corpora.tasks.catalogue import task_named
 from espalier.corpora.tasks.item import Item
 from espalier.corpora.tasks.reading import read_hub_items, read_items
@@ -55,7 +56,8 @@ def client_items(settings: RunSettings, node: NodeSettings, client: int) -> tupl
     train, held_out = split_items(own)
     if not train:
         raise Mistake(
-            f"data: the client has no items of the task {task.name} to train on; give it some, or a larger data.alpha"
+            f"data: the client has no items of the task {task.name} to train on; items that are equal count once, and one in "
+            "ten is held out; give it some, or a larger data.alpha"
         )
     return train, held_out
 
@@ -120,7 +122,8 @@ def as_tests(settings: RunSettings, items: list[Item], tokenizer: Any, classes: 
     chosen, limit = settings.task, UNLIMITED if positions is None else positions
     if classes:
         return class_items(items, tokenizer, chosen.max_test_tokens or limit)
-    return scored_items(task_named(chosen.name), items, tokenizer.encode, chosen.max_test_tokens or limit + 1)
+    encode = prompt_encoder(tokenizer)
+    return scored_items(task_named(chosen.name), items, encode, chosen.max_test_tokens or limit + 1)
 
 
 def public_items(settings: RunSettings) -> list[Item]:

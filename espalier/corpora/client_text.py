@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
+from espalier.amounts import count
 from espalier.corpora.built_in import BUILT_IN, own_records
 from espalier.corpora.corpus_index import IndexedPassages, Source, open_corpus
 from espalier.corpora.hub import read_dataset
@@ -11,7 +12,7 @@ from espalier.corpora.own_data import no_data, not_allowed, require_own_data, re
 from espalier.corpora.partition import Partition
 from espalier.corpora.passages import split
 from espalier.corpora.records import Record
-from espalier.corpora.windows import Encode, all_windows, calibration_windows, evaluation_windows
+from espalier.corpora.windows import ONCE, Encode, all_windows, calibration_windows, evaluation_windows
 from espalier.settings.home import at_home
 from espalier.settings.mistakes import Mistake
 from espalier.settings.node import NodeSettings
@@ -85,7 +86,7 @@ def own_file(directory: str, client: int, num_clients: int) -> str:
     files = sorted(str(file) for file in folder.glob("*") if file.is_file() and not file.name.startswith("."))
     if len(files) < num_clients:
         raise Mistake(
-            f"data.path = {directory!r}: by-file needs a directory with {num_clients} files, one per client; "
+            f"data.path = {directory!r}: by-file needs a directory with {count(num_clients, 'file')}, one per client; "
             f"it has {len(files)}"
         )
     return files[client]
@@ -121,7 +122,8 @@ def training_windows(settings: RunSettings, node: NodeSettings, encode: Encode, 
     data = settings.data
     own, _ = split_passages(data, node, client, settings.num_clients, settings.seed)
     folder = private_folder(node.state_root()) if isinstance(own, IndexedPassages) and own.corpus.folder else None
-    return all_windows(own, encode, data.window_tokens, "data: the client's text", "data.window-tokens", folder)
+    what = f"data: the client's text, of which {ONCE},"
+    return all_windows(own, encode, data.window_tokens, what, "data.window-tokens", folder)
 
 
 @told_at_the_site

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO
 
-from espalier.corpora.files import behind_mark, blocks, opened
+from espalier.corpora.files import behind_mark, blocks, not_utf8, opened
 from espalier.corpora.long_passages import full_parts
 from espalier.settings.mistakes import Mistake
 
@@ -83,7 +83,7 @@ class FileText(Sequence[str]):
         try:
             return data.decode()
         except UnicodeDecodeError as error:
-            raise Mistake(f"{self._path}: byte {start + error.start} is not UTF-8; convert the file to UTF-8") from None
+            raise not_utf8(self._path, start, error) from None
 
 
 def _state(file: BinaryIO) -> tuple[int, ...]:

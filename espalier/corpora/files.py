@@ -3,16 +3,19 @@
 import codecs
 import os
 import re
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from espalier.corpora.file_kinds import HEAD_BYTES, kind_refused
+from espalier.corpora.json_line import TO_UTF8, json_object
+from espalier.corpora.json_values import fields_there, is_label, kind_of
 from espalier.corpora.long_passages import BLANK, full_parts, parts
 from espalier.corpora.records import Record
 from espalier.pace.beats import Share
-from espalier.settings.bounded_json import read_json
 from espalier.settings.home import at_home
 from espalier.settings.mistakes import Mistake
 
@@ -34,33 +37,21 @@ class Located:
     record: Record
 
 
-def read_text(path: str, keys: str = CLIENT_KEYS) -> Iterator[str]:
-    """Yield the text of a UTF-8 file; ``keys`` are the settings to blame if it cannot be read.
+def text_records(path: str) -> Iterator[Located]:
+    """Yield the passages of a UTF-8 file in their order.
 
     Raises
     ------
     Mistake
-        The file is missing, is not a file, is empty, or is not UTF-8.
+        The file is missing, is not a file, is empty, or is not UTF-8 text.
     """
-    data = _bytes(path, keys)
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise Mistake(f"{path}: byte {error.start} is not UTF-8; convert the file to UTF-8") from None
-    if not text.strip():
-        raise Mistake(f"{path}: the file is empty; name a file with text in it")
-    yield text
-
-
-def text_records(path: str) -> Iterator[Located]:
-    """Yield the passages of a UTF-8 file in their order; raises as ``read_text`` does."""
     found = False
     with opened(path, CLIENT_KEYS) as file:
         for start, data in _between_blank_lines(file):
             try:
                 record = text_record(data)
             except UnicodeDecodeError as error:
-                raise Mistake(f"{path}: byte {start + error.start} is not UTF-8; convert the file to UTF-8") from None
+                raise not_utf8(path, start, error) from None
             if record.text:
                 found = True
                 yield Located(start, len(data), record)
@@ -81,30 +72,38 @@ def json_records(path: str, field: str, label_field: str) -> Iterator[Located]:
     Raises
     ------
     Mistake
-        The file is missing or empty, a line is not a JSON object, or the field is missing or not a string.
+        The file is missing, empty or no UTF-8 text, a line is not a JSON object, the field is missing or not a string, or the
+        label is missing.
+    """
+    for where, start, line in json_lines(path):
+        yield Located(start, len(line), json_record(line, field, label_field, where))
+
+
+def json_lines(path: str, keys: str = CLIENT_KEYS) -> Iterator[tuple[str, int, bytes]]:
+    """Yield the lines of a JSON Lines file that are not blank: where each stands in words, its first byte, and its bytes.
+
+    Raises
+    ------
+    Mistake
+        The file is missing, is not a file, holds no records, or is no text. ``keys`` are the settings to blame.
     """
     found = False
-    with opened(path, CLIENT_KEYS) as file:
+    with opened(path, keys) as file:
         for number, (start, line) in enumerate(_lines(file), start=1):
             if line.strip():
                 found = True
-                yield Located(start, len(line), json_record(line, field, label_field, f"{path}: line {number}"))
+                yield f"{path}: line {number}", start, line
     if not found:
         raise Mistake(f"{path}: the file is empty; name a file with records in it")
 
 
 def json_record(line: bytes, field: str, label_field: str, where: str) -> Record:
     """The record of one line; raises as ``json_records`` does, and says ``where`` it stands."""
-    try:
-        record = read_json(line)
-    except ValueError:
-        raise Mistake(f"{where} is not JSON; write one JSON object per line") from None
-    if not isinstance(record, dict):
-        raise Mistake(f"{where} is not a JSON object; write one JSON object per line")
+    record, remedy = json_object(line, where), "set data.field or the node's data-field"
     if field not in record:
-        raise Mistake(f"{where} has no field '{field}'; set data.field or the node's data-field")
+        raise Mistake(f"{where} has no field '{field}', {fields_there(record)}; {remedy}")
     if not isinstance(record[field], str):
-        raise Mistake(f"{where}, field '{field}' is not a string; set data.field or the node's data-field")
+        raise Mistake(f"{where}, field '{field}' is not a string but {kind_of(record[field])}; write it as one, or {remedy}")
     if not _is_unicode(record[field]):
         raise Mistake(f"{where}, field '{field}' holds half of a surrogate pair; write the file again as UTF-8")
     return Record(record[field], _label(record, label_field, where))
@@ -113,9 +112,14 @@ def json_record(line: bytes, field: str, label_field: str, where: str) -> Record
 def _label(record: dict[str, Any], field: str, where: str) -> str:
     if not field:
         return ""
-    if not isinstance(record.get(field), str | int | float):
-        raise Mistake(f"{where} has no label in field '{field}'; set data.partition-field")
-    return str(record[field])
+    if field not in record:
+        raise Mistake(f"{where} has no label in field '{field}', {fields_there(record)}; set data.partition-field")
+    if not is_label(value := record[field]):
+        raise Mistake(
+            f"{where} has no label in field '{field}' but {kind_of(value)}; a label is a string, a number or a truth value: "
+            "give the record one, or set data.partition-field"
+        )
+    return str(value)
 
 
 def _is_unicode(text: str) -> bool:
@@ -160,9 +164,14 @@ def behind_mark(file: BinaryIO) -> int:
 
 
 def blocks(file: BinaryIO) -> Iterator[bytes]:
-    """Read a file on, and say how far that is."""
+    """Read a file on, and say how far that is; Mistake if there is a byte that text does not have."""
     share = Share(f"reading {Path(file.name).name}", os.fstat(file.fileno()).st_size)
     while block := file.read(BLOCK_BYTES):
+        if (place := block.find(0)) >= 0:
+            raise Mistake(
+                f"{file.name}: byte {file.tell() - len(block) + place} is NUL: the file is no text, not in UTF-8, or damaged; "
+                "write it again as UTF-8 text without NUL bytes"
+            )
         share(file.tell())
         yield block
 
@@ -181,17 +190,32 @@ def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
         start += len(line)
 
 
-def _bytes(path: str, keys: str) -> bytes:
-    with opened(path, keys) as file:
-        return file.read()
+def not_utf8(path: str, start: int, error: UnicodeDecodeError) -> Mistake:
+    """Return the error of a file whose bytes from ``start`` on could not be decoded."""
+    place = start + error.start
+    if error.reason == "unexpected end of data":
+        return Mistake(f"{path}: byte {place} is not UTF-8: the text ends within a character; copy the file again")
+    return Mistake(f"{path}: byte {place} is not UTF-8; {TO_UTF8}")
 
 
 @contextmanager
 def opened(path: str, keys: str) -> Iterator[BinaryIO]:
-    """A file, to be read; ``keys`` are the settings to blame if it cannot be."""
+    """A file of UTF-8 text, to be read; ``keys`` are the settings to blame if it cannot be.
+
+    Raises
+    ------
+    Mistake
+        It is missing, is no file, or begins as a file of another kind does.
+    """
     file = at_home(path)
     try:
+        if (mode := file.stat().st_mode) and not stat.S_ISREG(mode):
+            what = "Is a directory" if stat.S_ISDIR(mode) else "a pipe or device, which cannot be read twice"
+            raise Mistake(f"{file.absolute()}: cannot be read ({what}); check {keys}: it takes a file")
         with open(file, "rb") as found:
+            if kind := kind_refused(found.read(HEAD_BYTES)):
+                raise Mistake(f"{file.absolute()}: the file {kind}; check {keys}")
+            found.seek(0)
             yield found
     except FileNotFoundError:
         raise Mistake(f"{file.absolute()}: no such file; check {keys}") from None

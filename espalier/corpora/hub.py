@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from espalier.corpora.json_values import is_label, kind_of
 from espalier.corpora.records import Record
 from espalier.settings.mistakes import Mistake
 
@@ -23,14 +24,29 @@ def read_dataset(name: str, config: str, split: str, field: str, label_field: st
     Raises
     ------
     Mistake
-        The library is not installed, the dataset cannot be loaded, or it has no such split or field.
+        The library is not installed, the dataset cannot be loaded, it has no such split or field, or a row holds no text or
+        label there; nothing is made text that is none.
     """
     dataset = load_split(name, config, split, f"data.path = {name!r}: the dataset")
     for key, column in (("data.field", field), ("data.partition-field", label_field)):
         if column and column not in dataset.column_names:
             raise Mistake(f"{key} = {column!r}: the dataset has the fields {', '.join(dataset.column_names)}")
-    for record in dataset:
-        yield Record(str(record[field]), str(record[label_field]) if label_field else "")
+    for row, record in enumerate(dataset):
+        text, label = record[field], record[label_field] if label_field else ""
+        where = f"the dataset {name!r} ({split}), row {row} counted from 0"
+        if not isinstance(text, str):
+            remedy = (
+                "remove the rows without text"
+                if text is None
+                else "name a column of text, or make one of this (of messages, for instance, by the tokenizer's chat template)"
+            )
+            raise Mistake(f"data.field = {field!r}: {where}, holds {kind_of(text)}, which is not a string; {remedy}")
+        if not is_label(label):
+            raise Mistake(
+                f"data.partition-field = {label_field!r}: {where}, holds {kind_of(label)}, and a label is a string, a number "
+                "or a truth value; name another column, or remove the rows without a label"
+            )
+        yield Record(text, str(label))
 
 
 def load_split(name: str, config: str, split: str, called: str, missing: tuple[str, str] = TRAINING_SPLIT) -> Any:

@@ -10,9 +10,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from espalier.amounts import count
 from espalier.corpora.file_text import FileText
 from espalier.corpora.token_pieces import Encode, TokenPieces
 from espalier.settings.mistakes import Mistake
+
+ONCE = "passages that are equal count once"
+"""Said of a client's text that is too short: its file may be long."""
 
 
 def calibration_windows(passages: Sequence[str], encode: Encode, num_windows: int, window_tokens: int, seed: int) -> Tensor:
@@ -33,9 +37,9 @@ def calibration_windows(passages: Sequence[str], encode: Encode, num_windows: in
     if not isinstance(tokens, TokenPieces) or available < num_windows:
         remedy = "give the client more text, or lower data.windows or data.window-tokens"
         raise Mistake(
-            f"data: the client's text gives {available} windows of {window_tokens} tokens, "
-            f"data.windows = {num_windows} are needed; {remedy}",
-            f"data: the client's text gives too few windows of data.window-tokens = {window_tokens} tokens; {remedy}",
+            f"data: the client's text gives {count(available, 'window')} of {window_tokens} tokens, "
+            f"data.windows = {num_windows} are needed; {ONCE}; {remedy}",
+            f"data: the client's text gives too few windows of data.window-tokens = {window_tokens} tokens; {ONCE}; {remedy}",
         )
     generator = torch.Generator().manual_seed(seed)
     offset = int(torch.randint(len(tokens) - available * window_tokens + 1, (1,), generator=generator))

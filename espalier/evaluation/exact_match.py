@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from espalier.corpora.special_tokens import prompt_encoder
 from espalier.corpora.tasks.item import Item
 from espalier.corpora.tasks.task import Generation
 from espalier.pace.beats import beats
@@ -43,7 +44,8 @@ def generate(
 ) -> list[str]:
     """What a model writes after each prompt, taking the likeliest token every time, up to the first stop string.
 
-    Prompts of about one length go through the model together, padded on the left. A prompt that leaves no room for
+    Prompts of about one length go through the model together, padded on the left, without the tokens that the tokenizer adds
+    behind a text: the answer is to follow. A prompt that leaves no room for
     ``how.max_new_tokens`` loses tokens at its beginning.
 
     Parameters
@@ -58,7 +60,8 @@ def generate(
         The model takes no more tokens than it is to write.
     """
     room = _room(how, max_tokens)
-    encoded = [tokenizer.encode(prompt)[-room:] for prompt in prompts]
+    encode = prompt_encoder(tokenizer)
+    encoded = [encode(prompt)[-room:] for prompt in prompts]
     stop = (*how.stop, tokenizer.eos_token)
     written = [""] * len(prompts)
     order = sorted(range(len(prompts)), key=lambda place: -len(encoded[place]))
@@ -80,8 +83,8 @@ def generate(
 
 def shortened(tokenizer: Any, prompts: Sequence[str], how: Generation, max_tokens: int) -> set[int]:
     """Which prompts lose tokens in ``generate``; it raises as that does."""
-    room = _room(how, max_tokens)
-    return {place for place, prompt in enumerate(prompts) if len(tokenizer.encode(prompt)) > room}
+    room, encode = _room(how, max_tokens), prompt_encoder(tokenizer)
+    return {place for place, prompt in enumerate(prompts) if len(encode(prompt)) > room}
 
 
 def _room(how: Generation, max_tokens: int) -> int:

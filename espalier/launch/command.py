@@ -5,6 +5,7 @@
     espalier run num-clients=16                   any number of clients
     espalier run two-sites --superlink HOST:9093  on the sites that are connected to a SuperLink
     espalier plan fedsoda model=config-only       what a run would take: bytes, memory, disk, time; no weights are needed
+    espalier status runs/*                        how runs stand; one whose server was killed is interrupted
     espalier app                                  where the Flower app and its presets lie
     espalier check-node 'site="a" data-path="notes.txt"' two-sites
                                                   what a SuperNode with this --node-config would say to that run
@@ -41,6 +42,7 @@ from espalier.launch.kept import INTERRUPTS, interrupted_later, uninterrupted
 from espalier.launch.node import run_node
 from espalier.launch.officer import COMMANDS, add_commands, run_officer
 from espalier.launch.plan import add_plan, plan
+from espalier.launch.run_status import add_status, show_status
 from espalier.launch.superlink import RAY_DID_NOT_START, SuperLink, SuperLinkLost, own_superlink, running_superlink
 from espalier.launch.watched_run import COMPLETED, WatchedRun
 from espalier.settings.mistakes import FLOWER_REPORTS_IT_TOO, Mistake
@@ -64,6 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if given.command == "app":
         return _show_app()
+    if given.command == "status":
+        return show_status(installed_app(), given.directories)
     if given.command == "keys":
         return _keys(given)
     if given.command in COMMANDS:
@@ -202,6 +206,7 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("node_config", metavar="NODE-CONFIG", help="as for flower-supernode --node-config, in quotes")
     check.add_argument("words", nargs="*", metavar="preset | key=value", help="the run, as for espalier run; default: the demo")
     add_commands(commands)
+    add_status(commands)
     planned = add_plan(commands)
     for command in (run, check, planned):
         command.add_argument("--app", help="a checkout of Espalier; default: this directory if it is one, or what is installed")

@@ -15,8 +15,12 @@ from espalier.settings.run import RunSettings, changed, concerns, default_values
 Config = dict[str, Any]
 
 
-def configuration(app: Path, words: Sequence[str], *, on_this_machine: bool) -> tuple[Config, RunSettings]:
+def configuration(app: Path, words: Sequence[str], *, on_this_machine: bool, works: bool = True) -> tuple[Config, RunSettings]:
     """Read the words after ``espalier run``: at most one preset, and ``key=value`` pairs.
+
+    Parameters
+    ----------
+    works : the run is to be done here, so that the libraries that it needs must be installed; a plan needs none
 
     Returns
     -------
@@ -44,7 +48,8 @@ def configuration(app: Path, words: Sequence[str], *, on_this_machine: bool) -> 
     flat |= {key: value for key, value in default_values().items() if key in not_read or not concerns(key, settings.method)}
     if not on_this_machine:
         return flat, settings
-    require_libraries(settings)
+    if works:
+        require_libraries(settings)
     if "model" in given or "/" in settings.model:  # presets name directories that whoever uses them is to make
         require_model(settings.model)
     require_data(settings.data.source, settings.data.path)

@@ -8,19 +8,27 @@ import os
 import secrets
 import shutil
 import socket
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
+from threading import Thread
 
 from espalier.launch.check_node import read_node_config
 from espalier.launch.in_app import started_in_app
 from espalier.launch.kept import kept
+from espalier.launch.supernode_log import SupernodeLog
 from espalier.settings.mistakes import Mistake
-from espalier.settings.node import parse_node
+from espalier.settings.node import claimed_name, parse_node
+from espalier.settings.site_keys import fingerprint, private_key
 
 WARM_NODE = "client_app.warm_node"
+PRIVATE_KEY = "--auth-supernode-private-key"
+LOG_SECONDS = 5.0
+"""In which the last lines of a SuperNode that has ended are read."""
 LOOPBACK = "127.0.0.1"
 NODE_CONFIG = "--node-config"
 OWN = (
@@ -61,7 +69,10 @@ def run_node(app: Path, words: Sequence[str], address: str, warm_seconds: float,
         file.write_bytes(secret)
         command = [_supernode(), *words, "--isolation", "process", "--clientappio-api-address", address]
         command += ["--superexec-auth-secret-file", str(file)]
-        with kept(command, Path(folder), os.environ, Path.cwd(), grace=STOP_SECONDS) as supernode:
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace", "bufsize": 1}
+        with kept(command, Path(folder), os.environ, Path.cwd(), grace=STOP_SECONDS, **streams) as supernode:
+            log = Thread(target=_log_of(words).pass_on, args=(supernode.stdout,), daemon=True)
+            log.start()
             order = {
                 "address": address,
                 "warm-seconds": warm_seconds,
@@ -74,6 +85,7 @@ def run_node(app: Path, words: Sequence[str], address: str, warm_seconds: float,
                         print("espalier: the process that takes the node's tasks ended; the node ends too", file=sys.stderr)
                         return 1
                     time.sleep(POLL_SECONDS)
+            log.join(LOG_SECONDS)
             return supernode.returncode
 
 
@@ -93,6 +105,19 @@ def _check(words: Sequence[str], address: str, warm_seconds: float, most_idle_me
         raise Mistake(
             f"--clientappio-api-address {address}: must be a loopback address, as tasks are handed out there unencrypted"
         )
+
+
+def _log_of(words: Sequence[str]) -> SupernodeLog:
+    """Return what passes on the SuperNode's log, and knows as whom it connects, from the options that it is given."""
+    configs = [dict(read_node_config(text)) for text in _values_of(NODE_CONFIG, words)]
+    keys = list(_values_of(PRIVATE_KEY, words))
+    shown = ""
+    for key in keys[-1:]:
+        with suppress(Mistake):  # flower-supernode says what is wrong with it
+            shown = fingerprint(private_key(key).public_key())
+    superlink = list(_values_of("--superlink", words))
+    site = claimed_name(configs[-1]) if configs else ""
+    return SupernodeLog(site, superlink[-1] if superlink else "at Flower's default address", keys[-1] if keys else "", shown)
 
 
 def _values_of(option: str, words: Sequence[str]) -> Iterator[str]:

@@ -41,5 +41,5 @@ def plan(app: Path, words: Sequence[str], teraflops: float | None, megabits: flo
             raise Mistake(f"{name} {value:g}: must be from {LEAST_SPEED:g} to {MOST_SPEED:g}")
     if measure and teraflops is not None:
         raise Mistake(f"--teraflops {teraflops:g} --measure: state the speed, or let it be measured; not both")
-    run, _ = configuration(app, words, on_this_machine=True)
+    run, _ = configuration(app, words, on_this_machine=True, works=False)
     return run_in_app(app, PLAN, {"run": run, "teraflops": teraflops, "megabits": megabits, "measure": measure})

@@ -19,6 +19,7 @@ from espalier.modeling.hidden_states import HiddenStates, hidden_states, memory_
 from espalier.modeling.logits import tokens_at_once
 from espalier.modeling.opened import OpenedModel
 from espalier.modeling.reading_ahead import ReadingAhead
+from espalier.modeling.tensor_faults import missing_tensor, wrong_shape
 from espalier.pace.beats import beats
 from espalier.settings.mistakes import Mistake
 from espalier.wire.plan import LinearPlan
@@ -30,6 +31,8 @@ What a block computes from a batch is many times as large as the hidden states, 
 of 256 tokens pass 8 at a time, of 2048 one by one. Another batch may change results by rounding; windows of one length are
 always batched alike.
 """
+
+FLOAT16_REMEDY = "set dtype to 'bfloat16' or 'float32'"
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 """What a model passes to a block beside the hidden states: positional and named arguments."""
@@ -192,6 +195,17 @@ class BlockStream:
             raise Mistake("the kept hidden states are too long; remove this client's private state and start anew")
         return activations
 
+    @contextmanager
+    def final_norm(self) -> Iterator[nn.Module]:
+        """Load the norm behind the last block; the identity in a model that has none there, such as OPT-350M."""
+        path = self.model.family.final_norm
+        parent, _, name = path.rpartition(".")
+        if not path or getattr(self._skeleton.get_submodule(parent), name) is None:
+            yield nn.Identity()
+            return
+        with self._loaded(path) as norm:
+            yield norm
+
     @torch.no_grad()
     def logits(self, activations: Activations) -> Iterator[Tensor]:
         """Final norm and head over the hidden states after the last block, token by token.
@@ -263,10 +277,23 @@ class BlockStream:
         for name, wanted in module.state_dict().items():
             if (found := stored.get(prefix + name)) is None:
                 if prefix + name not in tied:
-                    raise Mistake(f"{self.model.directory}: tensor {prefix + name} is missing; copy the model again")
+                    raise missing_tensor(self.model, prefix + name)
             elif found.shape != tuple(wanted.shape):
-                shapes = f"is {list(found.shape)}, config.json makes it {list(wanted.shape)}"
-                raise Mistake(f"{self.model.directory}: {prefix + name} {shapes}")
+                raise wrong_shape(self.model, prefix + name, tuple(wanted.shape))
+
+
+def not_finite(stream: BlockStream, what: str) -> Mistake:
+    """Return the error about hidden states or logits that are not finite; ``what`` begins it, as ``block 1 gives``."""
+    where = stream.model.directory
+    if stream.computing.dtype == torch.float16:
+        return Mistake(
+            f"dtype = 'float16': {what} NaN or numbers beyond 65504 in {where}, where float16 overflows "
+            f"to infinity; {FLOAT16_REMEDY}"
+        )
+    return Mistake(
+        f"{where}: {what} NaN or infinite numbers, so nothing can be learnt from them; set dtype to "
+        "'float32', or see whether the model is damaged"
+    )
 
 
 def windows_per_batch(tokens: int) -> int:

@@ -6,19 +6,21 @@ model.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from espalier.modeling.block_stream import Activations, BlockStream, apply_prune_masks
+from espalier.modeling.block_stream import Activations, BlockStream, apply_prune_masks, not_finite
 from espalier.modeling.dtypes import TORCH_DTYPES
 from espalier.modeling.edits import Edits, WeightEdit, dense
 from espalier.modeling.input_statistics import InputSquareSums, Watch, watch_for
 from espalier.pace.beats import beats
 from espalier.wire.pruned_matrices import PrunedMatrix
 from pruning_kernels.local import InputStatistics, LocalPruning
+from pruning_kernels.scores import NotFiniteError
 from pruning_kernels.sparsegpt import Factor
 
 ChoosePruneMask = Callable[[Tensor, Any], Tensor]
@@ -99,8 +101,9 @@ def _choose_in_block(
     stream: BlockStream, activations: Activations, index: int, block: nn.Module, choose: ChoosePruneMask, watch: Watch
 ) -> dict[str, Tensor]:
     linears = stream.linears(index, block)
-    inputs = _watched(activations, index, block, linears, watch)
-    return {name: choose(linear.weight, inputs[name]) for name, linear in linears.items()}
+    with _refusals_explained(stream, index):
+        inputs = _watched(activations, index, block, linears, watch)
+        return {name: choose(linear.weight, inputs[name]) for name, linear in linears.items()}
 
 
 def _prune_block(
@@ -116,15 +119,26 @@ def _prune_block(
     What is pruned are the weights of the model's files; those of the block, in the computing dtype, only pass activations.
     """
     linears = stream.linears(index, block)
-    inputs = _watched(activations, index, block, linears, watch_for(pruning))
+    with _refusals_explained(stream, index):
+        inputs = _watched(activations, index, block, linears, watch_for(pruning))
     matrices = {}
     for plan in stream.model.plan.blocks[index].linears:
         name, dtype = plan.name, TORCH_DTYPES[plan.dtype]
-        prune_mask, weight = pruning.prune(stream.stored_weight(plan, edits.get(name)), inputs[name])
+        with _refusals_explained(stream, index):
+            prune_mask, weight = pruning.prune(stream.stored_weight(plan, edits.get(name)), inputs[name])
         linears[name].weight.copy_(weight.to(dtype))
         matrices[name] = PrunedMatrix.of(weight, prune_mask, dtype)
     dampings = [factor.damping for factor in inputs.values() if isinstance(factor, Factor)]
     return PrunedLayer(index, matrices, max(dampings, default=0.0))
+
+
+@contextmanager
+def _refusals_explained(stream: BlockStream, index: int) -> Iterator[None]:
+    """Name the block whose inputs or weights are not finite, and float16 where it overflows."""
+    try:
+        yield
+    except NotFiniteError as error:
+        raise not_finite(stream, f"block {index} meets") from error
 
 
 def _watched(

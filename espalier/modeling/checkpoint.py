@@ -7,7 +7,7 @@ import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from espalier.settings.bounded_json import read_json
 from espalier.settings.mistakes import Mistake
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 DTYPES = ("F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL")
 """Dtypes that a model's tensors may have, by safetensors' name; ``dtypes`` has torch's."""
+FLOATING = ("F64", "F32", "F16", "BF16")
+"""Those that weights can have."""
 CHUNK = 16 * 1024 * 1024
 
 
@@ -44,8 +46,13 @@ class Checkpoint:
         self.directory = directory
         self.shards = _shards(directory)
         self.tensors: dict[str, StoredTensor] = {}
-        for shard in self.shards:
+        for shard in self.shards:  # a tensor that is in two of them is taken from the last one, as transformers does
             self.tensors.update(_read_header(shard))
+
+    @property
+    def is_sharded(self) -> bool:
+        """True if an index says which files hold the tensors."""
+        return [shard.name for shard in self.shards] != [SINGLE]
 
     def read(self, name: str) -> "Tensor":
         """Read one tensor into memory of its own (no memory map)."""
@@ -103,55 +110,145 @@ class Checkpoint:
             os.close(handle)
 
 
-MOST_HEADER_BYTES = 100_000_000
-"""Of a safetensors file, as safetensors itself has it."""
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+"""The file of a model's weights, or else what says in which files they are: transformers takes the first if both are there."""
+ADAPTER, EXPLICIT = "adapter_config.json", "transformers_weights"
+"""What lets transformers add an adapter to a model, and a key of ``config.json`` that names other weights."""
+OTHER_WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack", "*.gguf")
+"""Files that may hold weights, which are not read here."""
 
 
 def _shards(directory: Path) -> list[Path]:
-    index = directory / "model.safetensors.index.json"
-    if index.exists():
-        try:
-            names = sorted(set(read_json(index.read_text())["weight_map"].values()))
-            if not all(isinstance(name, str) and Path(name).name == name for name in names):  # a file beside it, no other
-                raise ValueError
-        except (ValueError, KeyError, AttributeError, TypeError):
-            raise Mistake(f"{index}: is not a safetensors index; copy the model again") from None
-    else:
-        names = ["model.safetensors"]
-    shards = [directory / name for name in names]
-    for shard in shards:
-        if not shard.is_file():
-            raise Mistake(f"{shard}: no such file; the model must be stored as safetensors (save_pretrained writes it so)")
+    """Return the files that ``from_pretrained`` reads the weights from."""
+    require_plain_weights(directory)
+    single, index = directory / SINGLE, directory / INDEX
+    if single.is_file() or not index.is_file():
+        if not single.is_file():
+            raise Mistake(_no_weights(directory))
+        return [single]
+    shards = [directory / name for name in _names_in_index(index)]
+    if missing := [shard.name for shard in shards if not shard.is_file()]:
+        raise Mistake(f"{index}: names {', '.join(missing)}, and no such file lies there; copy what is missing")
     return shards
 
 
-def _read_header(shard: Path) -> Iterator[tuple[str, StoredTensor]]:
-    size = shard.stat().st_size
+def require_plain_weights(directory: Path) -> None:
+    """Refuse a directory in which something makes transformers load other weights than ``model.safetensors``.
+
+    Raises
+    ------
+    Mistake
+        An adapter or shards of distributed training lie there, or ``config.json`` names a file of weights.
+    """
+    if (directory / ADAPTER).is_file():
+        raise Mistake(
+            f"{directory}: {ADAPTER} lies beside the model, and transformers would add that adapter to it; move the adapter to "
+            "a directory of its own, or merge it into the model"
+        )
+    if found := sorted(directory.glob("shard-*-model-*-of-*.safetensors")):
+        raise Mistake(
+            f"{found[0]}: is a shard of distributed training, which transformers would load in place of {SINGLE}; move these "
+            "shards away, or write the model with save_pretrained"
+        )
     try:
+        named = read_json((directory / "config.json").read_text(encoding="utf-8")).get(EXPLICIT)
+    except (OSError, ValueError, AttributeError):
+        return  # whoever opens the configuration says what is wrong with it
+    if named is not None:
+        raise Mistake(
+            f"{directory / 'config.json'}: {EXPLICIT} = {named!r}: weights are read from {SINGLE} or {INDEX} only; rename the "
+            "file, and remove the key"
+        )
+
+
+def _names_in_index(index: Path) -> list[str]:
+    """Return the names of all shards that an index names, sorted."""
+    try:
+        document = read_json(index.read_text(encoding="utf-8"))
+        names = set(document["weight_map"].values())
+        _ = document["metadata"]  # transformers fails without it
+    except OSError as error:
+        raise Mistake(f"{index}: cannot be read: {error.strerror}") from None
+    except KeyError as error:
+        raise Mistake(f"{index}: has no key {error.args[0]!r}, as an index of safetensors files has; {WRITE_ANEW}") from None
+    except (ValueError, AttributeError, TypeError) as error:
+        why = f"is no JSON file ({error})" if isinstance(error, ValueError) else "has no names of files under weight_map"
+        raise Mistake(f"{index}: {why}; copy it again") from None
+    if others := [name for name in names if not isinstance(name, str) or Path(name).name != name]:
+        raise Mistake(f"{index}: names {others[0]!r}; the files must lie beside it")
+    return sorted(names)
+
+
+WRITE_ANEW = "write the model anew with save_pretrained"
+
+
+def _no_weights(directory: Path) -> str:
+    """Return what is said of a directory without weights that can be read."""
+    what = f"{directory}: holds neither {SINGLE} nor {INDEX}"
+    found = sorted(path.name for pattern in OTHER_WEIGHTS for path in directory.glob(pattern))
+    if not found:
+        return f"{what}; the model must be stored as safetensors (save_pretrained writes it so)"
+    files = ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
+    if all(name.endswith(".safetensors") for name in found):
+        return f"{what}, but {files}: from_pretrained does not read files of such names; rename a single one to {SINGLE}"
+    return f"{what}, but {files}; load the model with transformers and write it as safetensors with save_pretrained"
+
+
+def _read_header(shard: Path) -> Iterator[tuple[str, StoredTensor]]:
+    """Read the names of a file's tensors, and where each lies."""
+    size, begun, data = _header_of(shard)
+    for name, entry in data.items():
+        try:
+            dtype, shape = entry["dtype"], tuple(entry["shape"])
+            start, stop = (begun + offset for offset in entry["data_offsets"])
+            known = dtype in DTYPES
+            wrong = known and (
+                min(shape, default=0) < 0 or start < begun or stop - start != DTYPE_BYTES[dtype] * math.prod(shape)
+            )
+        except (ValueError, KeyError, TypeError):
+            raise Mistake(f"{shard}: its header does not say where tensor {name} lies; copy the file again") from None
+        if not known:
+            raise Mistake(
+                f"{shard}: tensor {name} has dtype {dtype}, which is not read here; convert the model to one of "
+                "float32, float16 or bfloat16"
+            )
+        if wrong:
+            raise Mistake(f"{shard}: tensor {name}: {stop - start} bytes are no {dtype} {list(shape)}; copy the file again")
+        if stop > size:
+            raise Mistake(f"{shard}: ends before tensor {name}; copy the file again")
+        yield name, StoredTensor(shard, dtype, shape, start, stop)
+
+
+MOST_HEADER_BYTES = 100_000_000
+"""safetensors reads no longer header either."""
+
+
+def _header_of(shard: Path) -> tuple[int, int, dict[str, Any]]:
+    """Read the size of a file, where its data begin, and its header's entries of tensors."""
+    try:
+        size = shard.stat().st_size
         with open(shard, "rb") as file:
-            length = struct.unpack("<Q", file.read(8))[0]
-            if length > min(size - 8, MOST_HEADER_BYTES):
-                raise ValueError
-            header = read_json(file.read(length))
-        header.pop("__metadata__", None)
-        for name, entry in header.items():
-            start, stop = (8 + length + offset for offset in entry["data_offsets"])
-            if entry["dtype"] not in DTYPES:
-                raise Mistake(f"{shard}: tensor {name} has dtype {entry['dtype']}, which cannot be pruned")
-            if stop > size:
-                raise Mistake(f"{shard}: ends before tensor {name}; copy the file again")
-            stored = StoredTensor(shard, entry["dtype"], tuple(entry["shape"]), start, stop)
-            if (
-                min(stored.shape, default=0) < 0
-                or start < 8 + length
-                or stop - start != DTYPE_BYTES[stored.dtype] * math.prod(stored.shape)
-            ):
-                raise ValueError
-            yield name, stored
-    except Mistake:
-        raise
-    except (ValueError, KeyError, TypeError, AttributeError, struct.error):
-        raise Mistake(f"{shard}: is not a safetensors file; copy the model again") from None
+            first = file.read(8)
+            length = struct.unpack("<Q", first)[0] if len(first) == 8 else size
+            text = file.read(length) if length <= min(size - 8, MOST_HEADER_BYTES) else b""
+    except OSError as error:
+        raise Mistake(f"{shard}: cannot be read: {error.strerror}") from None
+    if not text:
+        remedy = _POINTER if first.startswith(b"version ") else "copy the file again"
+        raise Mistake(f"{shard}: is not a safetensors file: it has {size} bytes, and no header of a known length; {remedy}")
+    try:
+        header = read_json(text)
+    except (ValueError, RecursionError) as error:
+        raise Mistake(
+            f"{shard}: is not a safetensors file: its header is no JSON text ({error}); copy the file again"
+        ) from None
+    if not isinstance(header, dict):
+        raise Mistake(f"{shard}: is not a safetensors file: its header names no tensors; copy the file again")
+    header.pop("__metadata__", None)
+    return size, 8 + length, header
+
+
+_POINTER = "it is a pointer of Git LFS in place of the file; fetch the file itself (git lfs pull)"
 
 
 def shard_header(specs: Mapping[str, tuple[str, tuple[int, ...], int]], metadata: Mapping[str, str]) -> bytes:

@@ -9,14 +9,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
-from espalier.modeling.checkpoint import Checkpoint, shard_header
+from espalier.modeling.checkpoint import INDEX, Checkpoint, shard_header
+from espalier.modeling.config_file import CONFIG, explained, read_config
 from espalier.modeling.families import family_of
-from espalier.modeling.model_files import INDEX, copy_beside
+from espalier.modeling.model_files import copy_beside
 from espalier.modeling.opened import skeleton_of
 from espalier.modeling.structured.configuration import STRUCTURE_FILE
-from espalier.settings.bounded_json import read_json
 from espalier.settings.mistakes import Mistake
 from espalier.wire.payload import DTYPE_BYTES
 
@@ -40,8 +39,8 @@ def described(directory: Path) -> Iterator[Path]:
     except Mistake:
         if _has_weights(directory):
             raise
-        if not (directory / "config.json").is_file():
-            raise Mistake(f"{directory}: has no config.json; name the directory of a model") from None
+        if not (directory / CONFIG).is_file():
+            raise Mistake(f"{directory}: has no {CONFIG}; name the directory of a model") from None
     else:
         yield directory
         return
@@ -61,22 +60,15 @@ def _has_weights(directory: Path) -> bool:
 
 
 def _write_holes(directory: Path, folder: Path) -> None:
-    path = directory / "config.json"
-    try:
-        config: dict[str, Any] = read_json(path.read_text())
-    except (OSError, ValueError):
-        raise Mistake(f"{path}: is not a JSON file that can be read; copy the model again") from None
-    if not isinstance(config, dict):
-        raise Mistake(f"{path}: holds no keys and values; copy the model again")
+    path = directory / CONFIG
+    config = read_config(path)
     family = family_of(config, str(path))
     from transformers import AutoConfig
 
-    try:
+    with explained(str(path)):
         known = AutoConfig.for_model(**{key: value for key, value in config.items() if key != "quantization_config"})
-    except Exception as error:
-        raise Mistake(f"{path}: transformers cannot read it ({type(error).__name__}); copy the model again") from error
     skeleton = skeleton_of(known, family, ANY_LABELS if family.kind == "encoder" else None, str(path))
-    dtype = STORED.get(str(config.get("dtype") or config.get("torch_dtype")), "F32")
+    dtype = STORED.get(str(known.dtype).removeprefix("torch."), "F32")
     shapes = {name: tuple(parameter.shape) for name, parameter in skeleton.named_parameters()}
     specs = {
         name: (dtype, shape, DTYPE_BYTES[dtype] * parameter.numel())

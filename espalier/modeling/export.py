@@ -9,15 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
-from transformers.utils import logging as transformers_logging
 
 from espalier.modeling.block_stream import BlockStream, run_through, windows_per_batch
-from espalier.modeling.checkpoint import Checkpoint, ShardWriter
-from espalier.modeling.edits import Edits, dense
+from espalier.modeling.checkpoint import INDEX, Checkpoint, ShardWriter
+from espalier.modeling.disk_model import ReloadError, plain_model
+from espalier.modeling.edits import Edits
 from espalier.modeling.logits import logits_at
-from espalier.modeling.model_files import INDEX, copy_beside
+from espalier.modeling.model_files import copy_beside
 from espalier.modeling.opened import OpenedModel
-from espalier.modeling.quantised_checkpoint import QuantisedCheckpoint
 from espalier.pace.beats import beats
 from espalier.settings.mistakes import Mistake
 from espalier.storage.atomic import replacing, write_bytes, write_json
@@ -35,7 +34,7 @@ def export_edited(model: OpenedModel, edits: Edits, target: Path, card: str = ""
 
     The directory appears whole or not at all; weights are read, edited and written one tensor at a time. ``card`` becomes its
     ``README.md``; an empty one is not written. Matrices that the model's files hold in NF4 are written in float32, and its
-    configuration does not say then that they are quantised.
+    configuration does not say then that they are quantised; nor that head and embedding are tied where the files hold both.
 
     Raises
     ------
@@ -45,14 +44,14 @@ def export_edited(model: OpenedModel, edits: Edits, target: Path, card: str = ""
     with made_whole(target) as unfinished:
         for shard in model.checkpoint.shards:
             _write_shard(model, shard, unfinished / shard.name, edits)
-        copy_beside(model.directory, unfinished)
-        if isinstance(model.checkpoint, QuantisedCheckpoint):
+        copy_beside(model.directory, unfinished, () if model.checkpoint.is_sharded else (INDEX,))
+        if not model.is_as_stored:
             _describe_anew(model, unfinished)
         write_card(unfinished, card)
 
 
 def _describe_anew(model: OpenedModel, folder: Path) -> None:
-    """Configuration and index of a model whose matrices lie in other tensors in its own files."""
+    """Write configuration and index of a model whose own files name its tensors, or tie its head, otherwise."""
     write_json(folder / "config.json", model.config)
     if (folder / INDEX).exists():
         weight_map = {name: stored.shard.name for name, stored in model.checkpoint.tensors.items()}
@@ -84,6 +83,8 @@ def made_whole(target: Path) -> Iterator[Path]:
         unfinished.rename(target)
     except OSError as error:
         raise Mistake(f"cannot write {target}: {error.strerror or error}; free the disk and resume the run") from error
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def _write_shard(model: OpenedModel, shard: Path, target: Path, edits: Edits) -> None:
@@ -112,7 +113,22 @@ def edited_tensors(
                 block_in_hand, block_edits = index, edits(index)
             if linear in block_edits:
                 value = block_edits[linear](value)
+                require_finite(name, value)
         yield name, value
+
+
+def require_finite(name: str, value: Tensor) -> None:
+    """Refuse a tensor of a result that holds NaN or infinity.
+
+    Raises
+    ------
+    Mistake
+        It names the tensor, and float16 if its numbers end there.
+    """
+    if value.is_floating_point() and not bool(value.isfinite().all()):
+        half = "; the base's files hold it in float16, which overflows beyond 65504: name a base in bfloat16 or float32"
+        remedy = half if value.dtype == torch.float16 else "; if it was trained, lower training.learning-rate"
+        raise Mistake(f"the result's tensor {name} holds NaN or infinity, and is no model that works{remedy}")
 
 
 def bits_of(value: Tensor) -> Tensor:
@@ -128,8 +144,8 @@ def check_export(stream: BlockStream, edits: Edits, target: Path, windows: Tenso
     ----------
     stream : the dense model
     windows : (windows, tokens), int64, a few windows of public text
-    reload_with : ``transformers`` loads it whole, by plain ``from_pretrained``; ``streamed`` block by block, for a model
-        larger than memory
+    reload_with : how plain ``from_pretrained`` loads it: ``streamed`` leaves its weights in the files and reads each module's
+        when the module computes; ``transformers`` loads all of them into memory
 
     Raises
     ------
@@ -142,14 +158,26 @@ def check_export(stream: BlockStream, edits: Edits, target: Path, windows: Tenso
 
 def check_logits(stream: BlockStream, edits: Edits, target: Path, windows: Tensor, reload_with: str) -> None:
     """The first half of ``check_export``, for an export whose tensors are shaped otherwise."""
-    expected = logits_of(stream, windows, edits)
-    if reload_with == "transformers":
-        transformers_logging.disable_progress_bar()
-        reloaded = AutoModelForCausalLM.from_pretrained(target, local_files_only=True, dtype=stream.computing.dtype)
-        found = whole_logits(reloaded.to(stream.computing.device).eval(), windows.to(stream.computing.device))
-    else:
-        found = logits_of(BlockStream(OpenedModel(target), stream.computing), windows, dense)
-    require_close(found, expected, stream.computing.dtype, target)
+    dtype, device = stream.computing.dtype, stream.computing.device
+    reloaded = reloaded_model(AutoModelForCausalLM, target, dtype, device, reload_with)
+    found = whole_logits(reloaded, windows.to(device))
+    require_close(found, logits_of(stream, windows, edits), dtype, target)
+
+
+def reloaded_model(
+    auto_class: Any, target: Path, dtype: torch.dtype, device: torch.device, reload_with: str, **given: Any
+) -> Any:
+    """Load what was written as ``plain_model`` does.
+
+    Raises
+    ------
+    ExportError
+        A tensor is missing in it.
+    """
+    try:
+        return plain_model(auto_class, target, dtype, device, reload_with, **given)
+    except ReloadError as error:
+        raise ExportError(f"{target}: {error}; the export is not usable") from error
 
 
 def require_close(found: Iterable[Tensor], expected: Iterable[Tensor], dtype: torch.dtype, target: Path) -> None:
@@ -160,14 +188,25 @@ def require_close(found: Iterable[Tensor], expected: Iterable[Tensor], dtype: to
     ExportError
         They differ by more than the computing dtype explains.
     """
-    tolerance = 1e-4 if dtype == torch.float32 else 5e-2
+    difference = relative_difference(found, expected)
+    if not difference <= tolerance(dtype):
+        raise ExportError(
+            f"{target}: logits of the reloaded model differ by {difference:.3g} of the largest; the export is not usable"
+        )
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    """Return the difference of logits that rounding in the computing dtype explains, relative to the largest."""
+    return 1e-4 if dtype == torch.float32 else 5e-2
+
+
+def relative_difference(found: Iterable[Tensor], expected: Iterable[Tensor]) -> float:
+    """Return the largest difference of logits, relative to the largest expected one or 1; NaN if one is not a number."""
     differences, sizes = [0.0], [1.0]
     for one, other in zip(found, expected, strict=True):
         differences.append((one.float() - other.float()).abs().max().item())
         sizes.append(other.float().abs().max().item())
-    difference, scale = torch.tensor(differences).max().item(), torch.tensor(sizes).max().item()  # unlike max, these keep NaN
-    if not difference <= tolerance * scale:
-        raise ExportError(f"{target}: logits of the reloaded model differ by {difference:.3g}; the export is not usable")
+    return (torch.tensor(differences).max() / torch.tensor(sizes).max()).item()  # unlike max(), these keep NaN
 
 
 def logits_of(stream: BlockStream, windows: Tensor, edits: Edits) -> Iterator[Tensor]:

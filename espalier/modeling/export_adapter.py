@@ -12,8 +12,9 @@ from torch import Tensor
 from espalier.modeling.adapters import NAME, lora_config, module_path
 from espalier.modeling.block_stream import BlockStream
 from espalier.modeling.computing import Computing
+from espalier.modeling.disk_model import EditedWeights, plain_model, read_when_used
 from espalier.modeling.edits import Edits, WeightEdit
-from espalier.modeling.export import ExportError, logits_of, made_whole, require_close, whole_logits, write_card
+from espalier.modeling.export import ExportError, logits_of, made_whole, require_close, require_finite, whole_logits, write_card
 from espalier.modeling.model_files import public_name
 from espalier.modeling.opened import OpenedModel
 from espalier.modeling.quantised import hush
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 BlobTensors = Callable[[str], Mapping[str, Tensor]]
 """Tensors of a blob by its key: float32, by canonical name."""
 
+CPU = torch.device("cpu")
 UPDATE_TOLERANCE = 1e-4
 """Of an update, relative to its largest number: two float32 products of the same factors differ by their rounding."""
 
@@ -57,6 +59,8 @@ def export_adapter(model: OpenedModel, adapters: AdapterPlan, tensors: BlobTenso
     for name in adapters.head:
         linear, _, kind = name.rpartition(".")
         named[f"base_model.model.{model.family.head_linears[linear]}.{kind}"] = tensors(HEAD_KEY)[name].contiguous()
+    for name, value in named.items():
+        require_finite(name, value)
     with made_whole(target) as unfinished:
         config = lora_config(model.family, adapters, len(model.plan.blocks), 0.0)
         config.base_model_name_or_path = public_name(model.directory, model.config)
@@ -72,7 +76,7 @@ def _as_json(config: "LoraConfig") -> dict[str, Any]:
 
 
 @torch.no_grad()
-def check_adapter(stream: BlockStream, edits: Edits, target: Path, windows: Tensor) -> None:
+def check_adapter(stream: BlockStream, edits: Edits, target: Path, windows: Tensor, reload_with: str) -> None:
     """Let plain peft load the adapter on the base model, and compare what it computes with the merged weights.
 
     Logits, and matrix by matrix the updates: those of a short training may be smaller than the tolerance of logits. That merged
@@ -83,6 +87,7 @@ def check_adapter(stream: BlockStream, edits: Edits, target: Path, windows: Tens
     stream : the base model
     edits : what merges the adapters
     windows : (windows, tokens), int64, a few windows of public text
+    reload_with : how the base is loaded, see ``disk_model.plain_model``
 
     Raises
     ------
@@ -90,22 +95,19 @@ def check_adapter(stream: BlockStream, edits: Edits, target: Path, windows: Tens
         peft cannot load it, it adapts other matrices, or updates or logits differ by more than rounding explains.
     """
     from transformers import AutoModelForCausalLM
-    from transformers.utils import logging as transformers_logging
 
-    transformers_logging.disable_progress_bar()
-    base = AutoModelForCausalLM.from_pretrained(stream.model.directory, local_files_only=True, dtype=stream.computing.dtype).to(
-        stream.computing.device
-    )
+    computing = stream.computing
+    base = plain_model(AutoModelForCausalLM, stream.model.directory, computing.dtype, computing.device, reload_with)
     try:
         tuned = in_peft(base, target)
     except Exception as error:
         raise ExportError(f"{target}: peft cannot load it ({type(error).__name__}); the export is not usable") from error
     _check_updates(tuned.get_base_model(), stream.model, edits, target)
-    found = whole_logits(tuned, windows.to(stream.computing.device))
-    require_close(found, logits_of(stream, windows, _unrounded(edits)), stream.computing.dtype, target)
+    found = whole_logits(tuned, windows.to(computing.device))
+    require_close(found, logits_of(stream, windows, unrounded(edits)), computing.dtype, target)
 
 
-def _unrounded(edits: Edits) -> Edits:
+def unrounded(edits: Edits) -> Edits:
     """The same edits, whose results are in float32."""
 
     def in_float32(edit: WeightEdit) -> WeightEdit:
@@ -115,34 +117,53 @@ def _unrounded(edits: Edits) -> Edits:
 
 
 @torch.no_grad()
-def check_encoder_adapter(model: OpenedModel, computing: Computing, meant: Any, target: Path, num_classes: int) -> None:
-    """Let plain peft load adapter and head on the base encoder, and compare its logits with those of the model in memory.
+def check_encoder_adapter(
+    model: OpenedModel, computing: Computing, meant: Any, target: Path, num_classes: int, reload_with: str
+) -> None:
+    """Let plain peft load adapter and head on the base encoder, and compare its logits with those of the meant encoder.
 
     Parameters
     ----------
-    meant : the encoder with the adapters and the head in it, on ``computing.device``; its base may be quantised
+    meant : the encoder with the adapters and the head in it, on ``computing.device``: see ``edited_encoder``
     num_classes : of the head
+    reload_with : how the base is loaded, see ``disk_model.plain_model``
 
     Raises
     ------
     ExportError
         Logits differ by more than the dtypes explain.
     """
-    tuned = encoder_in_peft(model, target, num_classes).to(computing.device)
+    tuned = encoder_in_peft(model, target, num_classes, reload_with, computing.device)
     exact = all(parameter.dtype == torch.float32 for parameter in meant.parameters())
     tokens = a_few_tokens(model).to(computing.device)
     found, expected = tuned(input_ids=tokens).logits, meant(input_ids=tokens).logits
     require_close([found], [expected], torch.float32 if exact else torch.bfloat16, target)
 
 
-def encoder_in_peft(model: OpenedModel, target: Path, num_classes: int) -> Any:
-    """The base encoder with adapter and head as plain peft loads them: float32, on the CPU, in evaluation mode."""
+def encoder_in_peft(model: OpenedModel, target: Path, num_classes: int, reload_with: str, device: torch.device = CPU) -> Any:
+    """The base encoder with adapter and head as plain peft loads them: float32, in evaluation mode."""
     from transformers import AutoModelForSequenceClassification
 
-    base = AutoModelForSequenceClassification.from_pretrained(
-        model.directory, local_files_only=True, num_labels=num_classes, dtype=torch.float32
-    )
+    kind = AutoModelForSequenceClassification
+    base = plain_model(kind, model.directory, torch.float32, device, reload_with, num_labels=num_classes)
     return in_peft(base, target)
+
+
+def edited_encoder(
+    model: OpenedModel, edits: Edits, head: Mapping[str, Tensor], num_classes: int, device: torch.device = CPU
+) -> Any:
+    """The encoder as it is meant, in float32: what edits make of the weights, read module by module, and the head.
+
+    Parameters
+    ----------
+    head : its tensors by canonical name, float32: ``head.dense.weight`` ...
+    """
+    whole, named = model.new_skeleton(num_classes), dict[str, Tensor]()
+    for name, value in head.items():
+        linear, _, kind = name.rpartition(".")
+        named[f"{model.family.head_linears[linear]}.{kind}"] = value
+    read_when_used(whole, EditedWeights(model, edits, named), device)
+    return whole
 
 
 def in_peft(base: Any, target: Path) -> Any:

@@ -7,11 +7,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from espalier.modeling.checkpoint import Checkpoint, ShardWriter
+from espalier.modeling.checkpoint import INDEX, Checkpoint, ShardWriter
 from espalier.modeling.edits import Edits
-from espalier.modeling.export import ExportError, bits_of, edited_tensors, made_whole, require_close, write_card
-from espalier.modeling.export_adapter import a_few_tokens, encoder_in_peft
-from espalier.modeling.model_files import INDEX, copy_beside
+from espalier.modeling.export import (
+    ExportError,
+    bits_of,
+    edited_tensors,
+    made_whole,
+    reloaded_model,
+    require_close,
+    write_card,
+)
+from espalier.modeling.export_adapter import CPU, a_few_tokens, encoder_in_peft
+from espalier.modeling.model_files import copy_beside
 from espalier.modeling.opened import OpenedModel
 from espalier.storage.atomic import replacing, write_json
 
@@ -89,7 +97,13 @@ def _tensors(
 
 
 def check_encoder(
-    model: OpenedModel, edits: Edits, head: Mapping[str, Tensor], num_classes: int, target: Path, adapter: Path
+    model: OpenedModel,
+    edits: Edits,
+    head: Mapping[str, Tensor],
+    num_classes: int,
+    target: Path,
+    adapter: Path,
+    reload_with: str,
 ) -> None:
     """Reload the encoder by plain ``from_pretrained``, and compare its logits with those of the adapter in plain peft.
 
@@ -97,23 +111,25 @@ def check_encoder(
     ----------
     target : the encoder that was written
     adapter : the adapter of the same run
+    reload_with : how both are loaded, see ``disk_model.plain_model``
 
     Raises
     ------
     ExportError
         Logits differ by more than the files' dtype explains, or a tensor is not, bit for bit, what was to be written.
     """
-    check_against(model, edits, head, encoder_in_peft(model, adapter, num_classes), target)
+    meant = encoder_in_peft(model, adapter, num_classes, reload_with)
+    check_against(model, edits, head, meant, target, reload_with)
 
 
 @torch.no_grad()
-def check_against(model: OpenedModel, edits: Edits, head: Mapping[str, Tensor], meant: Any, target: Path) -> None:
-    """The same beside an encoder in memory: ``meant``, float32 on the CPU, with the adapters and the head in it."""
+def check_against(
+    model: OpenedModel, edits: Edits, head: Mapping[str, Tensor], meant: Any, target: Path, reload_with: str
+) -> None:
+    """Compare with another encoder: ``meant``, float32 on the CPU, with the adapters and the head in it."""
     from transformers import AutoModelForSequenceClassification
-    from transformers.utils import logging as transformers_logging
 
-    transformers_logging.disable_progress_bar()
-    reloaded = AutoModelForSequenceClassification.from_pretrained(target, local_files_only=True, dtype=torch.float32).eval()
+    reloaded = reloaded_model(AutoModelForSequenceClassification, target, torch.float32, CPU, reload_with)
     tokens = a_few_tokens(model)
     found, expected = reloaded(input_ids=tokens).logits, meant(input_ids=tokens).logits
     if found.shape != expected.shape:

@@ -9,11 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from espalier.modeling.config_file import CONFIG, explained, read_config
 from espalier.modeling.families import Family, family_of
 from espalier.modeling.opened import check_labels, skeleton_of
 from espalier.modeling.quantised import nf4_bytes
-from espalier.settings.bounded_json import read_json
-from espalier.settings.mistakes import Mistake
 
 
 @dataclass(frozen=True)
@@ -75,22 +74,14 @@ def footprint(source: Mapping[str, Any] | Path, num_labels: int | None = None) -
     config, where = (source, "the configuration") if isinstance(source, Mapping) else _read(source)
     family = family_of(config, where)
     check_labels(family, num_labels, where)
-    try:
+    with explained(where):
         known = AutoConfig.for_model(**config)
-    except Exception as error:
-        raise Mistake(f"{where}: transformers cannot read it ({type(error).__name__}); copy the model again") from error
     return _count(family, skeleton_of(known, family, num_labels, where))
 
 
 def _read(directory: Path) -> tuple[Mapping[str, Any], str]:
-    path = directory / "config.json"
-    try:
-        config = read_json(path.read_text())
-        if not isinstance(config, dict):
-            raise ValueError
-    except (OSError, ValueError):
-        raise Mistake(f"{path}: is not a JSON file that can be read; name the directory of a Hugging Face model") from None
-    return config, str(path)
+    path = directory / CONFIG
+    return read_config(path), str(path)
 
 
 def _count(family: Family, skeleton: nn.Module) -> Footprint:

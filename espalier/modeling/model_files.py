@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-INDEX = "model.safetensors.index.json"
-"""Says which shard holds which tensor."""
+from espalier.modeling.checkpoint import INDEX
 
 KNOWN = {
     "config.json",

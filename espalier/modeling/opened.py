@@ -9,26 +9,30 @@ import json
 import math
 import os
 from array import array
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from espalier.modeling.checkpoint import Checkpoint
+from espalier.modeling.checkpoint import FLOATING, Checkpoint
+from espalier.modeling.config_file import CONFIG, explained, first_line, read_config
 from espalier.modeling.families import SLICED, STRUCTURED, Family, family_of, has_own_code
+from espalier.modeling.magnitudes import magnitude, magnitude_bits
 from espalier.modeling.quantised_checkpoint import QuantisedCheckpoint
 from espalier.modeling.quantised_layout import CONFIG_KEY, is_doubly_quantised
-from espalier.modeling.structured.configuration import STRUCTURE_FILE, build_config, structured_config
+from espalier.modeling.structured.configuration import STRUCTURE_FILE, WIDTHS, build_config, structured_config
 from espalier.modeling.structured.sliced_checkpoint import SlicedCheckpoint
 from espalier.modeling.structured.slices import slices
+from espalier.modeling.tensor_faults import TIED, missing_tensor
+from espalier.modeling.tensor_names import has_other_head, head_and_embedding, under_embedding, with_base_prefix
+from espalier.modeling.tokenizer_files import load_tokenizer
 from espalier.pace.beats import beats
 from espalier.pace.imports import importing
 from espalier.settings.bounded_json import read_json
 from espalier.settings.home import at_home
 from espalier.settings.hub_names import require_model
-from espalier.settings.mistakes import INTERRUPTS, Mistake
+from espalier.settings.mistakes import Mistake
 from espalier.wire.plan import BlockPlan, LinearPlan, ModelPlan
 from espalier.wire.structure import Structure, structured_plan, units_of
 
@@ -69,28 +73,43 @@ class OpenedModel:
         scales: "Mapping[str, Tensor] | None" = None,
     ) -> None:
         self.directory = directory
-        path = directory / "config.json"
-        try:
-            self.config: dict[str, Any] = read_json(path.read_text())
-            if not isinstance(self.config, dict):
-                raise ValueError
-        except FileNotFoundError:
-            raise Mistake(
-                f"model = {str(directory)!r}: has no config.json; name the directory of a Hugging Face model"
-            ) from None
-        except (OSError, ValueError):
-            raise Mistake(f"{path}: is not a JSON file that can be read; copy the model again") from None
+        path = directory / CONFIG
+        self.config: dict[str, Any] = read_config(path)
+        """What ``config.json`` says, for what is written; its values are read by ``configured``."""
+        self.cut: Structure | None = None
         quantisation = self.config.pop(CONFIG_KEY, None)
         doubly = bool(quantisation) and is_doubly_quantised(quantisation, str(path))
         self.family: Family = family_of(self.config, str(path))
         files = Checkpoint(directory)
+        self.is_as_stored = not quantisation
+        """True if config.json and the tensors' names are those of the directory: a copy of them describes the model."""
+        self._name_as_loaded(files)
         self.checkpoint: Checkpoint = QuantisedCheckpoint(files, doubly) if quantisation else files
-        self.cut: Structure | None = None
         self.plan: ModelPlan = self._make_plan()
         self.structure = self._own_structure()
         """What it keeps of the model that nothing was cut from; None if it is that model."""
         if cut is not None:
             self._cut_out(cut, given or {}, scales or {})
+
+    def _name_as_loaded(self, files: Checkpoint) -> None:
+        """Give a decoder's tensors the names, and the configuration the tie, that transformers ends up with."""
+        if self.family.kind != "decoder":
+            return  # ``stored_name`` knows an encoder's names
+        stored = files.tensors
+        files.tensors = with_base_prefix(self.family, stored, self.directory)
+        head, embedding = head_and_embedding(self.family)
+        if head in files.tensors and self._says_tied():
+            if embedding not in files.tensors:
+                files.tensors = under_embedding(self.family, files.tensors)
+            elif has_other_head(self.family, files):
+                self.config[TIED] = False
+                self.is_as_stored = False
+        self.is_as_stored &= list(stored) == list(files.tensors)
+
+    def _says_tied(self) -> bool:
+        """Return True if the configuration ties head and embedding; whether they are tied depends on the files too."""
+        said = self.config.get(TIED)
+        return bool(self.configured(TIED) if said is None else said)
 
     def _own_structure(self) -> Structure | None:
         """That of a smaller model which lies in the directory."""
@@ -98,12 +117,14 @@ class OpenedModel:
             return None
         path = self.directory / STRUCTURE_FILE
         try:
-            document = read_json(path.read_text())
-        except (OSError, ValueError):
-            raise Mistake(f"{path}: is missing or no JSON file; copy the model again") from None
+            document = read_json(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise Mistake(f"{path}: {error.strerror}, and without it blocks have no known widths; copy that file") from None
+        except (ValueError, RecursionError) as error:
+            raise Mistake(f"{path}: is no JSON file: {first_line(error)}; copy that file again") from None
         structure = Structure.from_json(document, str(path))
         if [block.units for block in structure.blocks] != [units_of(self.plan, block) for block in self.plan.blocks]:
-            raise Mistake(f"{path}: is the structure of another model than the one beside it; copy the model again")
+            raise Mistake(f"{path}: is the structure of another model than the one beside it; copy both from one export")
         return structure
 
     def require_units(self) -> None:
@@ -136,21 +157,46 @@ class OpenedModel:
 
     def _make_plan(self) -> ModelPlan:
         key = self.family.num_blocks_key
-        num_blocks = self.config.get(key)
-        if not isinstance(num_blocks, int) or num_blocks < 1:
-            raise Mistake(f"{self.directory / 'config.json'}: {key} = {num_blocks!r} must be a positive integer")
+        num_blocks = self._count_of(key)
         beyond = tuple(self.family.file_names(f"{self.family.blocks}.{num_blocks}."))
         if any(name.startswith(beyond) for name in self.checkpoint.tensors):
             raise Mistake(
-                f"{self.directory / 'config.json'}: {key} = {num_blocks}, but the files hold more blocks; copy the model again"
+                f"{self.directory / CONFIG}: {key} = {num_blocks}, but the files hold more blocks, which transformers would "
+                "leave out; set it to the number of blocks of the files"
             )
         blocks = tuple(self._block(index) for index in range(num_blocks))
         parts = self._parts()
         counted = (stored for name, stored in self.checkpoint.tensors.items() if name.startswith(parts))
         features = blocks[0].linears[0].shape[1] if self.family.kind == "encoder" else 0
-        _, heads_per_group = self.family.kv_groups(self.config)
-        head_dim = self.family.head_dim(self.config)
-        return ModelPlan(blocks, sum(math.prod(stored.shape) for stored in counted), features, head_dim, heads_per_group)
+        return ModelPlan(blocks, sum(math.prod(stored.shape) for stored in counted), features, *self._heads(blocks[0]))
+
+    def _heads(self, block: BlockPlan) -> tuple[int, int]:
+        """Return the width of an attention head, and the number of query heads of a key-value group.
+
+        With the number of query heads given, the rows of the matrices say both, whatever the configuration leaves out.
+        """
+        if isinstance(widths := self.config.get(WIDTHS), dict):  # blocks of a smaller model have other numbers of heads
+            return self._positive(widths, "head_dim"), self._positive(widths, "heads_per_group")
+        key = self.family.query_heads_key
+        heads, rows, key_rows = self._count_of(key), block.linear("attn.q").shape[0], block.linear("attn.k").shape[0]
+        head_dim = rows // heads
+        if rows % heads or key_rows % head_dim or heads % (key_rows // head_dim):
+            raise Mistake(
+                f"{self.directory / CONFIG}: {key} = {heads} does not go with {block.linear('attn.q').parameter}, which has "
+                f"{rows} rows, and {block.linear('attn.k').parameter}, which has {key_rows}; set it as the model was trained"
+            )
+        return head_dim, heads // (key_rows // head_dim)
+
+    def _count_of(self, key: str) -> int:
+        """Return a count that the plan needs; transformers, which takes seconds to import, is asked if it is not written."""
+        said = self.config.get(key)
+        return self._positive({key: self.configured(key) if said is None else said}, key)
+
+    def _positive(self, values: Mapping[str, Any], key: str) -> int:
+        value = values.get(key)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise Mistake(f"{self.directory / CONFIG}: {key} = {value!r} must be a positive integer")
+        return value
 
     def _block(self, index: int) -> BlockPlan:
         linears = tuple(self._linears(index))
@@ -198,20 +244,21 @@ class OpenedModel:
         return found if isinstance(found, int) else None
 
     def configured(self, key: str) -> Any:
-        """A value of ``config.json``; one that is not written there is transformers' own."""
-        if key in self.config:
-            return self.config[key]
-        with _explained(str(self.directory / "config.json")):
-            return getattr(self._transformers_config(), key, None)
+        """Return a value of the configuration as transformers has it; None if it knows no such key."""
+        return getattr(self._transformers_config(), key, None)
 
     def _transformers_config(self) -> "PretrainedConfig":
-        if self.cut is not None or has_own_code(self.config):
-            return build_config(self.config)
-        from transformers import AutoConfig
+        """Return transformers' own object of the configuration, a new one each time."""
+        with explained(str(self.directory / CONFIG)):
+            if self.cut is not None or has_own_code(self.config):
+                return build_config(self.config)
+            from transformers import AutoConfig
 
-        config = AutoConfig.from_pretrained(self.directory, local_files_only=True, trust_remote_code=False)
-        vars(config).pop(CONFIG_KEY, None)  # else it would be said of modules that are not quantised
-        return config
+            config = AutoConfig.from_pretrained(self.directory, local_files_only=True, trust_remote_code=False)
+            vars(config).pop(CONFIG_KEY, None)  # else it would be said of modules that are not quantised
+            if not self.is_as_stored and self.config.get(TIED) is False:
+                setattr(config, TIED, False)
+            return config
 
     def _linears(self, index: int) -> list[LinearPlan]:
         linears = []
@@ -219,8 +266,13 @@ class OpenedModel:
             wanted = f"{self.family.blocks}.{index}.{module}.weight"
             parameter = self.stored_name(wanted) or wanted
             stored = self.checkpoint.tensors.get(parameter)
-            if stored is None or len(stored.shape) != 2:
-                raise Mistake(f"{self.directory}: tensor {parameter} is missing or not a matrix; copy the model again")
+            if stored is None:
+                raise missing_tensor(self, parameter)
+            if len(stored.shape) != 2 or stored.dtype not in FLOATING:
+                raise Mistake(
+                    f"{stored.shard}: {parameter} is {stored.dtype} {list(stored.shape)}, and must be a matrix of one of the "
+                    f"dtypes {', '.join(FLOATING)}; name the model as it was trained"
+                )
             bias = self.stored_name(wanted.removesuffix("weight") + "bias") is not None
             linears.append(LinearPlan(name, parameter, (stored.shape[0], stored.shape[1]), stored.dtype, bias))
         return linears
@@ -236,25 +288,22 @@ class OpenedModel:
         Mistake
             transformers cannot build a model from ``config.json``, or ``num_labels`` does not go with the family.
         """
-        path = self.directory / "config.json"
-        check_labels(self.family, num_labels, str(path))
-        with _explained(str(path)):
-            config = self._transformers_config()
-        return skeleton_of(config, self.family, num_labels, str(path))
+        where = str(self.directory / CONFIG)
+        check_labels(self.family, num_labels, where)
+        return skeleton_of(self._transformers_config(), self.family, num_labels, where)
 
     @cached_property
     def tokenizer(self) -> "PreTrainedTokenizerBase":
-        """The model's tokenizer; in one process all that open the same files have the same."""
-        try:
-            if has_own_code(self.config):
-                self._transformers_config()  # so that transformers knows the classes of a smaller model
-            return _tokenizer_in(self.directory, _stamps(self.directory))
-        except INTERRUPTS:
-            raise
-        except BaseException as error:
-            raise Mistake(
-                f"{self.directory}: the tokenizer cannot be loaded ({type(error).__name__}); put it beside the model"
-            ) from error
+        """The model's tokenizer; in one process all that open the same files have the same.
+
+        Raises
+        ------
+        Mistake
+            It cannot be loaded; the reason names the file.
+        """
+        if has_own_code(self.config):
+            self._transformers_config()  # so that transformers knows the classes of a smaller model
+        return load_tokenizer(self.directory, _stamps(self.directory))
 
     @property
     def num_tokens(self) -> int:
@@ -303,18 +352,41 @@ class OpenedModel:
             given = {name: self._tensor_sha256(name) for name in sorted({*self.checkpoint.given, *scaled})}
             parts = [OpenedModel(self.directory).sha256, self.cut.sha256, given]
             return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-        digest, files = hashlib.sha256(), self.checkpoint
-        if isinstance(files, QuantisedCheckpoint):
-            files = files.files
+        return self._read_through(lambda name, chunk: None)
+
+    def _read_through(self, see: Callable[[str, bytes], None]) -> str:
+        """Return the hash of the directory's files, and let ``see`` have each piece of each stored tensor on the way."""
+        digest, files = hashlib.sha256(), self.stored
         for name in beats(sorted(files.tensors), "hashing tensor"):
             stored = files.tensors[name]
             digest.update(json.dumps([name, stored.dtype, list(stored.shape)]).encode())
             for chunk in files.chunks(name):
                 digest.update(chunk)
+                see(name, chunk)
         for file in TOKENIZER_FILES:
             if (path := self.directory / file).exists():
                 digest.update(file.encode() + hashlib.sha256(path.read_bytes()).digest())
         return digest.hexdigest()
+
+    @property
+    def stored(self) -> Checkpoint:
+        """The tensors as the files hold them, where nothing is cut out of them: matrices in NF4 are codes and scales."""
+        return self.checkpoint.files if isinstance(self.checkpoint, QuantisedCheckpoint) else self.checkpoint
+
+    @cached_property
+    def magnitudes(self) -> dict[str, float]:
+        """The largest magnitude in each stored tensor of a floating dtype: NaN or infinity where one is not finite.
+
+        The files are read once for it and for the hash together.
+        """
+        largest = {name: 0 for name, stored in self.stored.tensors.items() if stored.dtype in FLOATING}
+
+        def see(name: str, chunk: bytes) -> None:
+            if name in largest:
+                largest[name] = max(largest[name], magnitude_bits(self.stored.tensors[name].dtype, chunk))
+
+        self.__dict__["sha256"] = self._read_through(see)
+        return {name: magnitude(self.stored.tensors[name].dtype, bits) for name, bits in largest.items()}
 
     def _tensor_sha256(self, name: str) -> str:
         stored, digest = self.checkpoint.tensors[name], hashlib.sha256()
@@ -325,18 +397,9 @@ class OpenedModel:
 
 
 def _stamps(directory: Path) -> tuple[tuple[str, int, int, int], ...]:
-    """What changes when a file of a directory does."""
-    found = [(entry.name, entry.stat()) for entry in os.scandir(directory)]
+    """What changes when a file of a directory does; of a link to a file that is not there, the link itself."""
+    found = [(entry.name, entry.stat(follow_symlinks=os.path.exists(entry.path))) for entry in os.scandir(directory)]
     return tuple(sorted((name, stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in found))
-
-
-@lru_cache(maxsize=4)
-def _tokenizer_in(directory: Path, stamps: object) -> "PreTrainedTokenizerBase":
-    """The tokenizer of a directory whose files have such stamps."""
-    with importing():
-        from transformers import AutoTokenizer
-
-        return AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
 
 
 def check_labels(family: Family, num_labels: int | None, where: str) -> None:
@@ -369,7 +432,7 @@ def skeleton_of(config: "PretrainedConfig", family: Family, num_labels: int | No
         from accelerate import init_empty_weights
         from transformers.initialization import no_init_weights
 
-    with _explained(where), importing():  # of what transformers needs for this kind of model
+    with explained(where), importing():  # of what transformers needs for this kind of model
         _without_named_code(config)
         if num_labels is not None:
             config.num_labels = num_labels
@@ -383,18 +446,6 @@ def _without_named_code(config: "PretrainedConfig") -> None:
     """Forget which code a configuration names for attention and the like: code of the hub would be fetched, and run."""
     for name in [name for name in vars(config) if name.endswith(("implementation", "implementation_internal"))]:
         vars(config)[name] = None
-
-
-@contextmanager
-def _explained(where: str) -> Iterator[None]:
-    """Turn what transformers raises when it builds a model into a mistake that names the file."""
-    try:
-        yield
-    except INTERRUPTS:
-        raise
-    except BaseException as error:
-        text = str(error).splitlines() or [""]
-        raise Mistake(f"{where}: transformers cannot build this model: {type(error).__name__}: {text[0]}") from error
 
 
 def _of_a_run(directory: Path) -> Path:

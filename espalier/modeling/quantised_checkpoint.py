@@ -65,7 +65,8 @@ class QuantisedCheckpoint(Checkpoint):
         """What is known of each matrix in NF4, by its name."""
         if not self.matrices:
             raise Mistake(
-                f"{self.directory}: {CONFIG_KEY} in config.json is set, but no matrix is in NF4; copy the model again"
+                f"{self.directory}: {CONFIG_KEY} in config.json is set, but no matrix is in NF4; files and "
+                f"config.json are not of one model: remove {CONFIG_KEY}, or name the files in NF4"
             )
         self.tensors = {name: self._shown(name, stored) for name, stored in files.tensors.items() if name not in of}
         self._right_tables: set[str] = set()
@@ -78,12 +79,13 @@ class QuantisedCheckpoint(Checkpoint):
             raise Mistake(f"{where}: {name} is quantised to FP4; name the model as it was before it was quantised, or in NF4")
         state = self._require(name, f"{name}.{STATE}", "U8", None)
         if state.num_bytes > LONGEST_STATE:
-            raise Mistake(f"{state.shard}: tensor {name}.{STATE} is too long; copy the model again")
+            what = f"{state.shard}: tensor {name}.{STATE} has {state.num_bytes} bytes, more than {LONGEST_STATE}"
+            raise Mistake(f"{what}, and is no state that bitsandbytes writes; quantise the model anew")
         try:
             held = held_matrix(b"".join(self.files.chunks(f"{name}.{STATE}")), self.double_quantisation)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            why = error if type(error) is ValueError else "it cannot be read"
-            remedy = "copy the model again, or name it as it was before it was quantised"
+            why = error if type(error) is ValueError else f"it cannot be read ({type(error).__name__}: {error})"
+            remedy = "name the model as it was before it was quantised"
             raise Mistake(f"{state.shard}: tensor {name}.{STATE}: {why}; {remedy}") from None
         self._require(name, name, "U8", (math.prod(held.shape) // 2, 1))
         for part, (dtype, shape, _) in stored_parts(held.shape, self.double_quantisation).items():
@@ -96,11 +98,14 @@ class QuantisedCheckpoint(Checkpoint):
         if stored is None:
             near = self.files.tensors.get(matrix)
             where = near.shard if near else self.shards[0]
-            raise Mistake(f"{where}: tensor {name} is missing; copy the model again")
+            raise Mistake(
+                f"{where}: tensor {name} is missing, which belongs to {matrix} in NF4; copy the files of the model again"
+            )
         if stored.dtype != dtype or shape not in (None, stored.shape):
             wanted = dtype if shape is None else f"{dtype} {list(shape)}"
             raise Mistake(
-                f"{stored.shard}: tensor {name} is {stored.dtype} {list(stored.shape)}, not {wanted}; copy the model again"
+                f"{stored.shard}: tensor {name} is {stored.dtype} {list(stored.shape)}, not {wanted} as {matrix} in NF4 needs; "
+                "quantise the model anew"
             )
         return stored
 
@@ -195,7 +200,7 @@ class QuantisedCheckpoint(Checkpoint):
         for part, table in (("quant_map", "table"), ("nested_quant_map", "nested_table")):
             stored = self.files.tensors.get(f"{name}.{part}")
             if stored is not None and not torch.equal(self.files.read(f"{name}.{part}"), self._tables[table]):
-                raise Mistake(f"{stored.shard}: tensor {name}.{part} is not the table of NF4; copy the model again")
+                raise Mistake(f"{stored.shard}: tensor {name}.{part} is not bitsandbytes' table of NF4; quantise it anew")
         self._right_tables.add(name)
 
 

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from espalier.modeling.checkpoint import ShardWriter
+from espalier.modeling.checkpoint import INDEX, ShardWriter
 from espalier.modeling.export import bits_of, made_whole
-from espalier.modeling.model_files import INDEX, copy_beside
+from espalier.modeling.model_files import copy_beside
 from espalier.modeling.opened import OpenedModel
 from espalier.modeling.quantised import Nf4Matrix, quantise, require_quantisable, state_of, tables
 from espalier.modeling.quantised_checkpoint import held_in_nf4
@@ -86,9 +86,9 @@ def _plain_config(model: OpenedModel) -> dict[str, Any]:
 
 def _compute_dtype(model: OpenedModel) -> str:
     """In which transformers will hold what is not quantised, and so the hidden states, by torch's name."""
-    named = model.config.get("dtype") or model.config.get("torch_dtype")
+    named = str(model.configured("dtype")).removeprefix("torch.")
     if named in COMPUTE_DTYPES.values():
-        return str(named)
+        return named
     return COMPUTE_DTYPES.get(model.plan.blocks[0].linears[0].dtype, "float32")
 
 

@@ -1,6 +1,7 @@
 """How much a site can compute: the speed of matrix products on the device and with the threads that it would work with."""
 
 import time
+from functools import cache
 
 import torch
 
@@ -19,6 +20,12 @@ def measured_capability(computing: Computing) -> float:
     matrix = torch.ones(SIZE, SIZE, device=computing.device, dtype=computing.dtype)
     best = min(_seconds(matrix) for _ in range(REPEATS))
     return float(f"{2 * SIZE**3 / best / GIGA:.1e}")
+
+
+@cache
+def capability_of_this_process(computing: Computing) -> float:
+    """Return ``measured_capability``, measured once in a process."""
+    return measured_capability(computing)
 
 
 def _seconds(matrix: torch.Tensor) -> float:

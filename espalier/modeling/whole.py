@@ -16,9 +16,9 @@ from espalier.modeling.families import Family
 from espalier.modeling.opened import OpenedModel
 from espalier.modeling.quantised import linear_of, tables
 from espalier.modeling.quantised_cache import quantised_linears
+from espalier.modeling.tensor_faults import missing_tensor, wrong_shape
 from espalier.modeling.tensor_pieces import converted
 from espalier.pace.beats import beats
-from espalier.settings.mistakes import Mistake
 
 Base = Literal["float32", "bfloat16", "nf4"]
 """How the frozen weights are held."""
@@ -88,10 +88,9 @@ def _sources(model: OpenedModel, whole: nn.Module) -> dict[str, str]:
         if name.startswith(head):
             continue
         if (source := model.stored_name(name)) is None:
-            raise Mistake(f"{model.directory}: tensor {name} is missing; copy the model again")
-        if (found := model.checkpoint.tensors[source].shape) != tuple(wanted.shape):
-            shapes = f"is {list(found)}, config.json makes it {list(wanted.shape)}"
-            raise Mistake(f"{model.directory}: {source} {shapes}; copy the model again")
+            raise missing_tensor(model, name)
+        if model.checkpoint.tensors[source].shape != tuple(wanted.shape):
+            raise wrong_shape(model, source, tuple(wanted.shape))
         sources[name] = source
     return sources
 

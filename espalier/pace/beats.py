@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TypeVar
 
+from espalier.amounts import duration
+
 T = TypeVar("T")
 
 Listener = Callable[[str], None]
@@ -73,7 +75,7 @@ class Share:
             return
         total = max(done, self._total)
         left = (self._now() - self._began) * (total - done) / done
-        beat(f"{self._what}: {done / total:.0%}, {left:.0f} s left")
+        beat(f"{self._what}: {done / total:.0%}, {duration(left)} left")
 
 
 def in_shares(parts: Collection[T], what: str) -> Iterator[T]:
@@ -105,7 +107,7 @@ class Pace:
         now = self._now()
         if now - self._last >= self._every:
             self._last = now
-            self._say(f"{text}  [{now - self._began:.0f} s]")
+            self._say(f"{text}  [{duration(now - self._began)}]")
 
     def another_line(self) -> None:
         """Something else was said just now, so that the next line can wait."""

@@ -30,10 +30,19 @@ class FederationSettings(Table):
         "`importance`: what its LoRA modules are worth; `paper`: as the method's paper has it.",
     )
     max_weight_ratio: float = Field(
-        10.0,
+        2.0,
         ge=1,
-        description="A client weighs at most so many times as much as the median client; `summary.json` says what was cut "
-        "(`capped`).",
+        description="A client weighs at most so many times as much as the median client, and as the mean one: with 2 no client "
+        "of eight has more than 25% of the weight. 1: all weigh alike; 1000000: as they say. `summary.json` says whose "
+        "weight was cut (`capped`).",
+    )
+    max_update_ratio: float = Field(
+        2.0,
+        ge=1,
+        description="What a client changed of a tensor counts up to so many times the norm of the median client's change; a "
+        "larger one is scaled down. With fedspallm's SparseGPT twice that ratio, row by row. 1000000: any. It takes three "
+        "clients. "
+        "`summary.json` says whose was (`capped`).",
     )
     max_capability_ratio: float = Field(
         4.0, ge=1, description="A capability that a node states counts at most so many times as much as the median's."

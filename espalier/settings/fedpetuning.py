@@ -20,8 +20,8 @@ class AdapterAveraging(MethodSettings):
     """What every method says that averages adapters."""
 
     FEDERATION: ClassVar[tuple[str, ...]] = (
-        "rounds", "sampled-clients", "client-weights", "max-weight-ratio", "payload", "rounding", "error-feedback",
-        "keep-optimizer",
+        "rounds", "sampled-clients", "client-weights", "max-weight-ratio", "max-update-ratio", "payload",
+        "rounding", "error-feedback", "keep-optimizer",
     )  # fmt: skip
     ROUNDS = 3
     WEIGHTS: ClassVar[tuple[str, ...]] = ("samples", "equal")

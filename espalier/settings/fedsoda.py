@@ -4,6 +4,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from espalier.amounts import count
 from espalier.settings.federation import FederationSettings
 from espalier.settings.fedpetuning import AdapterAveraging
 from espalier.settings.lora import LoraSettings
@@ -26,6 +27,7 @@ class FedSodaSettings(AdapterAveraging):
         "group-layers": {"drop": ("similar",)},
         "groups": {"drop": ("similar",)},
         "dropped-layers": {"drop": ("uniform",)},
+        "uniform-rounding": {"drop": ("uniform",)},
     }
 
     adapter_layers: int = Field(3, ge=1, description="Last blocks, which are the adapter: clients train their LoRA (L_A).")
@@ -38,6 +40,11 @@ class FedSodaSettings(AdapterAveraging):
     group_layers: int = Field(3, ge=0, description="Blocks that go of each group (n).")
     groups: int = Field(4, ge=1, description="Groups of blocks (p).")
     dropped_layers: int = Field(12, ge=0, description="Blocks that go at even distances.")
+    uniform_rounding: Literal["nearest", "down"] = Field(
+        "nearest",
+        description="How the places of the blocks that stay are rounded when blocks go at even distances: `nearest` as in "
+        "Offsite-Tuning's code, `down` as in the code of FedOT and FedBiOT.",
+    )
     emulator: Literal["nf4", "stored"] = Field(
         "nf4", description="What clients download: the sub-model with its linears in NF4, or as the base's files have it."
     )
@@ -116,7 +123,7 @@ class FedSodaSettings(AdapterAveraging):
         if not blocks:
             raise Mistake(
                 f"fedsoda.adapter-layers = {self.adapter_layers}, first-layers = {self.first_layers}: the model has "
-                f"{num_blocks} blocks, and none is left for the emulator; lower them"
+                f"{count(num_blocks, 'block')}, and none is left for the emulator; lower them"
             )
         return blocks
 

@@ -13,7 +13,9 @@ from espalier.settings.table import ReadWith
 class FedSpaLLMSettings(PruningSettings):
     """Table ``[fedspallm]`` (paper's terms: FedSpaLLM section 4). A layer is a decoder block."""
 
-    FEDERATION: ClassVar[tuple[str, ...]] = ("rounds", "client-weights", "max-weight-ratio", "max-capability-ratio")
+    FEDERATION: ClassVar[tuple[str, ...]] = (
+        "rounds", "client-weights", "max-weight-ratio", "max-update-ratio", "max-capability-ratio",
+    )  # fmt: skip
     WEIGHTS: ClassVar[tuple[str, ...]] = ("equal", "samples")
     READ_WITH: ClassVar[ReadWith] = {
         "sparsity": {"pattern": ("",)},
@@ -22,6 +24,7 @@ class FedSpaLLMSettings(PruningSettings):
         "damping": {"local-method": ("sparsegpt",)},
         "damping-mean": {"local-method": ("sparsegpt",)},
         "federation.max-capability-ratio": {"capabilities": ("",)},
+        "federation.max-update-ratio": {"local-method": ("sparsegpt",)},
         "ties": {"mask-expansion": (True,)},
     }
 

@@ -4,6 +4,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from espalier.amounts import count
 from espalier.settings.federation import FederationSettings
 from espalier.settings.fedpetuning import AdapterAveraging
 from espalier.settings.lora import LoraSettings
@@ -21,7 +22,7 @@ class FedSpineSettings(AdapterAveraging, CutSettings, PersonalModelSettings, Tim
     """Table ``[fedspine]`` (Yao et al. 2025)."""
 
     FEDERATION: ClassVar[tuple[str, ...]] = (
-        "rounds", "sampled-clients", "client-weights", "max-weight-ratio", "payload", "rounding",
+        "rounds", "sampled-clients", "client-weights", "max-weight-ratio", "max-update-ratio", "payload", "rounding",
     )  # fmt: skip
     ROUNDS = 10
     WEIGHTS: ClassVar[tuple[str, ...]] = ("importance", "samples", "equal")
@@ -196,8 +197,8 @@ class FedSpineSettings(AdapterAveraging, CutSettings, PersonalModelSettings, Tim
         if rounds < 2 or steps <= most:
             return []
         return [
-            f"{method}.prune-rounds = {steps}: in {rounds} rounds (federation.rounds) not even the largest arms come to the "
-            f"share; lower it to {most} or less"
+            f"{method}.prune-rounds = {steps}: in {count(rounds, 'round')} (federation.rounds) not even the largest arms "
+            f"come to the share; lower it to {most} or less"
         ]
 
     def _schedule_too_long(self, method: str, rounds: int) -> list[str]:

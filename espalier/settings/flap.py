@@ -19,9 +19,10 @@ class FlapSettings(StructuredSettings):
         True, description="Attention's scores are squared before they are standardised, as in the published code."
     )
     max_client_ratio: float = Field(
-        10.0,
+        2.0,
         ge=1,
-        description="A client's tokens, and the size of its inputs, count at most so many times the median client's.",
+        description="A client's tokens and the size of its inputs count at most so many times the median client's. Each of its "
+        "variances stays within twice that ratio of the median client's, above and below. 1000000: as they are.",
     )
     bias_compensation: bool = Field(
         True, description="The mean of what was cut is added as a bias, also where the family has none there (section 3.4)."

@@ -14,6 +14,7 @@ from typing import Self
 import numpy as np
 from pydantic import Field, ValidationError, field_validator, model_validator
 
+from espalier.amounts import count
 from espalier.settings.mistakes import Mistake
 from espalier.settings.seeds import derive_seed
 from espalier.settings.table import Table, mistake_lines
@@ -96,7 +97,9 @@ class Fleet(Table):
     def require(self, num_clients: int, key: str = "num-clients") -> None:
         """``Mistake`` where a run has more clients than there are devices."""
         if num_clients > self.size:
-            raise Mistake(f"{key} = {num_clients}: the fleet has {self.size} devices; lower it, or add devices to the fleet")
+            raise Mistake(
+                f"{key} = {num_clients}: the fleet has {count(self.size, 'device')}; lower it, or add devices to the fleet"
+            )
 
     def drawn(self, seed: int, device: int, server_round: int) -> Conditions:
         """What one device has in one round, counted from 1.

@@ -41,10 +41,11 @@ class LlmPrunerSettings(StructuredSettings):
     spare_first: int = Field(1, ge=0, description="Blocks at the beginning that stay whole; the paper spares 4 of 32.")
     spare_last: int = Field(1, ge=0, description="Blocks at the end that stay whole; the paper spares 2 of 32.")
     max_score_ratio: float = Field(
-        10.0,
+        2.0,
         ge=1,
         description="A client's scores, and its normal equations where units are rescaled, count at most so many times as "
-        "much as the median client's.",
+        "much as the median client's. Each number stays within twice that ratio of the median client's, above and below. "
+        "1000000: as they are.",
     )
     rearrange: Refined = Field(
         "off",

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
+from espalier.amounts import count
 from espalier.settings.federation import FederationSettings
 from espalier.settings.mistakes import Mistake
 from espalier.settings.structured import SmallerSettings
@@ -21,7 +22,9 @@ WITH_A_LAYER = {"replacement": ("layer",)}
 class LlmStreamlineSettings(SmallerSettings):
     """Table ``[llm-streamline]`` (Chen et al. 2025, section 2)."""
 
-    FEDERATION: ClassVar[tuple[str, ...]] = ("rounds", "client-weights", "max-weight-ratio", "payload", "rounding")
+    FEDERATION: ClassVar[tuple[str, ...]] = (
+        "rounds", "client-weights", "max-weight-ratio", "max-update-ratio", "payload", "rounding",
+    )  # fmt: skip
     ROUNDS: ClassVar[int] = 3
     WEIGHTS: ClassVar[tuple[str, ...]] = ("samples", "equal")
     FIRST_DELIVERY: ClassVar[int] = 2
@@ -36,6 +39,11 @@ class LlmStreamlineSettings(SmallerSettings):
     replacement: Literal["layer", "none"] = Field(
         "layer",
         description="What takes the place of the blocks that go: one trained layer, for which one block more goes, or nothing.",
+    )
+    last_hidden_state: Literal["after-norm", "before-norm"] = Field(
+        "after-norm",
+        description="Hidden state that counts as the last block's output when blocks are compared: `after-norm`, behind the "
+        "model's final norm, as in the published code; `before-norm`, the output itself.",
     )
     steps: int = Field(50, ge=1, description="Optimiser steps of a client in each round that trains the layer.")
     batch_windows: int = Field(8, ge=1, description="Windows of an optimiser step.")
@@ -67,6 +75,11 @@ class LlmStreamlineSettings(SmallerSettings):
         )
 
     @property
+    def compares_after_norm(self) -> bool:
+        """True if the last block's output is compared behind the model's final norm."""
+        return self.last_hidden_state == "after-norm"
+
+    @property
     def makes_alone(self) -> bool:
         """The rounds train the layer of all; a client's own choice of blocks needs no message."""
         return self.replacement == "layer"
@@ -81,7 +94,7 @@ class LlmStreamlineSettings(SmallerSettings):
         """
         fewer = math.ceil(self.share * num_blocks - 1e-9)
         if fewer >= num_blocks:
-            raise Mistake(f"share = {self.share}: of {num_blocks} blocks none would stay; lower it")
+            raise Mistake(f"share = {self.share}: of {count(num_blocks, 'block')} none would stay; lower it")
         return fewer
 
     def span(self, num_blocks: int) -> int:

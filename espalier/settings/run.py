@@ -5,7 +5,7 @@ import json
 import os
 import re
 from collections.abc import Collection, Mapping
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, ClassVar, Literal, TypeVar, get_args
 
 from pydantic import Field, SerializeAsAny, ValidationError, field_validator
 
@@ -14,7 +14,8 @@ from espalier.settings.lora import LoraSettings
 from espalier.settings.method import MethodSettings
 from espalier.settings.methods import METHODS, all_tables, settings_of, tables_of
 from espalier.settings.mistakes import Mistake
-from espalier.settings.table import Table, mistake_lines, unknown_key
+from espalier.settings.personal import PersonalModelSettings
+from espalier.settings.table import ReadWith, Table, mistake_lines, unknown_key
 from espalier.settings.task import TEXT, TaskSettings
 from espalier.settings.training import TrainingSettings
 from espalier.settings.unread import not_read, one_of
@@ -84,6 +85,8 @@ class DataSettings(Table):
 class EvaluationSettings(Table):
     """Table ``[evaluation]``: the public text on which models are compared."""
 
+    READ_WITH: ClassVar[ReadWith] = {"centralized": {"baselines": (True,)}}
+
     texts: str = Field(
         "documentation",
         description="Public texts on which models are compared, comma-separated, at most 16: `documentation` and `code` (a "
@@ -91,6 +94,12 @@ class EvaluationSettings(Table):
     )
     window_tokens: int = Field(256, ge=2, description="Tokens per evaluation window.")
     max_windows: int = Field(48, ge=0, description="Windows per public text; 0 takes all.")
+    baselines: bool = Field(
+        True,
+        description="Compare the result with what clients get alone and with pooled data. `false` leaves both out, as "
+        "`local-only = false` and `centralized = 'off'` do together; the dense model is always measured, and with "
+        "`sft-p` and `fedspine` clients' own models, which are the result.",
+    )
     local_only: bool = Field(
         True,
         description="Clients evaluate the result that they get alone on the public text. With a tuning method this takes "
@@ -190,10 +199,12 @@ class RunSettings(Table):
         "they are the quorum, and the others are dropped. 0: a day, or ten times `deadline-seconds` times `attempts` if that "
         "is longer; in simulation without a limit.",
     )
-    export_check: Literal["transformers", "streamed"] = Field(
-        "transformers",
-        description="How the exported model is reloaded to check it; `streamed`: block by block, for models larger than "
-        "memory.",
+    export_check: Literal["streamed", "transformers"] = Field(
+        "streamed",
+        description="How plain transformers and peft load a result to check it, for every method, at the server and at "
+        "clients that write a model of their own. `streamed`: the weights stay in the files, and each module's are read when "
+        "the module computes, so that models larger than memory can be checked; a base model in NF4, which bitsandbytes "
+        "cannot read so, is loaded whole in 4 bits to check an adapter. `transformers`: the whole model is in memory.",
     )
     data: DataSettings = DataSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
@@ -208,6 +219,19 @@ class RunSettings(Table):
     def tunes(self) -> bool:
         """Whether clients train in this run, on sequences of a task or text; else they read calibration windows."""
         return METHODS[self.method].tunes
+
+    @property
+    def clients_evaluate(self) -> bool:
+        """Whether clients evaluate on the public texts or items: what they get alone, or their own models where each has one.
+
+        Models of their own are the result, and no baseline.
+        """
+        wanted = self.evaluation.baselines or isinstance(self.job, PersonalModelSettings)
+        return self.evaluation.local_only and wanted
+
+    def makes_centralized(self, *, simulation: bool) -> bool:
+        """Whether the server makes the pooled-data baseline."""
+        return simulation and self.evaluation.baselines and self.evaluation.centralized != "off"
 
     def of(self, kind: type[J]) -> J:
         """The chosen method's own table, which must be of a kind."""
@@ -358,7 +382,7 @@ def _not_read_in_tables(flat: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
         readers = tuple(name for name in METHODS if field.alias in settings_of(name).FEDERATION)
         if method not in readers:
             found[f"federation.{field.alias}"] = ("method", one_of("method", readers))
-    for table in tables_of(method):
+    for table in ("evaluation", *tables_of(method)):
         for key, conditions in kinds[table].READ_WITH.items():
             for choice, values in conditions.items():
                 chosen, whole = (name if "." in name else f"{table}.{name}" for name in (choice, key))
@@ -421,7 +445,7 @@ def _wrong_combinations(nested: Mapping[str, Any], simulation: bool) -> list[str
         lines.append(f"data.path = '{path}': a client's number is written {{client}}; a rank is that of an adapter")
     if partition in ("by-field", "dirichlet") and name == TEXT and (source not in ("jsonl", "hub") or not field):
         lines.append(f"data.partition = '{partition}': needs data.source = 'jsonl' or 'hub' and data.partition-field")
-    if name != TEXT and source not in ("jsonl", "hub", *(() if simulation else ("documentation",))):
+    if simulation and name != TEXT and source not in ("jsonl", "hub"):  # sites of a deployment have records of their own
         lines.append(f"task.name = '{name}': needs data.source = 'jsonl' or 'hub', not '{source}'")
     if partition != "iid" and source in BUILT_IN_TEXTS:
         lines.append(f"data.partition = '{partition}': '{source}' has one source per client; set data.source")

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
+from espalier.amounts import count
 from espalier.settings.federation import FederationSettings
 from espalier.settings.fedpetuning import AdapterAveraging
 from espalier.settings.lora import LoraSettings
@@ -157,7 +158,8 @@ class SftPSettings(AdapterAveraging, PersonalModelSettings):
             )
         if self.late_clients >= num_clients:
             lines.append(
-                f"{method}.late-clients = {self.late_clients}: of {num_clients} clients none is left for the rounds; lower it"
+                f"{method}.late-clients = {self.late_clients}: of {count(num_clients, 'client')} none is left for the "
+                "rounds; lower it"
             )
         if self.late_clients and not self.conditioned:
             lines.append(

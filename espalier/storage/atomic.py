@@ -1,9 +1,10 @@
 """Files that are either the old or the new one, never half of it: write, fsync, rename, fsync the directory."""
 
 import json
+import math
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -50,8 +51,37 @@ def write_bytes(path: Path, data: bytes, mode: int = 0o644) -> None:
 
 
 def write_json(path: Path, value: Any, mode: int = 0o644) -> None:
-    """Write a JSON file atomically, keys in the given order."""
+    """Write a JSON file atomically, keys in the given order.
+
+    Raises
+    ------
+    Mistake
+        A number is NaN or infinite, which JSON has no words for; its key is named. Or as ``replacing`` does.
+    """
+    if (key := next(not_finite_keys(value), None)) is not None:
+        raise Mistake(f"cannot write {path}: {key} is NaN or infinite; the file is as it was before")
     write_bytes(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode(), mode)
+
+
+def not_finite_keys(value: Any, key: str = "") -> Iterator[str]:
+    """Yield the keys, as ``metrics.0.value``, of all numbers of a JSON value that are NaN or infinite."""
+    if isinstance(value, float) and not math.isfinite(value):
+        yield key or "the value"
+    elif isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield from not_finite_keys(inner, f"{key}.{name}".lstrip("."))
+    elif isinstance(value, (list, tuple)):
+        for place, inner in enumerate(value):
+            yield from not_finite_keys(inner, f"{key}.{place}".lstrip("."))
+
+
+def finite_values(value: Any) -> Any:
+    """Return a JSON value with null for each number that is NaN or infinite: for what is reported, beside a sentence."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {name: finite_values(inner) for name, inner in value.items()}
+    return [finite_values(inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
 
 def sync_directory(path: Path) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from espalier.amounts import count
 from espalier.settings.mistakes import Mistake
 from espalier.storage.hash_chain import BEFORE, CHAINED, NUMBER, OWN, UNCHAINED, digest, is_whole, own_hash, read_entry
 
@@ -139,7 +140,7 @@ def _fault(checked: Checked, stray: _Stray, number: int, entry: dict[str, Any]) 
 
 def _take(checked: Checked, stray: _Stray, number: int, entry: dict[str, Any], wanted: Collection[str]) -> None:
     if stray.older:
-        told = f"{stray.older} entries of a release without a chain, unchanged since"
+        told = f"{count(stray.older, 'entry', 'entries')} of a release without a chain, unchanged since"
         checked.notes.append(f"before entry {entry[NUMBER]} stand {told}")
     checked.torn += stray.others
     if stray.others:

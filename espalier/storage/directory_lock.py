@@ -76,6 +76,28 @@ def require_free(folder: Path) -> None:
             return  # ``locked`` has a word for it
 
 
+def holder_of(folder: Path) -> str:
+    """Return which process holds the lock of a directory now, in words; empty if none does. Nothing is written.
+
+    Raises
+    ------
+    Mistake
+        The file of the lock is there, and cannot be read.
+    """
+    path = folder / FILE
+    if not path.exists():
+        return ""
+    try:
+        with open(path) as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return _holder(path)
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise Mistake(f"{path}: cannot be read: {error.strerror}") from None
+    return ""
+
+
 def _opened(path: Path, flags: int = 0) -> int:
     try:
         return os.open(path, os.O_RDWR | flags, 0o644)

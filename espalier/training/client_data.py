@@ -1,5 +1,6 @@
 """All that a client will read of its own in a run, read beforehand."""
 
+from espalier.amounts import count
 from espalier.corpora.client_items import held_out_items
 from espalier.corpora.client_text import client_windows, held_out_windows
 from espalier.modeling.opened import OpenedModel
@@ -20,15 +21,15 @@ def read_client_data(settings: RunSettings, node: NodeSettings, model: OpenedMod
     tunes, held_out = settings.tunes, settings.evaluation.own_text
     tokens, task = settings.data.window_tokens, settings.task.name
     if not tunes:
-        found = [f"{len(client_windows(settings, node, model.encode, client))} calibration windows of {tokens} tokens"]
+        found = [f"{count(len(client_windows(settings, node, model.encode, client)), 'calibration window')} of {tokens} tokens"]
     elif task == TEXT:
-        found = [f"{len(client_sequences(settings, node, model, client))} training sequences of {tokens} tokens"]
+        found = [f"{count(len(client_sequences(settings, node, model, client)), 'training sequence')} of {tokens} tokens"]
     else:
-        found = [f"{len(client_sequences(settings, node, model, client))} items of the task {task} to train on"]
+        found = [f"{count(len(client_sequences(settings, node, model, client)), 'item')} of the task {task} to train on"]
     if held_out and (not tunes or task == TEXT):
         windows = held_out_windows(settings, node, model.encode, client)
-        found.append(f"{len(windows)} held-out windows of {settings.evaluation.window_tokens} tokens")
+        found.append(f"{count(len(windows), 'held-out window')} of {settings.evaluation.window_tokens} tokens")
     elif held_out:
         items = held_out_items(settings, node, model.tokenizer, client, model.family.kind == "encoder", model.num_positions)
-        found.append(f"{len(items)} held-out items")
+        found.append(count(len(items), "held-out item"))
     return found

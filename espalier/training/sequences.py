@@ -9,11 +9,13 @@ from torch import Tensor
 from espalier.corpora.client_items import client_items
 from espalier.corpora.client_text import training_windows
 from espalier.corpora.own_data import told_at_the_site
-from espalier.corpora.tasks.batches import Batch, Counted, collate, collate_texts
+from espalier.corpora.special_tokens import prompt_encoder
+from espalier.corpora.tasks.batches import Batch, Counted, collate, collate_texts, require_padding
 from espalier.corpora.tasks.catalogue import task_named
 from espalier.corpora.tasks.encoding import Encoded, encode_pair
 from espalier.corpora.tasks.item import Item
 from espalier.corpora.tasks.scored_items import cut
+from espalier.corpora.token_pieces import Encode
 from espalier.modeling.opened import OpenedModel
 from espalier.pace.beats import in_shares
 from espalier.settings.node import NodeSettings
@@ -112,16 +114,21 @@ def client_sequences(settings: RunSettings, node: NodeSettings, model: OpenedMod
         return WindowSequences((training_windows(settings, node, model.encode, client),))
     train, _ = client_items(settings, node, client)
     if model.family.kind == "encoder":
+        require_padding(model.tokenizer)
         return ClassSequences(tuple(train), model.tokenizer, chosen.max_tokens)
-    items = in_shares(train, "tokenising items")
-    return TokenSequences(tuple(_encoded(settings, model, item) for item in items), chosen.loss_on)
-
-
-def _encoded(settings: RunSettings, model: OpenedModel, item: Item) -> Encoded:
-    """Prompt and right answer; a written answer ends with the token that ends a text, so that generation will."""
-    task = task_named(settings.task.name)
-    whole = encode_pair(model.encode, *item.requests[item.answer])
+    encode, items = prompt_encoder(model.tokenizer, model.encode), in_shares(train, "tokenising items")
     end = model.tokenizer.eos_token_id
+    return TokenSequences(tuple(_encoded(settings, encode, end, item) for item in items), chosen.loss_on)
+
+
+def _encoded(settings: RunSettings, encode: Encode, end: int | None, item: Item) -> Encoded:
+    """Encode prompt and right answer as they are scored, whatever the tokenizer adds behind a text.
+
+    A written answer is followed by ``end``, the token that ends a text, so that generation will stop. One of several options is
+    not: the option is all that is scored.
+    """
+    task = task_named(settings.task.name)
+    whole = encode_pair(encode, *item.requests[item.answer])
     if "acc" not in task.metrics and end is not None:
         whole = Encoded((*whole.token_ids, end), whole.answer_tokens + 1)
     return cut(whole, settings.task.max_tokens, task, item.where)

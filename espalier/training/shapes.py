@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from espalier.settings.bounded_json import read_json
+from espalier.modeling.config_file import read_config
 from espalier.settings.home import at_home
 from espalier.settings.mistakes import Mistake
 
@@ -50,10 +50,4 @@ def configuration(model: str) -> Mapping[str, Any]:
     if not path.is_file():
         known = ", ".join(SHAPES)
         raise Mistake(f"--model {model!r}: is no known shape ({known}), and no directory with a config.json; name one of them")
-    try:
-        config = read_json(path.read_text())
-        if not isinstance(config, dict):
-            raise ValueError
-    except (OSError, ValueError):
-        raise Mistake(f"{path}: is not a JSON file that can be read; copy the model again") from None
-    return config
+    return read_config(path)

@@ -61,7 +61,9 @@ def bundle_sha256(bundle: bytes) -> str:
     if len(bundle) > MOST_BYTES:
         raise zipfile.BadZipFile(f"the bundle has more than {MOST_BYTES} bytes")
     key = hashlib.sha256(bundle).hexdigest()
-    found, fault = _verdicts[key] = _verdicts.pop(key, None) or _verdict(bundle)
+    known = _verdicts.pop(key) if key in _verdicts else _verdict(bundle)
+    _verdicts[key] = known  # the last of the dictionary, since the first ones go
+    found, fault = known
     while len(_verdicts) > MOST_VERDICTS:
         _verdicts.pop(next(iter(_verdicts)))
     if fault:

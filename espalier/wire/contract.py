@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
 
+from espalier.amounts import count
 from espalier.settings.mistakes import Mistake
 from espalier.wire.messages import UNREAD, Failure, Header, Letter, Scalars, validate
 from espalier.wire.payload import TensorSpec, tensor_specs
@@ -120,7 +121,7 @@ def byte_limit(specs: BlockSpecs) -> int:
 def _check_blob(key: str, blob: bytes, expected: Mapping[str, TensorSpec]) -> None:
     found = tensor_specs(blob)
     if set(found) != set(expected):
-        raise Mistake(f"{key}: holds {len(found)} tensors, and not the {len(expected)} that the contract names")
+        raise Mistake(f"{key}: holds {count(len(found), 'tensor')}, and not the {len(expected)} that the contract names")
     for name, spec in expected.items():
         if found[name] != spec:
             raise Mistake(

@@ -5,7 +5,7 @@ from types import ModuleType
 from espalier.settings.methods import METHODS, part
 from espalier.settings.mistakes import Mistake
 from espalier.settings.run import RunSettings
-from espalier.wire import alone, enrolment, evaluation
+from espalier.wire import alone, enrolment, evaluation, refusal
 from espalier.wire.contract import Contract
 from espalier.wire.messages import Letter, validate
 from espalier.wire.plan import PlanOf
@@ -37,6 +37,9 @@ def contract_for(request: Letter, plan_of: PlanOf, settings: RunSettings) -> Con
     if header.kind == "enrol":
         require_round(header, range(0), settings)
         return enrolment.contract(settings.method, signed=bool(settings.site_keys))
+    if header.kind == "refused":
+        require_round(header, range(0), settings)
+        return refusal.contract(settings.method)
     require_round(header, last_rounds(plan_of, settings), settings)
     if header.kind == "alone":
         return alone.contract(request, settings)

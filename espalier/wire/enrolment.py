@@ -35,6 +35,8 @@ class Enrolment(Scalars):
     """How much the site can compute, as it states or measured it."""
     measured: bool
     """Whether the capability was measured; stated and measured ones cannot be compared."""
+    approval: bool
+    """Whether replies of the site wait for a person there."""
     python: str = Field(max_length=32, pattern=VERSION)
     torch: str = Field(max_length=64, pattern=VERSION)
 
@@ -56,7 +58,8 @@ class SignedEnrolment(Enrolment):
         return Enrolment(**self.model_dump(exclude={"signature"}))
 
 
-TELLS = "the site's name, hashes of its program and base model, its device, threads and capability, and versions"
+TELLS = "the site's name, hashes of its program and base model, its device, threads and capability, "
+TELLS += "whether a person there approves its replies, and versions"
 SIGNED = "; in runs with `site-keys` alone a signature of all this, which proves that who sent it has the site's key"
 
 _REFUSED_BY = re.compile(r"site ([A-Za-z0-9._-]{1,64}): ")

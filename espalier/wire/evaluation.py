@@ -81,8 +81,8 @@ def require_of_run(texts: Texts, run: RunSettings) -> None:
         It names the key.
     """
     chosen, on_text = run.evaluation, run.task.name == TEXT
-    if texts.names and not (chosen.local_only and on_text):
-        raise Mistake("Texts: texts are not allowed with evaluation.local-only = false, or a task")
+    if texts.names and not (run.clients_evaluate and on_text):
+        raise Mistake("Texts: texts are not allowed with evaluation.local-only or evaluation.baselines = false, or a task")
     if set(texts.names) - chosen.named_texts().keys():
         raise Mistake("Texts: evaluation.texts names no such text")
     if texts.names and texts.window_tokens != chosen.window_tokens:
@@ -90,7 +90,7 @@ def require_of_run(texts: Texts, run: RunSettings) -> None:
         raise Mistake(f"Texts: windows of {texts.window_tokens} tokens, {told}")
     if chosen.max_windows and (most := max(texts.num_windows, default=0)) > chosen.max_windows:
         raise Mistake(f"Texts: {most} windows of a text, evaluation.max-windows = {chosen.max_windows}")
-    most_items = run.task.max_test_items or texts.test_items if chosen.local_only and not on_text else 0
+    most_items = run.task.max_test_items or texts.test_items if run.clients_evaluate and not on_text else 0
     if texts.test_items > most_items:
         raise Mistake(f"Texts: {texts.test_items} test items, {most_items} are allowed")
     if set(texts.test_metrics) - METRICS or len(set(texts.test_metrics)) < len(texts.test_metrics):

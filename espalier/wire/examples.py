@@ -77,7 +77,7 @@ def rounds(method: str, kind: Kind) -> list[int]:
         return [place for place in differ if _comes_in_parts(method, place)]
     last = run.job.last_rounds(run.federation, lambda: len(PLAN.blocks), run.num_clients)[0]
     result = max(last + 1, job.FIRST_DELIVERY) if len(differ) > 1 else job.FIRST_DELIVERY
-    single: dict[Kind, int] = {"enrol": 0, "alone": last, "evaluate": last, "deliver": result}
+    single: dict[Kind, int] = {"enrol": 0, "refused": 0, "alone": last, "evaluate": last, "deliver": result}
     usual = [single[kind]] if kind in single else differ
     examples = (key for key in of_method(method).EXAMPLES if not isinstance(key, str))
     return usual + sorted(place for of_kind, place in examples if of_kind == kind and place not in usual)
@@ -87,6 +87,8 @@ def asked(run: RunSettings, kind: Kind, server_round: int) -> list[dict[str, Any
     """Scalars of the requests of a kind in a round, one for each form."""
     if kind == "enrol":
         return [{"nonce": HASH} if run.site_keys else {}]
+    if kind == "refused":
+        return [{"reason": "has another base model"}]
     if kind == "evaluate":
         names = list(run.evaluation.named_texts()) if run.task.name == TEXT else []
         own_text, window_tokens = run.evaluation.own_text, run.evaluation.window_tokens

@@ -164,8 +164,8 @@ def largest_orders(plan: ModelPlan | None, run: RunSettings, server_round: int) 
 
 
 OBSERVER = (
-    "for every weight one bit: whether this client would prune it, given its text (who guesses the text of all its windows can "
-    "confirm the guess; the site's `least-tokens` says how much that is at least); and how long it took"
+    "for every weight one bit: whether this client would prune it, given its text (who knows a few of its windows can "
+    "recognise the mask by them, whatever `least-tokens` says); and how long it took"
 )
 
 EXAMPLES: dict[Kind, dict[str, Any]] = {"deliver": {"num_voters": [1], "decided": 2}}

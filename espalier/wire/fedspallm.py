@@ -165,7 +165,7 @@ def _require_blocks(plan: ModelPlan, blocks: list[int]) -> None:
 OBSERVER = (
     "of the layers that were sampled for it: which weights this client would prune, and the kept weights, whose changes (with "
     "SparseGPT) depend on the second moments of its activations (of activations that the server chooses in part, by the layers "
-    "that it delivered before; who guesses the text of all its windows can confirm the guess); with `client-weights` = "
+    "that it delivered before; who knows a few of its windows may recognise them); with `client-weights` = "
     "`samples` alone, how many windows it has; the largest damping; and how long it took"
 )
 """What the contract of ``train`` says of an observer."""

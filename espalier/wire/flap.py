@@ -95,7 +95,7 @@ def delivery(request: Letter, plan_of: PlanOf, run: RunSettings) -> Contract:
 
 OBSERVER = (
     "for every input channel of the attention's output and of down, in every block, its mean over this client's windows and "
-    "how much it varies, and over how many tokens (who guesses the text of all windows can confirm the guess; over few tokens "
+    "how much it varies, and over how many tokens (who knows a few of the windows can recognise them; over few tokens "
     "the means come close to what single tokens made: the site's `least-tokens` says how many they are at least); and how long "
     "it took"
 )

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from numpy.typing import NDArray
 
+from espalier import amounts
 from espalier.settings.mistakes import Mistake
 from espalier.wire.masks import mask_name
 from espalier.wire.payload import TensorSpec, views
@@ -44,7 +45,9 @@ def require_kept(block: BlockPlan, key: str, blob: bytes) -> dict[str, Words]:
             raise Mistake(f"{key} {linear.name}: bits are set beyond the last weight")
         if (pruned := count(words)) != linear.num_weights - kept.size:
             expected = linear.num_weights - kept.size
-            raise Mistake(f"{key} {linear.name}: the mask prunes {pruned} weights, the settings ask for {expected}")
+            raise Mistake(
+                f"{key} {linear.name}: the mask prunes {amounts.count(pruned, 'weight')}, the settings ask for {expected}"
+            )
         if not _finite(kept, linear.dtype):
             raise Mistake(f"{key} {linear.name}: a kept weight is not finite")
         masks[linear.name] = words

@@ -3,6 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from espalier import amounts
 from espalier.settings.mistakes import Mistake
 from espalier.wire.plan import LinearPlan
 from pruning_kernels.bitmask import Words, count, count_rows, has_clean_padding, unpack
@@ -20,7 +21,7 @@ def require_exact_sparsity(key: str, linear: LinearPlan, words: Words, sparsity:
     if not has_clean_padding(words, linear.num_weights):
         raise Mistake(f"{key} {linear.name}: bits are set beyond the last weight")
     if (pruned := count(words)) != expected:
-        raise Mistake(f"{key} {linear.name}: prunes {pruned} weights, the settings ask for {expected}")
+        raise Mistake(f"{key} {linear.name}: prunes {amounts.count(pruned, 'weight')}, the settings ask for {expected}")
     per_group = pruned_per_group(linear.shape, sparsity, group)
     if group != "layer" and (_pruned_by_group(words, linear.shape, group) != per_group).any():
         raise Mistake(f"{key} {linear.name}: a {group} does not prune exactly {per_group} weights")

@@ -22,7 +22,7 @@ SCHEMA_VERSION = 3
 
 S = TypeVar("S", bound="Scalars")
 
-Kind = Literal["enrol", "train", "fetch", "deliver", "alone", "evaluate"]
+Kind = Literal["enrol", "train", "fetch", "deliver", "alone", "evaluate", "refused"]
 FLOWER_TYPES: dict[Kind, str] = {
     "enrol": "query.enrol",
     "train": "train",
@@ -30,6 +30,7 @@ FLOWER_TYPES: dict[Kind, str] = {
     "deliver": "query.deliver",
     "alone": "train.alone",
     "evaluate": "evaluate",
+    "refused": "query.refused",
 }
 """Flower's message type of each kind."""
 

@@ -107,7 +107,7 @@ def _answers(run: RunSettings, plan: ModelPlan | None, plan_of: Callable[[], Mod
     for server_round in range(1, rounds + 1):
         for kind, scalars in orders(plan, run, server_round).items():
             yield _answer(run, plan_of, kind, server_round, scalars)
-    evaluated = run.evaluation.local_only or run.evaluation.own_text
+    evaluated = run.clients_evaluate or run.evaluation.own_text
     if run.job.makes_alone and (evaluated or run.job.fits_alone(run.federation) or getattr(run.job, "keep_models", False)):
         yield _answer(run, plan_of, "alone", rounds, {})
     if evaluated:
@@ -115,7 +115,7 @@ def _answers(run: RunSettings, plan: ModelPlan | None, plan_of: Callable[[], Mod
 
 
 def _texts(run: RunSettings) -> Texts:
-    names = list(run.evaluation.named_texts()) if run.evaluation.local_only and run.task.name == TEXT else []
+    names = list(run.evaluation.named_texts()) if run.clients_evaluate and run.task.name == TEXT else []
     chosen = run.evaluation
     return Texts(names=names, num_windows=[1] * len(names), window_tokens=chosen.window_tokens, own_text=chosen.own_text)
 

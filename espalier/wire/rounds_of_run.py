@@ -21,16 +21,17 @@ def require_round(header: Header, ends: range, run: RunSettings) -> None:
 
     Parameters
     ----------
-    ends : the rounds after which the run may end; of an ``enrol`` nobody asks
+    ends : the rounds after which the run may end; of what comes before the first round nobody asks
 
     Raises
     ------
     Mistake
         It names the rounds of the run.
     """
-    if header.kind == "enrol":
+    if header.kind in ("enrol", "refused"):
         if header.server_round != 0:
-            raise Mistake(f"message: an enrol of round {header.server_round} does not exist, it comes before the first round")
+            what = "an enrol" if header.kind == "enrol" else "a refused"
+            raise Mistake(f"message: {what} of round {header.server_round} does not exist, it comes before the first round")
         return
     if header.kind in ("alone", "evaluate"):
         allowed = ends

@@ -224,7 +224,8 @@ def rank_in_use(tensors: Mapping[str, Tensor]) -> int:
 OBSERVER = (
     "adapters trained on this client's data, whose difference from those that it was sent is the sum of its optimiser's steps: "
     "what one round tells, with one step little less than the gradient of its sequences, from which training text can be "
-    "recovered in part; more tokens (the site's `least-tokens`) and steps make it harder, not impossible; the server "
+    "recovered in part; more tokens (the site's `least-tokens`) and steps make it harder, not impossible; whoever knows "
+    "one of its sequences can recognise that it was trained on, whatever `least-tokens` says; the server "
     "chooses the adapters to begin with, so it chooses at what it looks; with `client-weights` = `samples` alone, how many "
     "training sequences it has; how many steps failed; which rank it goes on with; and how long it took"
 )

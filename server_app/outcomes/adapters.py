@@ -8,8 +8,15 @@ from espalier.modeling.adapters import factors_of, merged
 from espalier.modeling.block_stream import BlockStream
 from espalier.modeling.edits import Edits
 from espalier.modeling.export import check_export, export_edited
-from espalier.modeling.export_adapter import check_adapter, check_encoder_adapter, export_adapter
+from espalier.modeling.export_adapter import (
+    check_adapter,
+    check_encoder_adapter,
+    edited_encoder,
+    export_adapter,
+    unrounded,
+)
 from espalier.modeling.export_encoder import check_encoder, export_encoder
+from espalier.storage.atomic import finite_values
 from espalier.training.adapted import AdaptedModel
 from espalier.wire.adapters import HEAD_KEY, Tensors
 from espalier.wire.payload import block_key
@@ -34,7 +41,7 @@ class AdapterOutcome(Outcome[Adapters]):
             return {"perplexity": perplexities(self.losses_of(_merging(result, tensors))), **times}
         adapted = AdaptedModel.load(self.run.model, self.run.computing, self.run.settings, result.adapters)
         adapted.set(tensors)
-        return {"scores": scores_of(self.run, adapted, self.tests), **times}
+        return {"scores": finite_values(scores_of(self.run, adapted, self.tests)), **times}
 
     def note_times(self, result: Adapters) -> None:
         """By the clock of the fleet that the run pretends to have, if it has one."""
@@ -56,7 +63,7 @@ class AdapterOutcome(Outcome[Adapters]):
     def _check_decoder(self, result: Adapters) -> None:
         run, target = self.run, self.run.folder.path / "adapter"
         stream, windows = BlockStream(run.model, run.computing), next(iter(self.tests.texts.values()))[:A_FEW]
-        check_adapter(stream, result.edits, target, windows)
+        check_adapter(stream, result.edits, target, windows, run.settings.export_check)
         run.progress.note("exported", "exported     adapter/ loads in plain peft to the same logits")
         self.summary.where = f"the adapter is in {target}"
         if run.settings.lora.merge:
@@ -74,16 +81,16 @@ class AdapterOutcome(Outcome[Adapters]):
 
     def _check_encoder(self, result: Adapters) -> None:
         run, target, tests = self.run, self.run.folder.path / "adapter", self.tests
-        adapted = AdaptedModel.load(run.model, run.computing, run.settings, result.adapters)
-        adapted.set({key: result.tensors(key) for key in result.blobs})
-        check_encoder_adapter(run.model, run.computing, adapted.whole, target, tests.num_classes)
+        head, how = result.tensors(HEAD_KEY), run.settings.export_check
+        meant = edited_encoder(run.model, unrounded(result.edits), head, tests.num_classes, run.computing.device)
+        check_encoder_adapter(run.model, run.computing, meant, target, tests.num_classes, how)
         run.progress.note("exported", "exported     adapter/, with the head, loads in plain peft to the same logits")
         self.summary.where = f"the adapter, with its classification head, is in {target}"
         if run.settings.lora.merge:
-            merged_model, head = run.folder.path / "model", result.tensors(HEAD_KEY)
+            merged_model = run.folder.path / "model"
             card, classes = merged_card(run.settings, run.model, result.report()), task_named(run.settings.task.name).classes
             export_encoder(run.model, result.edits, head, classes, merged_model, card)
-            check_encoder(run.model, result.edits, head, tests.num_classes, merged_model, target)
+            check_encoder(run.model, result.edits, head, tests.num_classes, merged_model, target, how)
             run.progress.note("exported", "exported     model/, with adapter and head, reloads to the same logits")
             self.summary.where += f", the merged model in {merged_model}"
 
@@ -96,7 +103,7 @@ class AdapterOutcome(Outcome[Adapters]):
         if self.tests.texts:
             self.measure_texts({column: _merging(result, tensors) for column, tensors in columns.items()})
         if self.tests.encoded is not None:
-            measure_items(self.run, result.adapters, columns, self.tests, self.summary)
+            measure_items(self.run, result.adapters, columns, self.tests, self.summary, self.note_not_finite)
 
 
 def _merging(result: Adapters, tensors: Tensors) -> Edits:

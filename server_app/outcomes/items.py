@@ -1,7 +1,7 @@
 """Scores of models on a task's public items, each beside what a model reaches that has learnt nothing."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from espalier.corpora.tasks.catalogue import task_named
@@ -20,9 +20,17 @@ from strategies.engine.run import Run
 
 
 def measure_items(
-    run: Run, adapters: AdapterPlan, columns: Mapping[str, Tensors], tests: PublicTests, summary: Summary
+    run: Run,
+    adapters: AdapterPlan,
+    columns: Mapping[str, Tensors],
+    tests: PublicTests,
+    summary: Summary,
+    look: Callable[[str, Mapping[str, float]], None],
 ) -> None:
-    """Score all columns with one model in memory, the base as it was trained on; a column without tensors is the base."""
+    """Score all columns with one model in memory, the base as it was trained on; a column without tensors is the base.
+
+    ``look`` is shown the scores of each column.
+    """
     assert tests.encoded is not None
     settings = run.settings
     summary.tests = {"number": len(tests.encoded), "cut": num_cut(settings, run.model, tests)}
@@ -32,6 +40,7 @@ def measure_items(
     for column, tensors in columns.items():
         adapted.set(tensors or base)
         scores = scores_of(run, adapted, tests)
+        look(column, scores)
         for metric, value in scores.items():
             summary.scores.setdefault(metric, {})[column] = value
         text = ", ".join(f"{metric} {figure(value, 3)}" for metric, value in scores.items())

@@ -3,11 +3,11 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from math import isfinite
+from math import isfinite, isnan
 from typing import Any, Generic, TypeVar
 
 from espalier.evaluation.perplexity import mean_losses, perplexity
-from espalier.modeling.block_stream import BlockStream
+from espalier.modeling.block_stream import FLOAT16_REMEDY, BlockStream
 from espalier.modeling.edits import Edits, dense
 from espalier.modeling.opened import OpenedModel
 from espalier.settings.methods import METHODS, part
@@ -43,6 +43,8 @@ class Outcome(ABC, Generic[R]):
         self.run = run
         self.tests = tests
         self.summary = summary
+        self.faults: list[str] = []
+        """Figures of the result or the base that are not finite, a sentence each: the run is no success then."""
 
     MEASURED_BETWEEN_ROUNDS = False
     """Whether ``look`` can measure what the rounds have led to so far."""
@@ -81,7 +83,7 @@ class Outcome(ABC, Generic[R]):
         None where there is none, or it is not wanted, or a client's data cannot be read, which is no reason to fail.
         """
         run, baseline = self.run, METHODS[self.run.settings.method].baseline
-        if not (baseline and run.simulation) or run.settings.evaluation.centralized == "off":
+        if not (baseline and run.settings.makes_centralized(simulation=run.simulation)):
             return None
         try:
             return make(part(baseline))
@@ -98,10 +100,39 @@ class Outcome(ABC, Generic[R]):
                 self._measure_personal(column, model)
                 continue
             losses = self.losses_of(model)
+            self.note_not_finite(column, losses)
             for name, loss in losses.items():
                 self.summary.losses[name][column] = loss
             text = ", ".join(f"{name} {figure(perplexity(loss))}" for name, loss in losses.items())
             run.progress.step("evaluated", f"{column}: {text}", column=column, losses=losses)
+
+    def note_not_finite(self, column: str, figures: Mapping[str, float]) -> None:
+        """Note losses or scores of a model that are NaN or infinite; those of a baseline do not make the run fail."""
+        for name, value in figures.items():
+            if isfinite(value):
+                continue
+            what = f"the evaluation of the {column} model on {name} gives {'NaN' if isnan(value) else 'infinity'}"
+            if column == "centralized":
+                self.summary.notes.append(f"{what}; that figure is left out.")
+            else:
+                self.faults.append(what)
+
+    def require_finite(self) -> None:
+        """Refuse a result of which a figure is not finite; called when all is measured.
+
+        Raises
+        ------
+        Mistake
+            It names the models and texts, and what to set instead.
+        """
+        if not self.faults:
+            return
+        settings, remedies = self.run.settings, []
+        if settings.dtype == "float16":
+            remedies.append(f"float16 overflows beyond 65504: {FLOAT16_REMEDY}")
+        if settings.tunes:
+            remedies.append(f"training may have diverged: lower training.learning-rate = {settings.training.learning_rate}")
+        raise Mistake("; ".join([*self.faults, *(remedies or ["the result is no model that works"])]))
 
     def losses_of(self, model: OneModel) -> dict[str, float]:
         """A model's mean loss on each of the public texts."""
@@ -116,6 +147,7 @@ class Outcome(ABC, Generic[R]):
     def _measure_personal(self, column: str, models: Mapping[int, OneModel]) -> None:
         for client, model in sorted(models.items()):
             losses = self.losses_of(model)
+            self.note_not_finite(f"{column} (client {client})", losses)
             for name, loss in losses.items():
                 self.summary.personal.setdefault(column, {}).setdefault(name, {})[client] = perplexity(loss)
             text = ", ".join(f"{name} {figure(perplexity(loss))}" for name, loss in losses.items())

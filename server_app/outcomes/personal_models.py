@@ -27,7 +27,7 @@ class PersonalOutcome(Outcome[R]):
             self.measure_texts({"dense": dense})
         if self.tests.encoded is not None:
             head = head_plan(self.run.model.plan, self.tests.num_classes)  # an encoder's, as everybody begins with it
-            measure_items(self.run, head, {"dense": {}}, self.tests, self.summary)
+            measure_items(self.run, head, {"dense": {}}, self.tests, self.summary, self.note_not_finite)
 
     def take_clients_figures(self) -> None:
         """What clients found on the public texts is of the federated result: each has its own model of it."""

@@ -37,7 +37,7 @@ class PrunedOutcome(EditedOutcome[PrunedResult]):
     def write(self, result: PrunedResult) -> None:
         """Masks and model; ``summary`` gets the sparsities."""
         run, summary = self.run, self.summary
-        summary.report = result.report()
+        summary.report, summary.zeroed = result.report(), True
         summary.masked = save_masks(run.model, result.prune_masks, run.folder.path / "masks.safetensors")
         summary.sparsity = summary.masked + result.zeros_beyond_masks() / run.model.plan.num_weights
         summary.local_sparsity, summary.centralized_sparsity = result.local_sparsity(), result.centralized_sparsity()

@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 from typing import Any
 
+from espalier.amounts import count
 from espalier.evaluation.perplexity import mean_losses
 from espalier.modeling.adapters import factors_of, merged
 from espalier.modeling.block_stream import BlockStream
 from espalier.modeling.export_adapter import export_adapter
 from espalier.modeling.opened import OpenedModel
 from espalier.settings.fedspine import FedSpineSettings
-from espalier.storage.atomic import write_json
+from espalier.storage.atomic import finite_values, write_json
 from espalier.training.adapted import AdaptedModel
 from espalier.wire.payload import block_key
 from server_app.model_card import adapter_card
@@ -48,7 +49,8 @@ class RefinedOutcome(PersonalOutcome[RefinedResult]):
             return perplexities(mean_losses(BlockStream(model, run.computing), self.tests.texts, edits))
         adapted = AdaptedModel.load(model, run.computing, run.settings, adapters)
         adapted.set(tensors)
-        return dict(scores_of(run, adapted, self.tests))
+        scores: dict[str, float | None] = finite_values(scores_of(run, adapted, self.tests))
+        return scores
 
     def note_times(self, result: RefinedResult) -> None:
         """By the clock of the fleet that the run pretends to have, or as devices measured them."""
@@ -88,6 +90,6 @@ class RefinedOutcome(PersonalOutcome[RefinedResult]):
             steps = job.rounds_of_pruning(self.run.settings.federation.rounds)
             others = ", or lower fedspine.prune-rounds" if steps > 1 else ""
             self.summary.notes.append(
-                f"{len(behind)} of {len(clients)} clients have not come to fedspine.share = {job.share:g}{where}; raise "
-                f"federation.rounds{others}."
+                f"{len(behind)} of {count(len(clients), 'client')} did not come to fedspine.share = {job.share:g}{where}; "
+                f"raise federation.rounds{others}."
             )

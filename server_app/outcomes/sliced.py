@@ -11,6 +11,7 @@ from espalier.modeling.sliced.export import export_sliced
 from espalier.modeling.sliced.rotated_checkpoint import SHORTCUTS
 from server_app.model_card import smaller_card
 from server_app.outcomes.outcome import A_FEW, Model, Outcome
+from server_app.result_size import Size
 from strategies.results.sliced import SlicedResult
 
 
@@ -39,6 +40,7 @@ class SlicedOutcome(Outcome[SlicedResult]):
         made: OpenedModel | None = self.pooled(self._made)
         if made is not None:
             models["centralized"] = made
+            self.summary.sizes["centralized"] = Size(made.plan.num_parameters)
             self.summary.centralized_sparsity = self._fewer(made)
         self.measure_texts(models)
 

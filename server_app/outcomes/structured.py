@@ -9,6 +9,7 @@ from espalier.modeling.structured.export import best_form, check_structured, exp
 from espalier.settings.structured import SmallerSettings
 from server_app.model_card import smaller_card
 from server_app.outcomes.outcome import A_FEW, Model, Outcome
+from server_app.result_size import Size
 from strategies.engine.result import RunResult
 
 
@@ -30,6 +31,7 @@ class StructuredOutcome(Outcome[SmallerResult]):
         form = best_form(small) if chosen == "auto" else chosen
         size = {"form": form, "bytes": sum(stored.num_bytes for stored in small.checkpoint.tensors.values())}
         self.summary.report = result.report() | size
+        self.summary.zeroed = form == "zero-filled"
         self.summary.sparsity = 1 - small.plan.num_weights / run.model.plan.num_weights
         export_structured(small, dense, target, form, smaller_card(run.settings, run.model, self.summary.report))
         windows = next(iter(self.tests.texts.values()))[:A_FEW]
@@ -43,6 +45,7 @@ class StructuredOutcome(Outcome[SmallerResult]):
         made: OpenedModel | None = self.pooled(self._made)
         if made is not None:
             models["centralized"] = made
+            self.summary.sizes["centralized"] = Size(made.plan.num_parameters)
             self.summary.centralized_sparsity = 1 - made.plan.num_weights / self.run.model.plan.num_weights
         self.measure_texts(models)
 

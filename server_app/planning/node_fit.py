@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from espalier.amounts import size as as_size
 from espalier.modeling.machine_memory import machine_memory
 from espalier.modeling.opened import open_model
 from espalier.settings.home import at_home
@@ -23,7 +24,7 @@ from espalier.settings.node import NodeSettings, parse_node
 from espalier.settings.run import DEFAULT_METHOD, RunSettings, parse
 from server_app.planning.disk import OWN_MODEL
 from server_app.planning.memory import Memory
-from server_app.planning.plan import Plan, as_size
+from server_app.planning.plan import Plan
 
 OWN = ("activations", "device")
 """What a node may choose for itself."""

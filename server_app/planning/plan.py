@@ -4,10 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from espalier.amounts import count, duration
+from espalier.amounts import size as as_size
 from espalier.modeling.opened import OpenedModel
 from espalier.settings.methods import METHODS, part
 from espalier.settings.run import RunSettings
-from server_app.planning.clock import Speeds, seconds
+from server_app.planning.clock import TERA, Speeds, seconds
 from server_app.planning.disk import Disk, disk_of
 from server_app.planning.flower import superlink, supernode
 from server_app.planning.memory import Memory
@@ -67,8 +69,8 @@ class Plan:
 
     # ----- as text --------------------------------------------------------------------------------------------------------
 
-    def short(self) -> list[str]:
-        """A few lines, before a run starts."""
+    def short(self, speeds: Speeds) -> list[str]:
+        """Return a few lines, before a run starts; a simulation sends nothing over a line, so its messages take no time."""
         least, usual, most = map(self.traffic.total, CASES)
         traffic, clients = self.traffic, range(self.settings.num_clients)
         per_client = max(traffic.of_client(client).up + traffic.of_client(client).down for client in clients)
@@ -77,10 +79,9 @@ class Plan:
             total += f" ({as_size(least.up + least.down)} to {as_size(most.up + most.down)})"
         client, server = as_size(sum(self.disk.client.values())), as_size(sum(self.disk.server.values()))
         memory = f"about {as_size(self.client.peak)} per client and {as_size(self.server.peak)} of the server"
-        largest, speeds = most.largest, Speeds()
+        largest = most.largest
         link = as_size(superlink(most, self.settings.num_clients).peak)
         flower = f"{link} of the SuperLink and {as_size(supernode(largest).peak)} of a SuperNode"
-        stated = f"with {speeds.teraflops:g} teraflops and {speeds.megabits:g} megabits per second"
         lines = [
             f"planned      messages: {as_size(per_client)} per client, {total}",
             f"planned      memory: {memory}; disk: {client} per client and {server} of the server",
@@ -88,8 +89,16 @@ class Plan:
         if not self.simulation:
             superlinks = f"disk of the SuperLink {as_size(self.disk.superlink)}"
             lines.append(f"planned      memory of Flower's processes: {flower}; {superlinks}")
-        time = f"{self.seconds_of_round(0, speeds):.3g} s {stated}"
-        return [*lines, f"planned      time: a client's round {time} (espalier plan takes other speeds)"]
+        return [*lines, f"planned      time: {self._short_time(speeds)}"]
+
+    def _short_time(self, speeds: Speeds) -> str:
+        speed = f"{speeds.teraflops:.3g} teraflops"
+        if speeds.measured:
+            computed = duration(self.work.operations() / (speeds.teraflops * TERA), tenths=True)
+            return f"a client's round {computed} of computing at {speed}, as measured on this machine"
+        found = duration(self.seconds_of_round(0, speeds), tenths=True)
+        line = f"{speeds.megabits:g} megabits per second"
+        return f"a client's round {found} at {speed} and {line} (espalier plan takes other speeds)"
 
     def long(self, speeds: Speeds) -> list[str]:
         """Everything."""
@@ -99,7 +108,8 @@ class Plan:
         plan = self.model.plan
         return [
             f"{self.settings.method}: {METHODS[self.settings.method].title}",
-            f"model of {plan.num_parameters:,} parameters in {len(plan.blocks)} blocks; {self.settings.num_clients} clients",
+            f"model of {plan.num_parameters:,} parameters in {count(len(plan.blocks), 'block')}; "
+            f"{count(self.settings.num_clients, 'client')}",
         ]
 
     def _bytes(self) -> list[str]:
@@ -112,7 +122,8 @@ class Plan:
             name = "" if not self.traffic.open_questions else f", {case}"
             lines.append(
                 f"in all{name}: {as_size(own.down)} down and {as_size(own.up)} up per client, {as_size(total.down)} and "
-                f"{as_size(total.up)} at the server in {total.messages} requests; largest message {as_size(total.largest)}"
+                f"{as_size(total.up)} at the server in {count(total.messages, 'request')}; largest message "
+                f"{as_size(total.largest)}"
             )
         if self.traffic.open_questions:
             lines.append(f"left open: {self.traffic.open_questions}")
@@ -162,22 +173,14 @@ class Plan:
         whole = seconds(rounds * self.work.operations() + alone, everything.down + everything.up, speeds)
         return [
             "Time, an estimate (operations by speed, bytes by line; without the server's work, starts and reading)",
-            f"  a client's round: {self.work.operations() / 1e12:.3g} T operations, {found:.3g} s with {speeds.teraflops:.3g} "
-            f"teraflops ({how}) and {speeds.megabits:g} megabits per second",
-            f"  a client in {rounds} rounds{', and by itself' if alone else ''}: {whole:.3g} s",
+            f"  a client's round: {self.work.operations() / 1e12:.3g} T operations, {duration(found, tenths=True)} with "
+            f"{speeds.teraflops:.3g} teraflops ({how}) and {speeds.megabits:g} megabits per second",
+            f"  a client in {count(rounds, 'round')}{', and by itself' if alone else ''}: {duration(whole, tenths=True)}",
         ]
 
 
 def _alike(one: Sequence[tuple[str, int, int, int]], other: Sequence[tuple[str, int, int, int]]) -> bool:
     return list(one) == list(other)
-
-
-def as_size(num_bytes: float) -> str:
-    """Bytes for people, in powers of 1000."""
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if num_bytes >= scale:
-            return f"{num_bytes / scale:.3g} {unit}" if num_bytes < 100 * scale else f"{num_bytes / scale:.0f} {unit}"
-    return f"{num_bytes:.0f} B"
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:

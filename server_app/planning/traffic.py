@@ -84,7 +84,7 @@ def _kind_of(settings: RunSettings) -> type[Messages]:
 def asked_of(settings: RunSettings, tests: PublicTests | None, encoder: bool) -> Texts:
     """What clients are asked to evaluate: on these public tests, or where nobody has read them as the settings say."""
     chosen, texts = settings.evaluation, dict[str, int]()
-    on_text = chosen.local_only and settings.task.name == TEXT
+    on_text = settings.clients_evaluate and settings.task.name == TEXT
     if tests is not None:
         texts = {name: len(windows) for name, windows in tests.of_clients(settings).items()}
     elif on_text and not encoder:
@@ -92,7 +92,7 @@ def asked_of(settings: RunSettings, tests: PublicTests | None, encoder: bool) ->
     asked = Texts(
         names=list(texts), num_windows=list(texts.values()), window_tokens=chosen.window_tokens, own_text=chosen.own_text
     )
-    if tests is not None and tests.encoded and chosen.local_only:
+    if tests is not None and tests.encoded and settings.clients_evaluate:
         asked.test_metrics, asked.test_items = list(tests.metrics), len(tests.encoded)
         asked.test_requests, asked.test_tokens = len(tests.encoded.requests), len(to_arrays(tests.encoded)["tokens"])
     return asked

@@ -6,6 +6,7 @@ It needs everybody's data in one place, so it exists in simulation only, where t
 import torch
 from torch import Tensor
 
+from espalier.amounts import count
 from espalier.corpora.client_text import client_windows
 from espalier.modeling.block_stream import BlockStream
 from espalier.modeling.calibration import prune_by_block, prune_layers
@@ -44,7 +45,7 @@ def masked_by_all(run: Run, stream: BlockStream, store: BlobStore) -> Edits:
     hashes = []
     for index, masks in prune_by_block(stream, windows, pooled.prune_mask, watch_for(pooled)):
         hashes.append(store.put(pack_masks(masks)))
-        run.progress.step("centralized", f"block {index}, {len(windows)} windows", block=index)
+        run.progress.step("centralized", f"block {index}, {count(len(windows), 'window')}", block=index)
     return masked(lambda index: unpack_masks(run.model.plan.blocks[index], store.get(hashes[index])))
 
 
@@ -56,5 +57,5 @@ def reconstructed_by_all(run: Run, stream: BlockStream, store: BlobStore) -> Edi
     hashes = []
     for layer in prune_layers(stream, windows, pooled, range(len(plan.blocks))):
         hashes.append(store.put(pack_kept(layer.matrices)))
-        run.progress.step("centralized", f"block {layer.index}, {len(windows)} windows", block=layer.index)
+        run.progress.step("centralized", f"block {layer.index}, {count(len(windows), 'window')}", block=layer.index)
     return replaced(lambda i: {name: m.weight() for name, m in unpack_kept(plan.blocks[i], store.get(hashes[i])).items()})

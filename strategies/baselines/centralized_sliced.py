@@ -1,5 +1,6 @@
 """Pooled-data baseline of SliceGPT; in simulation only, where all data are in one place."""
 
+from espalier.amounts import count
 from espalier.modeling.block_stream import BlockStream
 from espalier.modeling.opened import OpenedModel
 from espalier.modeling.sliced.opened_sliced import SlicedModel
@@ -17,5 +18,5 @@ def slicegpt_of_all(run: Run) -> OpenedModel:
     for name, own in zip(places(run.model.plan), moments, strict=True):
         found.append(basis_of(own, width)[0])
         if name.endswith("-mlp"):
-            run.progress.step("centralized", f"{name.removesuffix('-mlp')}, {len(windows)} windows")
+            run.progress.step("centralized", f"{name.removesuffix('-mlp')}, {count(len(windows), 'window')}")
     return SlicedModel(run.model, found.__getitem__, width)

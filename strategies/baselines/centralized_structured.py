@@ -1,5 +1,6 @@
 """Pooled-data baselines of methods that make smaller models; in simulation only, where all data are in one place."""
 
+from espalier.amounts import count
 from espalier.modeling.block_stream import BlockStream
 from espalier.modeling.opened import OpenedModel
 from espalier.modeling.structured.flap import flap_cuts, watched_moments
@@ -22,7 +23,7 @@ def flap_of_all(run: Run) -> OpenedModel:
     windows = pooled_windows(run)
     for index, found in enumerate(watched_moments(stream, windows)):
         moments.append(found)
-        run.progress.step("centralized", f"block {index}, {len(windows)} windows", block=index)
+        run.progress.step("centralized", f"block {index}, {count(len(windows), 'window')}", block=index)
     cuts = list(flap_cuts(run.model, moments.__getitem__, run.settings.of(FlapSettings)))
     return open_cut(run.model, cuts.__getitem__, biases(run.settings))
 
@@ -31,7 +32,7 @@ def llm_pruner_of_all(run: Run) -> OpenedModel:
     """LLM-Pruner by one party that has the windows of all clients."""
     job, windows = run.settings.of(LlmPrunerSettings), pooled_windows(run)
     blobs = tuned_by_one(run.model, run.computing, windows, job, run.settings.data.windows)
-    run.progress.step("centralized", f"{len(blobs)} blocks, {len(windows)} windows")
+    run.progress.step("centralized", f"{count(len(blobs), 'block')}, {count(len(windows), 'window')}")
     return open_cut(run.model, blobs.__getitem__, ())
 
 
@@ -39,8 +40,8 @@ def llm_streamline_of_all(run: Run) -> OpenedModel:
     """LLM-Streamline by one party that has the windows of all clients, in as many steps as theirs together."""
     job, windows, stream = run.settings.of(LlmStreamlineSettings), pooled_windows(run), BlockStream(run.model, run.computing)
     span = job.span(len(run.model.plan.blocks))
-    start = likest(stretch_cosines(stream, windows, span))
-    run.progress.step("centralized", f"{len(windows)} windows compared", block=start)
+    start = likest(stretch_cosines(stream, windows, span, after_norm=job.compares_after_norm))
+    run.progress.step("centralized", f"{count(len(windows), 'window')} compared", block=start)
     if job.replacement == "none":
         return open_streamlined(run.model, start, span, None)
     steps = run.settings.num_clients * run.settings.federation.rounds * job.steps

@@ -7,6 +7,7 @@ from functools import reduce
 
 from torch import Tensor
 
+from espalier.amounts import count
 from espalier.settings.node import simulated_node
 from espalier.settings.seeds import derive_seed
 from espalier.training.adapter_training import AdapterTraining
@@ -35,5 +36,5 @@ def tuned(run: Run) -> dict[str, dict[str, Tensor]]:
     )
     run.progress.begin("centralized", 1)
     tensors, _ = training.run(initial_adapters(adapters, settings.seed), 0, training.total_steps)
-    run.progress.step("centralized", f"{training.total_steps} steps, {training.num_sequences} sequences")
+    run.progress.step("centralized", f"{count(training.total_steps, 'step')}, {count(training.num_sequences, 'sequence')}")
     return tensors

@@ -11,19 +11,24 @@ gets the seat of a site that dies, or is too slow for all its attempts. With the
 """
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from flwr.app import Message
 
+from espalier.amounts import count, duration
 from espalier.settings.mistakes import Mistake
 from espalier.settings.site_keys import PUBLIC, PublicKeys
 from espalier.wire.enrolment import Challenge, Enrolment, SignedEnrolment, refused_by
 from espalier.wire.messages import Letter, NoScalars, read, validate
+from espalier.wire.refusal import Refusal
 from espalier.wire.signed_name import is_signed, new_nonce, statement
 from strategies.engine.roster import Seat
 from strategies.engine.rounds import POLL_SECONDS, Rounds, error_of
 
 NO_CLIENT = -1
+REFUSED_SECONDS = 15.0
+"""How long to wait at most until refused nodes have heard why; a SuperNode asks for messages every three seconds."""
 TELL_SECONDS = 10.0
 """How often it is said how many sites are connected while nothing changes."""
 
@@ -43,6 +48,8 @@ class Enroller:
     """The sites' public keys, if the run has such; else names are claims."""
     _asked: set[int] = field(default_factory=set)
     _waiting: dict[str, tuple[int, Letter]] = field(default_factory=dict)
+    _untold: dict[str, tuple[int, Letter]] = field(default_factory=dict)
+    """Messages to refused nodes that were not answered yet."""
     _claims: dict[str, list[int]] = field(default_factory=dict)
     """Site -> further nodes that say its name, in the order in which they did."""
 
@@ -83,18 +90,23 @@ class Enroller:
             clients = {site: client for client, site in enumerate(sorted(sites)[:wanted])}
         if min(len(sites), len(clients)) < settings.num_clients:
             self._tell_who_was_left(clients, sites)
+        elif not self.rounds.shared_workers:
+            for site in sorted(sites.keys() - clients.keys()):
+                self._tell_node(sites[site][0], f"the run has its num-clients = {settings.num_clients} sites without it")
+        self._await_told()
         self._seat(clients, sites)
         rounds.look_for_nodes, rounds.reseat = self.look_for_nodes, self.reseat
         rounds.require_quorum(len(clients.keys() & sites.keys()), "enrolled")
 
-    def _tell_who_was_left(self, clients: Mapping[str, int], sites: Mapping[str, object]) -> None:
+    def _tell_who_was_left(self, clients: Mapping[str, int], sites: Mapping[str, tuple[int, Enrolment]]) -> None:
         """Where somebody is missing: of nodes that have not said who they are, and of sites that a free seat is not for."""
         free = len(clients) < self.rounds.settings.num_clients
         for site in sorted(sites.keys() - clients.keys()) if free else ():
-            self._refuse(site, "the run was begun without it, and a resumed run keeps its clients; begin a new run")
+            why = "the run was begun without it, and a resumed run keeps its clients; begin a new run"
+            self._refuse(site, why, sites[site][0])
         for node_id, _ in self._waiting.values():
             waited = self.rounds.settings.enrol_seconds
-            self._refuse(f"node {node_id}", f"connected, and had not answered {waited:g} s later; raise enrol-seconds")
+            self._refuse(f"node {node_id}", f"connected, and had not answered {duration(waited)} later; raise enrol-seconds")
 
     def look_for_nodes(self) -> None:
         """Ask nodes that were not there before who they are, and remember those that say the name of a seat's site."""
@@ -119,12 +131,13 @@ class Enroller:
         """Note an enrolled site, unless it is refused or a connected node has its name already; returns whether it is new."""
         site, is_new = enrolment.site, enrolment.site not in sites
         if reason := self._refusal(enrolment):
-            self._refuse(site, reason)
+            self._refuse(site, reason, node_id)
             return False
         if not is_new and sites[site][0] in self.rounds.grid.get_node_ids():
             if site not in self._claims and self.rounds.roster.refuse(site, SECOND) is not None:
                 text = f"refused      a second node named {site} was turned away; give each node a site name of its own"
                 self.rounds.progress.note("refused", text, who=site, reason=SECOND)
+            self._tell_node(node_id, SECOND)
             self._claims.setdefault(site, []).append(node_id)
             return False
         sites[site] = (node_id, enrolment)
@@ -133,8 +146,9 @@ class Enroller:
 
     def _tell(self, found: int, wanted: int, left: float) -> None:
         """Say how many sites are connected, and how long others are waited for."""
-        rest = f", waiting up to {max(0.0, left):.0f} s for more" if found < wanted else ""
-        text = f"enrolling    {found} of {wanted} sites connected{rest}"
+        rest = f", waiting up to {duration(max(0.0, left))} for more" if found < wanted else ""
+        sites = f"{found} of {count(wanted, 'site')}" if found <= wanted else f"{count(found, 'site')}, {wanted} take part,"
+        text = f"enrolling    {sites} connected{rest}"
         self.rounds.progress.note("connected", text, sites=found, wanted=wanted)
 
     def _seat(self, clients: dict[str, int], sites: Mapping[str, tuple[int, Enrolment]]) -> None:
@@ -143,6 +157,7 @@ class Enroller:
             if site in sites:
                 seat.node_id, enrolment = sites[site]
                 seat.capability, seat.measured = enrolment.capability, enrolment.measured
+                seat.approval = enrolment.approval
                 self.rounds.progress.step("enrolled", f"{site} takes part as client {client}", site=site, client=client)
 
     def _newly_enrolled(self) -> Iterator[tuple[int, Enrolment]]:
@@ -161,18 +176,20 @@ class Enroller:
                     yield node_id, enrolment
 
     def _read(self, reply: Message, node_id: int, request: Letter) -> Enrolment | None:
+        told: int | None = node_id
         try:
             if not reply.has_content():
+                told = None
                 raise Mistake(error_of(reply))
             letter = self.rounds.checked(reply, request, Seat(NO_CLIENT, "", node_id))
             if letter.header.status == "ok":
                 return self._known(letter, node_id, request)
-            site, reason = refused_by(str(letter.scalars["reason"]))
+            told, (site, reason) = None, refused_by(str(letter.scalars["reason"]))
             if site and self.keys is not None:  # nothing is signed that says why it is not done
                 site, reason = "", f"says that it is {site}: {reason}"
         except Mistake as mistake:
             site, reason = "", str(mistake)
-        self._refuse(site or f"node {node_id}", reason)
+        self._refuse(site or f"node {node_id}", reason, told)
         return None
 
     def _known(self, letter: Letter, node_id: int, request: Letter) -> Enrolment:
@@ -196,9 +213,38 @@ class Enroller:
             raise Mistake(f"{said}, and has not the key of {signed.site} that lies in site-keys")
         return signed
 
-    def _refuse(self, who: str, reason: str) -> None:
+    def _refuse(self, who: str, reason: str, node_id: int | None = None) -> None:
+        """Turn a site away; the node of a ``node_id`` hears why, and others know it, as they said so themselves."""
         if (shown := self.rounds.roster.refuse(who, reason)) is not None:
             self.rounds.progress.note("refused", f"refused      {who}: {shown}", who=who, reason=shown)
+            if node_id is not None:
+                self._tell_node(node_id, reason)
+
+    def _tell_node(self, node_id: int, reason: str) -> None:
+        """Send a node the reason why it takes no part, for its own log; simulated ones have the run's log."""
+        if self.rounds.shared_workers:
+            return
+        seat = Seat(NO_CLIENT, "", node_id)
+        request = read(self.rounds.request("refused", seat, 0, Refusal.because(reason)).content)
+        if (message_id := self.rounds.push(request, seat)) is not None:
+            self._untold[message_id] = (node_id, request)
+
+    def _await_told(self) -> None:
+        """Wait a little until refused nodes have heard why: a run that ends takes its messages along."""
+        clock, grid = self.rounds.clock, self.rounds.grid
+        end = clock.now() + REFUSED_SECONDS
+        while True:
+            connected = set(grid.get_node_ids())
+            for message_id, (node_id, request) in list(self._untold.items()):
+                if (reply := self.rounds.pull(message_id)) is None and node_id in connected:
+                    continue
+                del self._untold[message_id]
+                if reply is not None and reply.has_content():
+                    with suppress(Mistake):
+                        self.rounds.checked(reply, request, Seat(NO_CLIENT, "", node_id))
+            if not self._untold or clock.now() >= end:
+                return
+            clock.sleep(POLL_SECONDS)
 
     def _refusal(self, enrolment: Enrolment) -> str | None:
         """Why a site cannot take part; None if it can."""

@@ -14,6 +14,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
+from espalier.amounts import duration
 from espalier.modeling.opened import OpenedModel
 from espalier.settings.run import RunSettings
 from espalier.wire.alone import Alone
@@ -27,6 +28,7 @@ from strategies.engine.result import RunResult
 from strategies.engine.roster import Seat
 from strategies.engine.rounds import Rounds
 from strategies.engine.run import Run
+from strategies.engine.run_folder import Times
 
 PATIENCE = 4
 """How many times as long as in its rounds a client may take for the same work alone, before it is asked again."""
@@ -63,6 +65,8 @@ class Method(Strategy):
         """What each client of the round said when it had done its work."""
         self.look: Callable[[Sequence[int]], dict[str, Any]] | None = None
         """Measures the result as it is between rounds, where it is one per client that of those which still take part."""
+        self.enrolled: Callable[[Sequence[Seat]], None] = lambda _: None
+        """Hears who takes part, when all have enrolled."""
         self.looks: list[dict[str, Any]] = []
         """What was measured, each with its ``round``."""
 
@@ -199,6 +203,7 @@ class Method(Strategy):
         Enroller(self.rounds, code_sha256(), run.model.sha256, run.site_keys).enrol(saved["clients"] if saved else None)
         if saved:
             self._resume(saved)
+        self.enrolled(self.rounds.roster.active())
         self.summary()
         if not saved:  # a resumption asks the same of the same clients, who answer a round once
             self._save(0)
@@ -226,7 +231,7 @@ class Method(Strategy):
         self.rounds.begin()
         self.rounds.lost, self._catching_up = {} if self.catches_up(server_round) else None, set()
         self._exchange_all(self.prepare(server_round))
-        self.rounds.require_quorum(len(self.rounds.roster.active()), f"are left for round {server_round}")
+        self.rounds.require_quorum(len(self.rounds.roster.active()), f"left for round {server_round}")
         replies = self.rounds.exchange(self.configure_train(server_round, ArrayRecord(), ConfigRecord(), grid), self.next_part)
         _, metrics = self.aggregate_train(server_round, replies)
         self._look(server_round)
@@ -253,7 +258,7 @@ class Method(Strategy):
             "looks": self.looks,
         }
         run.checkpoint.save(server_round, roster.clients(), run.identity(), {**self.state(), **common}, self.stored())
-        run.folder.save_times(roster.times())
+        run.folder.save_times(Times(run.seconds(), roster.times()))
 
     def note_saved(self, server_round: int) -> None:
         """The round is in the checkpoint, so that it does not come again: what is to be written of it once can be.
@@ -268,10 +273,11 @@ class Method(Strategy):
         self.looks = saved["state"]["looks"]
         self.restore(saved["state"])
         self.rounds.roster.restore(saved["state"]["clients"])
-        self.rounds.roster.restore_times(self.run.folder.load_times())
+        self.rounds.roster.restore_times(self.run.folder.load_times().clients)
         for finished in range(1, saved["round"] + 1):
             self.note_saved(finished)
-        self.run.progress.note("resumed", f"resumed      after round {saved['round']}", round=saved["round"])
+        before = f", {duration(self.run.seconds_before)} before it was interrupted" if self.run.seconds_before else ""
+        self.run.progress.note("resumed", f"resumed      after round {saved['round']}{before}", round=saved["round"])
 
     def _exchange_all(self, parts: Iterable[Iterable[Message]]) -> None:
         """Bring clients something; what they answer is the method's business."""
@@ -379,7 +385,9 @@ class Method(Strategy):
             letter = read(reply.content)
             seat, seconds = self.rounds.roster.seats[letter.header.client], letter.scalars["seconds"]
             seat.seconds += seconds
-            self.run.progress.step("alone", f"{seat.site} by itself, {seconds:.1f} s of work", client=seat.client)
+            self.run.progress.step(
+                "alone", f"{seat.site} by itself, {duration(seconds, tenths=True)} of work", client=seat.client
+            )
 
     def _patience(self, seat: Seat) -> float:
         """Seconds that a client may take to do alone what it did in its rounds: a multiple of what those were measured to take.

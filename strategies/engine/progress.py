@@ -7,7 +7,9 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
+from espalier.amounts import duration
 from espalier.pace.beats import Pace
+from espalier.storage.atomic import finite_values
 from espalier.wire.printable import printable
 from strategies.engine.clock import Clock
 from strategies.engine.run_folder import RunFolder
@@ -44,7 +46,7 @@ class Progress:
         left = elapsed / self._done * max(0, self._total - self._done)
         filled = WIDTH * min(self._done, self._total) // max(1, self._total)
         bar = "█" * filled + "░" * (WIDTH - filled)
-        self._line(f"{self._title:<12} {bar} {self._done}/{self._total}  {text}  [{elapsed:.0f} s, {left:.0f} s left]")
+        self._line(f"{self._title:<12} {bar} {self._done}/{self._total}  {text}  [{duration(elapsed)}, {duration(left)} left]")
         self.event(event, done=self._done, total=self._total, text=text, **details)
 
     def note(self, event: str, text: str, **details: Any) -> None:
@@ -72,7 +74,7 @@ class Progress:
         self._waits.another_line()
 
     def event(self, event: str, **details: Any) -> None:
-        """Append an event to ``metrics.jsonl``."""
+        """Append an event to ``metrics.jsonl``; a number that is NaN or infinite is null there."""
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         told = {name: printable(value, MOST_CHARACTERS) if isinstance(value, str) else value for name, value in details.items()}
-        self._folder.metrics.append({"time": now, "event": event, **told})
+        self._folder.metrics.append({"time": now, "event": event, **finite_values(told)})

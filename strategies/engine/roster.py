@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from espalier.amounts import count, duration
 from espalier.wire.printable import printable
 
 Status = Literal["completed", "dropped"]
@@ -30,13 +31,17 @@ class Seat:
     """How much the site can compute, beside others."""
     measured: bool = False
     """Whether the capability was measured; if not, it was stated."""
+    approval: bool = False
+    """Whether a person at the site approves its replies before they leave."""
     seconds: float = 0.0
     """Of all its work in the run."""
     rounds: int = 0
     """In which it worked."""
     metrics: dict[str, Any] = field(default_factory=dict)
     capped: dict[str, dict[str, float]] = field(default_factory=dict)
-    """What it claimed more of than counts, ``capability`` or ``weight``: the last claim, and what was counted of it."""
+    """What of a client counts less than it says or sends, by name. Of a claim, such as ``weight``: what was ``claimed`` last,
+    what was ``counted`` of it, and in how many rounds (``times``). Of what it sent, such as ``update``: by which ``factor`` it
+    was too large at most, and of how many tensors in all rounds (``times``)."""
     silent: bool = False
     """It did its part, but failed in the evaluation that follows; it is asked nothing more, and ``reason`` says why."""
     _of_round: float = 0.0
@@ -49,8 +54,27 @@ class Seat:
 
     def work(self) -> str:
         """How long it worked, in words: in its last round, and in all of them if there were more."""
-        of_round = f"{self._of_round:.1f} s of work"
-        return of_round if self.rounds == 1 else f"{of_round}, {self.seconds:.1f} s in {self.rounds} rounds"
+        of_round = f"{duration(self._of_round, tenths=True)} of work"
+        return (
+            of_round
+            if self.rounds == 1
+            else f"{of_round}, {duration(self.seconds, tenths=True)} in {count(self.rounds, 'round')}"
+        )
+
+    def limits_in_words(self) -> list[str]:
+        """Return a clause for each entry of ``capped``."""
+        found = []
+        for what, note in self.capped.items():
+            if what == "distance":
+                found.append(
+                    f"left out of {note['times']:g} rounds: its update was up to {note['factor']:.3g} times as far from the "
+                    "others' as the median client's"
+                )
+            elif "factor" in note:
+                found.append(f"its {what} limited {note['times']:g} times, by a factor of up to {note['factor']:.3g}")
+            else:
+                found.append(f"its {what} {note['claimed']:g} counted as {note['counted']:g}")
+        return found
 
     def drop(self, reason: str) -> None:
         """The client's contribution is lost; the first reason stays."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from flwr.app import Message
 from flwr.serverapp import Grid
 
+from espalier.amounts import count, duration
 from espalier.settings.mistakes import INTERRUPTS, Mistake
 from espalier.settings.run import RunSettings
 from espalier.storage.at_work import AtWork
@@ -66,6 +67,8 @@ class _Pending:
     deadline: float
     node_id: int
     """The node that it was sent to."""
+    since: float
+    """When its first attempt was sent."""
 
 
 @dataclass
@@ -182,7 +185,7 @@ class Rounds:
                 if reply is None:
                     late = self.clock.now() >= entry.deadline and not self._work_goes_on(pending)
                     if entry.message_id is None or late:
-                        self._send_again(entry, pending, "no reply before the deadline", late=late)
+                        self._send_again(entry, pending, _late(entry.seat), late=late)
                     continue
                 idle, last_reply = False, self.clock.now()
                 if self.shared_workers:
@@ -196,7 +199,7 @@ class Rounds:
                 del reply
             if pending and idle:
                 if not self._work_goes_on(pending):
-                    self.progress.waiting(_names(pending))
+                    self.progress.waiting(_waited_for(pending, self.clock.now()))
                 if self.clock.now() >= next_look:
                     self.look_for_nodes()
                     next_look = self.clock.now() + LOOK_SECONDS
@@ -239,7 +242,7 @@ class Rounds:
         seat = self.roster.seats[letter.header.client]
         seconds = max(patience(seat), self.settings.deadline_seconds)
         message_id = self.push(letter, seat, seconds)
-        return _Pending(letter, seat, message_id, seconds, self.clock.now() + seconds, seat.node_id)
+        return _Pending(letter, seat, message_id, seconds, self.clock.now() + seconds, seat.node_id, self.clock.now())
 
     def _send_again(self, entry: _Pending, pending: list[_Pending], reason: str, *, late: bool) -> None:
         """Send a request again to wherever its site now is; after the last attempt the client is dropped.
@@ -258,12 +261,14 @@ class Rounds:
             reason = "its node is not connected"
         elsewhere = entry.node_id != seat.node_id  # the seat has gone to another node, which was not asked yet
         if header.attempt >= (2 * attempts if elsewhere else attempts):
-            self._give_up(entry, pending, f"{reason} ({header.attempt} of {max(header.attempt, attempts)} attempts)")
+            self._give_up(entry, pending, f"{reason} ({header.attempt} of {count(max(header.attempt, attempts), 'attempt')})")
             return
         text = f"sending again to {seat.site}: {reason}"
         self.progress.note("sent_again", text, client=seat.client, kind=header.kind, attempt=header.attempt + 1, reason=reason)
         again = Letter(header.model_copy(update={"attempt": header.attempt + 1}), entry.request.scalars, entry.request.blobs)
-        pending[pending.index(entry)] = self._send(again, lambda _: entry.seconds)
+        following = self._send(again, lambda _: entry.seconds)
+        following.since = entry.since
+        pending[pending.index(entry)] = following
 
     def _accept(self, entry: _Pending, reply: Message, pending: list[_Pending]) -> Letter | None:
         """Check a reply; None means that the client was dropped, is asked again, or is to catch up."""
@@ -356,7 +361,8 @@ class Rounds:
             reasons = [*reasons[:TOLD_REASONS], f"and {more} more; see summary.json"]
         lines = "".join(f"\n  {reason}" for reason in reasons)
         raise RunFailed(
-            f"{number} clients {what}, the quorum is {needed} of {'num-clients =' if of is None else 'the'} {asked}{lines}"
+            f"{count(number, 'client')} {what}, the quorum is {needed} of {'num-clients =' if of is None else 'the'} "
+            f"{asked}{lines}"
         )
 
 
@@ -366,7 +372,24 @@ def error_of(reply: Message) -> str:
     return f"Flower reports error {reply.error.code}{f': {reason}' if reason else ''}"
 
 
-def _names(pending: list[_Pending]) -> str:
-    """Who is waited for, a few of them by name."""
-    names = sorted({entry.seat.site for entry in pending})
-    return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
+def _waited_for(pending: list[_Pending], now: float) -> str:
+    """Return who is waited for, a few of them by name; of sites whose replies a person approves also since when."""
+    first: dict[str, _Pending] = {}
+    for entry in pending:
+        if entry.seat.site not in first or entry.since < first[entry.seat.site].since:
+            first[entry.seat.site] = entry
+    ordered = sorted(first.values(), key=lambda entry: (not entry.seat.approval, entry.seat.site))
+    names = [_with_approval(entry, now) for entry in ordered[:NAMED]]
+    return ", ".join(names) + (f" and {len(ordered) - NAMED} more" if len(ordered) > NAMED else "")
+
+
+def _with_approval(entry: _Pending, now: float) -> str:
+    if not entry.seat.approval:
+        return entry.seat.site
+    return f"{entry.seat.site} (asked {duration(now - entry.since)} ago; its replies leave when a person there approves them)"
+
+
+def _late(seat: Seat) -> str:
+    if not seat.approval:
+        return "no reply before the deadline"
+    return "no reply before the deadline, and a person there approves its replies (espalier release); raise deadline-seconds"

@@ -32,10 +32,14 @@ class Run:
     """Device, dtype and threads of what the server computes."""
     site_keys: PublicKeys | None = None
     """Of the sites that may take part, where their names are bound to keys."""
+    seconds_before: float = field(init=False)
+    """What the run had taken when it was interrupted; 0 of a new one."""
     progress: Progress = field(init=False)
     checkpoint: CheckpointFolder = field(init=False)
 
     def __post_init__(self) -> None:
+        self._started = self.clock.now()
+        self.seconds_before = self.folder.load_times().run
         self.progress = Progress(self.folder, self.clock)
         self.checkpoint = CheckpointFolder(self.folder.checkpoint)
         self.folder.ledger.dense_bytes = dense_bytes_of(self.model.plan)
@@ -44,6 +48,10 @@ class Run:
     def device(self) -> torch.device:
         """Where votes are counted."""
         return self.computing.device
+
+    def seconds(self) -> float:
+        """Return how long the run has taken so far, with its parts before a resumption."""
+        return self.seconds_before + self.clock.now() - self._started
 
     def work(self) -> AtWork | None:
         """Where simulated clients, which are on this machine, say that they are at work; None if there are none."""

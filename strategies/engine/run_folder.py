@@ -4,6 +4,7 @@ import math
 import os
 import weakref
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,18 @@ from espalier.settings.mistakes import Mistake
 from espalier.storage.atomic import write_json
 from espalier.storage.json_lines import JsonLines
 from espalier.wire.ledger import Ledger, timed_in
+
+SECONDS = "seconds.json"
+
+
+@dataclass(frozen=True)
+class Times:
+    """How long a run has taken so far, in all its parts where it was resumed."""
+
+    run: float = 0.0
+    """Seconds from the start of the server, without those between an interruption and the resumption."""
+    clients: dict[str, list[float]] = field(default_factory=dict)
+    """Seconds and rounds of each client's work."""
 
 
 class _Lines(JsonLines):
@@ -94,26 +107,27 @@ class RunFolder:
         """Directory of the open round's replies."""
         return self.path / "inbox"
 
-    def save_times(self, times: dict[str, list[float]]) -> None:
-        """Write how long the clients have worked so far; beside the checkpoint, which is the same in equal runs."""
-        write_json(self.path / "seconds.json", times)
+    def save_times(self, times: Times) -> None:
+        """Write how long the run has taken so far; beside the checkpoint, which is the same in equal runs."""
+        write_json(self.path / SECONDS, {"run": times.run, "clients": times.clients})
 
-    def load_times(self) -> dict[str, list[float]]:
-        """What was written last; empty if nothing was.
+    def load_times(self) -> Times:
+        """Return what was written last; nothing has taken any time if nothing was.
 
         Raises
         ------
         Mistake
             The file is damaged.
         """
-        path = self.path / "seconds.json"
+        path = self.path / SECONDS
         if not path.exists():
-            return {}
+            return Times()
         try:
             saved = read_json(path.read_text())
-            times = {client: [float(seconds), float(rounds)] for client, (seconds, rounds) in saved.items()}
-            if not all(0 <= number < math.inf for pair in times.values() for number in pair):
+            clients = {client: [float(seconds), float(rounds)] for client, (seconds, rounds) in saved["clients"].items()}
+            times = Times(float(saved["run"]), clients)
+            if not all(0 <= number < math.inf for number in [times.run, *chain(*clients.values())]):
                 raise ValueError
             return times
-        except (OSError, ValueError, TypeError, AttributeError):
-            raise Mistake(f"{path}: is damaged; remove it, nothing but how long the clients have worked is in it") from None
+        except (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError):
+            raise Mistake(f"{path}: is damaged; remove it, nothing but how long run and clients took is in it") from None

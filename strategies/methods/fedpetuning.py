@@ -7,32 +7,35 @@ model stays as it is, and where it is. Averaging the factors A and B, as the pap
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from statistics import median_low
 from typing import Any
 
 import torch
 from flwr.app import Message
 
+from espalier.amounts import count
 from espalier.modeling.opened import OpenedModel
 from espalier.modeling.quantised import require_quantisable
 from espalier.settings.fedpetuning import AdapterAveraging
-from espalier.settings.libraries import require_libraries
 from espalier.settings.mistakes import Mistake
 from espalier.settings.run import RunSettings
-from espalier.wire.adapter_payload import read_adapter, sums
+from espalier.wire.adapter_payload import Shape, read_adapter, sums
 from espalier.wire.adapters import Adapter, AdapterPlan, cut_to_rank
 from espalier.wire.messages import Scalars, validate
 from espalier.wire.parts import PartRequest
 from espalier.wire.payload import block_of_key
 from espalier.wire.tuning import Order, PartOrder, TuningReport, parts, trained
+from pruning_kernels.clipping import LEAST_CLIENTS, distances_from_others, root_mean_square
 from pruning_kernels.factor_means import weighted_mean, zero_padded_mean
 from pruning_kernels.factors import Factors
-from strategies.engine.capped import count_claims
+from strategies.engine.client_weights import count_claims
 from strategies.engine.evaluation import ClientEvaluation
 from strategies.engine.inbox import Inbox
 from strategies.engine.method import Method
 from strategies.engine.result import RunResult
 from strategies.engine.roster import Seat
 from strategies.engine.run import Run
+from strategies.engine.update_limits import UpdateLimits
 from strategies.methods.drawn_clients import drawn
 from strategies.methods.fleet_time import bytes_of_round, fingerprint_of, fleet_of_run, require_fleet, virtual_seconds
 from strategies.methods.plausible_update import Reach
@@ -67,6 +70,7 @@ class FedPETuning(Method):
         """What each client of the round said when it had."""
         self._weights: dict[int, float] = {}
         """What each client of the round weighs in the mean."""
+        self.limits, self.far = (UpdateLimits(self.federation.max_update_ratio) for _ in range(2))
 
     def new_result(self) -> RunResult:
         """What the rounds lead to, before any."""
@@ -80,8 +84,7 @@ class FedPETuning(Method):
 
     @classmethod
     def require_fit(cls, settings: RunSettings, model: OpenedModel, capabilities: Mapping[str, float]) -> None:
-        """Refuse adapters that the model cannot have, what cannot be quantised, and a library or a fleet that is not there."""
-        require_libraries(settings)
+        """Refuse adapters that the model cannot have, what cannot be quantised, and a fleet that is not there."""
         require_fleet(settings)
         trained(model.plan, settings)
         if settings.training.base == "nf4":
@@ -97,7 +100,7 @@ class FedPETuning(Method):
         lora, training = self.run.settings.lora, self.run.settings.training
         averaged = "updates" if self.job.averages_updates else "factors"
         adapters = f"rank {lora.rank} on {lora.targets}, {self.averaged.adapters.num_parameters:,} parameters"
-        text = f"{adapters}, {averaged} averaged, {training.steps} steps a round, base {training.base}"
+        text = f"{adapters}, {averaged} averaged, {count(training.steps, 'step')} a round, base {training.base}"
         self.run.progress.note("method", f"{self.run.settings.method:<12} {text}")
 
     def state(self) -> dict[str, Any]:
@@ -250,11 +253,51 @@ class FedPETuning(Method):
 
     def fold(self, server_round: int, inbox: Inbox, clients: list[int]) -> None:
         """Average the adapters blob by blob, in order of client."""
+        clients = self._near_each_other(server_round, inbox, clients)
         self.settle(inbox, clients)
         self.note_round(server_round, clients)
         claimed = {client: self._claimed_weight(client) for client in clients}
         self._weights = count_claims(self.rounds, "weight", claimed, self.federation.max_weight_ratio)
         self.averaged.replace(self._folded(inbox, clients), self._limits_after(server_round))
+        self.limits.tell(self.rounds)
+
+    def _near_each_other(self, server_round: int, inbox: Inbox, clients: list[int]) -> list[int]:
+        """The clients but those whose update is far from the others': they have no part in this round.
+
+        A client is left out that is more than ``federation.max-update-ratio`` times as far from the mean of the others' updates
+        as the median client is. Which directions clients go in does not matter as long as they differ alike: where the mean
+        has converged, every client's update is the opposite of the sum of the others'.
+        """
+        if len(clients) < LEAST_CLIENTS:
+            return clients
+        gram = torch.zeros(len(clients), len(clients), dtype=torch.float64)
+        for key in self.averaged.adapters.shapes():
+            start = self.averaged.tensors(key)
+            shapes = {client: self.adapters_for(client, self._limits[client]).shapes()[key] for client in clients}
+            factors = self._clip_factors(inbox, key, shapes, start)
+            for name, of_clients in factors.items():
+                rows = []
+                for client in clients:
+                    shape = shapes[client][name]
+                    trained = self._clipped(inbox, client, key, name, shape, start, of_clients[client])
+                    change = trained - self._begun(start, client, key, name, shape)
+                    rows.append(self.spread(client, key, name, change, start[name].shape).flatten().to(torch.float64))
+                changes = torch.stack(rows)
+                gram += changes @ changes.T
+        distances = dict(zip(clients, distances_from_others(gram), strict=True))
+        usual = median_low(distances.values())
+        most = self.limits.most_ratio * usual + 1e-6 * float(gram.diagonal().max().sqrt())
+        far = [client for client in clients if distances[client] > most]
+        for client in far:
+            self.far.note(client, server_round, distances[client], usual)
+        self.far.tell(self.rounds, "distance")
+        return [client for client in clients if client not in far]
+
+    def spread(self, client: int, key: str, name: str, change: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+        """A client's change of a tensor in the shape of the global one, zero where the client has no part of it."""
+        whole = change.new_zeros(tuple(shape))
+        whole[tuple(map(slice, change.shape))] = change
+        return whole
 
     def settle(self, inbox: Inbox, clients: list[int]) -> None:
         """Take over what the round's clients reported, before their adapters are averaged; here there is nothing to settle."""
@@ -309,27 +352,60 @@ class FedPETuning(Method):
             whole = {name: self._mean_of_whole(inbox, key, name, clients) for name in adapters.whole.get(key, {})}
             yield key, tensors | whole
             if index is not None:
-                self.run.progress.step("averaged", f"block {index} of {len(clients)} clients", block=index)
+                self.run.progress.step("averaged", f"block {index} of {count(len(clients), 'client')}", block=index)
 
     def _mean_of_whole(self, inbox: Inbox, key: str, name: str, clients: list[int]) -> torch.Tensor:
         """Mean of one tensor that is trained whole, float32; summed in float64, in order of client."""
-        shape, start, total = self.averaged.adapters.whole[key][name], self._start(key), 0.0
+        shape, start, total = self.averaged.adapters.whole[key][name], self.averaged.tensors(key), 0.0
         mean = torch.zeros(shape, dtype=torch.float64)
+        factors = self._clip_factors(inbox, key, {client: {name: shape} for client in clients}, start)[name]
         for client in clients:
-            trained = self._trained(self._sent(inbox, client, key, name, shape), start, client, key, name)
+            trained = self._clipped(inbox, client, key, name, shape, start, factors[client])
             mean += trained.to(torch.float64) * self._weights[client]
             total += self._weights[client]
         return (mean / total).to(torch.float32)
 
     def _factors(self, inbox: Inbox, key: str, adapter: Adapter, clients: list[int]) -> list[Factors]:
-        """One matrix's adapters as the clients trained them."""
-        found, start = [], self._start(key)
+        """One matrix's adapters as the clients trained them, each factor's change up to a multiple of the median client's.
+
+        All clients began the round with the same factors, so that a huge B beside a tiny A is far from them in both.
+        """
+        found, start = [], self.averaged.tensors(key)
+        shapes = {client: self.adapter_for(client, key, adapter).shapes() for client in clients}
+        factors = self._clip_factors(inbox, key, shapes, start)
         for client in clients:
-            shapes = self.adapter_for(client, key, adapter).shapes()
-            sent = {name: self._sent(inbox, client, key, name, shape) for name, shape in shapes.items()}
-            a, b = (self._trained(sent[name], start, client, key, name) for name in (adapter.name_a, adapter.name_b))
+            a, b = (
+                self._clipped(inbox, client, key, name, shapes[client][name], start, factors[name][client])
+                for name in (adapter.name_a, adapter.name_b)
+            )
             found.append(Factors(b, a, adapter.scaling))
         return found
+
+    def _clip_factors(
+        self, inbox: Inbox, key: str, shapes: Mapping[int, Mapping[str, Shape]], start: Mapping[str, torch.Tensor]
+    ) -> dict[str, dict[int, float]]:
+        """By what the clients' changes of tensors are multiplied, by name and client.
+
+        ``shapes`` are those of each client; ``start`` is what the round began with. Changes are compared by the root of their
+        mean square, as ranks and numbers of rows may differ.
+        """
+        sizes: dict[str, dict[int, float]] = {}
+        for client, of_client in shapes.items():
+            for name, shape in of_client.items():
+                trained = self._trained(self._sent(inbox, client, key, name, shape), self._start(key), client, key, name)
+                change = trained - self._begun(start, client, key, name, shape)
+                sizes.setdefault(name, {})[client] = root_mean_square(change)
+        return {name: self.limits.factors((key, name), of_clients) for name, of_clients in sizes.items()}
+
+    def _clipped(
+        self, inbox: Inbox, client: int, key: str, name: str, shape: Shape, start: Mapping[str, torch.Tensor], factor: float
+    ) -> torch.Tensor:
+        """One tensor as a client trained it; only ``factor`` of the way from what it began with, where that is below 1."""
+        trained = self._trained(self._sent(inbox, client, key, name, shape), self._start(key), client, key, name)
+        if factor == 1.0:
+            return trained
+        begun = self._begun(start, client, key, name, shape)
+        return begun + factor * (trained - begun)
 
     def _sent(self, inbox: Inbox, client: int, key: str, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """One tensor as a client sent it, float32."""
@@ -347,9 +423,12 @@ class FedPETuning(Method):
         """One tensor as a client trained it; of ranks that it gave up, where it sent zeros, nothing is left."""
         if not start:
             return sent
+        return sums({name: self._begun(start, client, key, name, tuple(sent.shape))}, {name: sent})[name]
+
+    def _begun(self, start: Mapping[str, torch.Tensor], client: int, key: str, name: str, shape: Shape) -> torch.Tensor:
+        """What a client began with of one tensor of ``start``; zeros of ranks that it gave up."""
         own = self.part_for(client, key, name, start[name])
-        begun = cut_to_rank({name: own[tuple(map(slice, sent.shape))]}, self._told[client].rank)
-        return sums(begun, {name: sent})[name]
+        return cut_to_rank({name: own[tuple(map(slice, shape))]}, self._told[client].rank)[name]
 
     def part_for(self, client: int, key: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """What a client has of a tensor of the global adapters, at every rank."""
@@ -363,5 +442,5 @@ class FedPETuning(Method):
         return zero_padded_mean(factors, weights, adapter.rank)
 
     def _claimed_weight(self, client: int) -> float:
-        """What a client would weigh by what it says; see ``capped``."""
+        """What a client would weigh by what it says; see ``limited_weights``."""
         return float(self._told[client].samples) if self.federation.client_weights == "samples" else 1.0

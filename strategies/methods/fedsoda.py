@@ -16,6 +16,8 @@ import numpy as np
 from flwr.app import Message
 from torch import Tensor
 
+from espalier.amounts import count
+from espalier.amounts import size as as_size
 from espalier.modeling.block_stream import BlockStream
 from espalier.modeling.opened import OpenedModel, check_labels
 from espalier.modeling.quantised import require_quantisable
@@ -113,10 +115,10 @@ class FedSoda(FedPETuning):
     def summary(self) -> None:
         """Show what will be done."""
         job, blocks = self.job, len(self.run.model.plan.blocks)
-        first = f"aligned before round 1 ({job.pre_align_steps} steps)"
+        first = f"aligned before round 1 ({count(job.pre_align_steps, 'step')})"
         aligned = first if job.pre_align_steps else "not aligned before round 1"
-        again = f", every {job.realign_every} rounds ({job.realign_steps} steps)" if job.realign_every else ""
-        text = f"{job.num_dropped} of {blocks} blocks go ({job.drop}), the rest in {job.emulator}, {aligned}{again}"
+        again = f", every {count(job.realign_every, 'round')} ({count(job.realign_steps, 'step')})" if job.realign_every else ""
+        text = f"{job.num_dropped} of {count(blocks, 'block')} go ({job.drop}), the rest in {job.emulator}, {aligned}{again}"
         self.run.progress.note("method", f"{self.run.settings.method:<12} {text}")
 
     def state(self) -> dict[str, Any]:
@@ -155,19 +157,19 @@ class FedSoda(FedPETuning):
         emulator = job.emulator_of(len(run.model.plan.blocks))
         starts, distances = list[int](), list[float]()
         if job.drop == "uniform":
-            dropped = evenly_dropped(emulator, job.dropped_layers)
+            dropped = evenly_dropped(emulator, job.dropped_layers, job.uniform_rounding)
         else:
             run.progress.begin("comparing", 1)
             stream = BlockStream(run.model, run.computing)
             distances = angular_distances(stream, self.windows, job.group_layers, emulator)
             starts = similar_groups(distances, job.group_layers, job.groups, emulator[0])
             dropped = dropped_of_groups(starts, job.group_layers)
-            run.progress.step("compared", f"outputs of {len(emulator)} blocks")
+            run.progress.step("compared", f"outputs of {count(len(emulator), 'block')}")
         self.result.decide(dropped, starts, distances)
         self.rounds.plan = self.result.model.plan
         size = self.result.manifest.num_bytes
         gone = ", ".join(map(str, dropped)) or "none"
-        text = f"sub-model    blocks {gone} go; {len(self.result.kept)} are left, {size / 1e6:,.1f} MB"
+        text = f"sub-model    blocks {gone} go; {len(self.result.kept)} are left, {as_size(size)}"
         run.progress.note("sub_model", text, dropped=dropped, bytes=size)
 
     def _align(self, emulator: AdapterResult, server_round: int, steps: int) -> None:
@@ -194,7 +196,7 @@ class FedSoda(FedPETuning):
         emulator.replace(tensors.items(), [run.settings.lora.largest_rank])
         result.aligned = server_round
         first, last = outcome.losses[0], outcome.losses[-1]
-        text = f"before round {server_round}: {steps} steps, objective {first:.4f} to {last:.4f}"
+        text = f"before round {server_round}: {count(steps, 'step')}, objective {first:.4f} to {last:.4f}"
         run.progress.step("aligned", text, round=server_round, losses=outcome.losses)
 
     # ----- what clients are brought -----------------------------------------------------------------------------------

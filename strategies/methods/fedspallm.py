@@ -11,7 +11,9 @@ from typing import Any
 
 import torch
 from flwr.app import Message
+from torch import Tensor
 
+from espalier.amounts import count
 from espalier.modeling.opened import OpenedModel
 from espalier.settings.fedspallm import FedSpaLLMSettings
 from espalier.settings.run import RunSettings
@@ -22,15 +24,18 @@ from espalier.wire.messages import Scalars
 from espalier.wire.parts import PartRequest, parts_of
 from espalier.wire.payload import block_key
 from espalier.wire.plan import BlockPlan, LinearPlan
+from pruning_kernels.bitmask import Words, unpack
+from pruning_kernels.clipping import LEAST_CLIENTS, SINGLE_NUMBERS, clip_rows
 from pruning_kernels.kept_mean import KeptMean
 from pruning_kernels.votes import VoteCounter
-from strategies.engine.capped import count_claims, counted_capabilities
+from strategies.engine.client_weights import count_claims, counted_capabilities
 from strategies.engine.counting import require_counting
 from strategies.engine.evaluation import ClientEvaluation
 from strategies.engine.inbox import Inbox
 from strategies.engine.method import Method
 from strategies.engine.roster import Seat
 from strategies.engine.run import Run
+from strategies.engine.update_limits import UpdateLimits
 from strategies.methods.held_layers import HeldLayers
 from strategies.methods.layer_sampling import drawn_layers, layers_per_client, require_places
 from strategies.methods.pattern_fit import require_pattern_fits
@@ -62,6 +67,7 @@ class FedSpaLLM(Method):
         """The layers that each client of the round was asked for."""
         self._largest: dict[str, float] = {}
         self._weights: dict[int, float] = {}
+        self.limits = UpdateLimits(SINGLE_NUMBERS * run.settings.federation.max_update_ratio)
 
     @classmethod
     def require_fit(cls, settings: RunSettings, model: OpenedModel, capabilities: Mapping[str, float]) -> None:
@@ -177,20 +183,37 @@ class FedSpaLLM(Method):
 
     def sent_text(self, seat: Seat) -> str:
         """How many layers."""
-        return f"{len(self._samples[seat.client])} layers of {seat.site}"
+        return f"{count(len(self._samples[seat.client]), 'layer')} of {seat.site}"
 
     def is_plausible(self, inbox: Inbox, client: int) -> bool:
-        """Whether no kept weight is far beyond the dense ones; nothing else bounds what one client does to a mean."""
+        """Return whether kept weights are such as the client's method leaves them; if not, it is dropped.
+
+        SparseGPT changes them, and none may be far beyond the dense ones. Other methods leave them bit by bit as they are.
+        """
         for block in (self.plan.blocks[index] for index in self._samples[client]):
+            before = self._before(block.index) if self.settings.local_method != "sparsegpt" else {}
             for linear in block.linears:
-                largest = self._largest_dense(linear)
                 kept = inbox.tensor(client, block_key(block.index), kept_name(linear.name))
-                if kept.numel() and kept.abs().max().item() > LARGEST_KEPT * largest:
+                if before:
+                    mask = inbox.tensor(client, block_key(block.index), mask_name(linear.name)).numpy()
+                    refused = not torch.equal(_bits(kept), _bits(before[linear.name][_kept_places(mask, linear.shape)]))
+                    reason = f"a kept weight is not that of the global layer, and {self.settings.local_method} changes none"
+                else:
+                    refused = bool(kept.numel()) and kept.abs().max().item() > LARGEST_KEPT * self._largest_dense(linear)
                     reason = f"a kept weight is over {LARGEST_KEPT} times the largest dense one"
+                if refused:
                     where = f"{block_key(block.index)} {linear.name}"
                     self.rounds.drop("train", self.rounds.roster.seats[client], f"reply refused: {where}: {reason}")
                     return False
         return True
+
+    def _before(self, index: int) -> dict[str, Tensor]:
+        """The matrices of a layer as the round's clients began with them, in the model's dtype, by canonical name."""
+        matrices, block = self.result.matrices(index), self.plan.blocks[index]
+        return {
+            linear.name: matrices[linear.name].weight() if matrices else self.run.model.checkpoint.read(linear.parameter)
+            for linear in block.linears
+        }
 
     def _largest_dense(self, linear: LinearPlan) -> float:
         if linear.parameter not in self._largest:
@@ -210,24 +233,50 @@ class FedSpaLLM(Method):
             senders = [client for client in clients if index in self._samples[client]]
             block = self.plan.blocks[index]
             self.result.decide(block, server_round, self._folded(inbox, block, senders))
-            self.run.progress.step("folded", f"layer {index} of {len(senders)} clients", block=index, clients=senders)
+            self.run.progress.step("folded", f"layer {index} of {count(len(senders), 'client')}", block=index, clients=senders)
+        self.limits.tell(self.rounds)
 
     def _folded(self, inbox: Inbox, block: BlockPlan, clients: list[int]) -> Iterator[tuple[LinearPlan, KeptMean, VoteCounter]]:
         """Sum and votes of each matrix of a layer, over the clients that sampled it, in order of client."""
         key = block_key(block.index)
+        changes = self.settings.local_method == "sparsegpt" and len(clients) >= LEAST_CLIENTS
+        before = self._before(block.index) if changes else {}
         for linear in block.linears:
             mean = KeptMean(linear.shape, self.run.device)
             votes = VoteCounter(linear.shape, len(clients), self.run.device)
+            clipped = self._clipped(inbox, key, linear, clients, before[linear.name]) if changes else {}
             for client in clients:
-                weight = self._weights[client]
-                kept = inbox.tensor(client, key, kept_name(linear.name)).to(torch.float32).numpy()
-                mean.add(inbox.tensor(client, key, mask_name(linear.name)).numpy(), kept, weight)
+                weight, own = self._weights[client], clipped.get(client)
+                mask = inbox.tensor(client, key, mask_name(linear.name)).numpy()
+                kept = inbox.tensor(client, key, kept_name(linear.name)).to(torch.float32)
+                if own is not None:
+                    kept = _towards(kept, before[linear.name], _kept_places(mask, linear.shape), own)
+                mean.add(mask, kept.numpy(), weight)
             for first, masks in inbox.words(key, mask_name(linear.name), clients):
                 votes.count(masks, first)
             yield linear, mean, votes
 
+    def _clipped(self, inbox: Inbox, key: str, linear: LinearPlan, clients: list[int], before: Tensor) -> dict[int, Tensor]:
+        """By what the changes of each row are multiplied, of clients of which some row changed too much: (rows,) float64.
+
+        SparseGPT changes kept weights so that they stand in for pruned ones, by much the same amount at every client. Rows are
+        compared by the root mean square of their changes.
+        """
+        sizes = []
+        for client in clients:
+            mask = inbox.tensor(client, key, mask_name(linear.name)).numpy()
+            kept = inbox.tensor(client, key, kept_name(linear.name))
+            sizes.append(_row_changes(kept, before, _kept_places(mask, linear.shape)))
+        found = {}
+        for client, size, factors in zip(clients, sizes, clip_rows(sizes, self.limits.most_ratio), strict=True):
+            if bool((factors < 1).any()):
+                found[client] = factors
+                row = int(factors.argmin())
+                self.limits.note(client, (key, linear.name), float(size[row]), float(size[row] * factors[row]))
+        return found
+
     def _claimed_weight(self, client: int) -> float:
-        """What a client would weigh by what it says; see ``capped``."""
+        """What a client would weigh by what it says; see ``limited_weights``."""
         if self.run.settings.federation.client_weights == "equal":
             return 1.0
         return float(self.rounds.roster.seats[client].metrics["calibration_windows"])
@@ -244,3 +293,27 @@ class FedSpaLLM(Method):
             yield from self.held.updates(self.rounds, server_round, self.result.before)
         if self.run.settings.evaluation.own_text:
             yield from self.held.updates(self.rounds, server_round + 1, self.result.layers())
+
+
+def _bits(numbers: Tensor) -> Tensor:
+    """The numbers as integers, so that equal means bit by bit."""
+    return numbers.contiguous().view({2: torch.int16, 4: torch.int32, 8: torch.int64}[numbers.element_size()])
+
+
+def _kept_places(mask: Words, shape: tuple[int, int]) -> Tensor:
+    """Where a packed prune mask keeps a weight: bool, shaped like the matrix."""
+    return torch.from_numpy(~unpack(mask, shape))
+
+
+def _row_changes(kept: Tensor, before: Tensor, places: Tensor) -> Tensor:
+    """Root mean square of the changes of each row's kept weights: (rows,) float64; 0 where none is kept."""
+    squares = torch.zeros(places.shape, dtype=torch.float32)
+    squares[places] = (kept.to(torch.float32) - before[places].to(torch.float32)).square()
+    return (squares.sum(dim=1, dtype=torch.float64) / places.sum(dim=1).clamp(min=1)).sqrt()
+
+
+def _towards(kept: Tensor, before: Tensor, places: Tensor, factors: Tensor) -> Tensor:
+    """Kept weights of which each row's changes are multiplied by a factor; rows of factor 1 stay as they are: float32."""
+    row_of = places.nonzero()[:, 0]
+    of_each, begun = factors.to(torch.float32)[row_of], before[places].to(torch.float32)
+    return torch.where(of_each < 1, begun + of_each * (kept - begun), kept)

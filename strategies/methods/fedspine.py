@@ -8,16 +8,18 @@ devices that kept the row, each with a weight by the importance of its LoRA modu
 A device's first round tunes the whole model, as nothing was measured before it.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
 import torch
 from flwr.app import Message
 
+from espalier.amounts import count
 from espalier.modeling.opened import OpenedModel
 from espalier.settings.fedspine import FedSpineSettings
 from espalier.settings.run import RunSettings
+from espalier.training.unit_importance import kind_of
 from espalier.wire.adapters import Adapter, AdapterPlan
 from espalier.wire.cut_units import CutUnits
 from espalier.wire.fedspine import STRUCTURE, CutOrder, SpineReport
@@ -27,7 +29,7 @@ from espalier.wire.structure import structured_plan
 from pruning_kernels.factor_importance import Terms, comparable, spectral_term
 from pruning_kernels.factor_means import KeptFactors
 from pruning_kernels.factors import Factors
-from strategies.engine.capped import capped
+from strategies.engine.client_weights import count_claims
 from strategies.engine.evaluation import ClientEvaluation
 from strategies.engine.inbox import Inbox
 from strategies.engine.roster import Seat
@@ -90,7 +92,8 @@ class FedSpine(FedPETuning):
         job, settings = self.job, self.run.settings
         ranks = f"ranks {self.choices.space.lowest_rank} to {settings.lora.largest_rank}" if job.adaptive_rank else "one rank"
         ranks = ranks if job.allocation != "fixed" else f"rank {job.usual_rank(settings.lora)}"
-        text = f"{job.share:g} of {job.share_of} pruned, {ranks}, chosen by {job.allocation}, {settings.training.steps} steps"
+        steps = count(settings.training.steps, "step")
+        text = f"{job.share:g} of {job.share_of} pruned, {ranks}, chosen by {job.allocation}, {steps}"
         fleet = job.fleet_name(simulation=self.run.simulation)
         times = f"times of the fleet {fleet}" if fleet else "times as clients measure them"
         self.run.progress.note("method", f"{settings.method:<12} {text}, {times}")
@@ -187,6 +190,23 @@ class FedSpine(FedPETuning):
         """Rows of B, or columns of A, of what a device keeps."""
         return self.refined.part_for(client, key, {name: tensor})[name]
 
+    def spread(self, client: int, key: str, name: str, change: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+        """Rows, or columns, of what a device keeps, at their places in the whole matrix."""
+        index = block_of_key(key)
+        adapters = self.averaged.adapters.blocks.get(index, ()) if index is not None else ()
+        adapter = next((one for one in adapters if name in one.shapes()), None)
+        if adapter is None:
+            return super().spread(client, key, name, change, shape)
+        keep, (_, side) = self._kept(client, key, adapter), kind_of(adapter.linear.name)
+        whole = change.new_zeros(tuple(shape))
+        if name == adapter.name_b and side == 0:
+            whole[keep, : change.shape[1]] = change
+        elif name == adapter.name_a and side == 1:
+            whole[: change.shape[0], keep] = change
+        else:
+            return super().spread(client, key, name, change, shape)
+        return whole
+
     @property
     def brings_result(self) -> bool:
         """Devices need it for their own models."""
@@ -215,7 +235,8 @@ class FedSpine(FedPETuning):
 
     def settle(self, inbox: Inbox, clients: list[int]) -> None:
         """Say what the devices' LoRA modules are worth."""
-        taylor = self._capped({client: self._report(client).taylor for client in clients})
+        claimed = {client: self._report(client).taylor for client in clients}
+        taylor = count_claims(self.rounds, "importance", claimed, self.federation.max_weight_ratio)
         self._importance = comparable(
             {client: Terms(taylor[client], value) for client, value in self._spectral(inbox, clients)}
         )
@@ -241,10 +262,6 @@ class FedSpine(FedPETuning):
         note = RoundNote.of(server_round, devices)
         self.refined.rounds = [*self.refined.rounds, note]
         self._show(note)
-
-    def _capped(self, claimed: Mapping[int, float]) -> dict[int, float]:
-        """First terms of equation 14, which devices claim: none counts more than a multiple of the median."""
-        return capped(claimed, self.federation.max_weight_ratio)
 
     def _show(self, note: RoundNote) -> None:
         pruned, ranks = ([getattr(own, name) for own in note.devices.values()] for name in ("pruned", "rank"))

@@ -16,9 +16,11 @@ from espalier.wire.flap import biases, mean_name, moment_specs, squares_name
 from espalier.wire.parts import parts_of
 from espalier.wire.payload import block_key
 from espalier.wire.structure import ADDED_BIASES
-from pruning_kernels.fluctuation import Moments, pooled
-from strategies.engine.capped import count_claims
+from pruning_kernels.clipping import SINGLE_NUMBERS
+from pruning_kernels.fluctuation import Moments, limited_by_median, pooled
+from strategies.engine.client_weights import count_claims
 from strategies.engine.inbox import Inbox
+from strategies.engine.update_limits import UpdateLimits
 from strategies.methods.cutting import Cutting
 
 
@@ -56,19 +58,25 @@ class Flap(Cutting):
         counted = count_claims(self.rounds, "inputs", sizes, most)
         factor = {client: counted[client] / size if size else 1.0 for client, size in sizes.items()}
 
+        limits = UpdateLimits(most)
+
         @cache
         def moments(index: int) -> BlockMoments:
-            return {
-                name: pooled(
-                    [
-                        _moments(inbox, client, index, name, claimed[client]).counted(int(tokens[client]), factor[client])
-                        for client in clients
-                    ]
-                )
-                for name in ADDED_BIASES
-            }
+            found = {}
+            for name in ADDED_BIASES:
+                own = [
+                    _moments(inbox, client, index, name, claimed[client]).counted(int(tokens[client]), factor[client])
+                    for client in clients
+                ]
+                parts, excesses = limited_by_median(own, SINGLE_NUMBERS * most)
+                for client, excess in zip(clients, excesses, strict=True):
+                    if excess > 1:
+                        limits.note(client, (index, name), excess, 1.0)
+                found[name] = pooled(parts)
+            return found
 
         self.keep(flap_cuts(self.run.model, moments, self.run.settings.of(FlapSettings)))
+        limits.tell(self.rounds, "moments")
 
     def _size(self, inbox: Inbox, client: int, tokens: int) -> float:
         """How large the inputs are that a client tells of: their root mean square, summed over matrices."""

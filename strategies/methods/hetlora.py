@@ -14,7 +14,7 @@ from espalier.settings.hetlora import HetLoRASettings
 from espalier.wire.alone import Alone
 from espalier.wire.payload import block_key
 from pruning_kernels.factors import norm
-from strategies.engine.capped import counted_capabilities
+from strategies.engine.client_weights import counted_capabilities
 from strategies.engine.evaluation import ClientEvaluation
 from strategies.engine.inbox import Inbox
 from strategies.engine.roster import Seat

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from espalier.amounts import count
 from espalier.settings.fedspallm import FedSpaLLMSettings
 from espalier.settings.mistakes import Mistake
 from espalier.settings.seeds import derive_seed
@@ -44,8 +45,8 @@ def require_places(job: FedSpaLLMSettings, num_layers: int, places: Mapping[str,
     if total < num_layers and job.coverage == "every-round":
         numbers = ", ".join(f"{site} {number}" for site, number in places.items())
         raise Mistake(
-            f"fedspallm.sampled-layers = {job.sampled_layers}: the clients together prune {total} layers in a round, the model "
-            f"has {num_layers} ({numbers}); raise it, or set fedspallm.coverage to 'over-rounds'"
+            f"fedspallm.sampled-layers = {job.sampled_layers}: the clients together prune {count(total, 'layer')} in a "
+            f"round, the model has {num_layers} ({numbers}); raise it, or set fedspallm.coverage to 'over-rounds'"
         )
 
 

@@ -36,14 +36,16 @@ from espalier.wire.parts import parts_of
 from espalier.wire.payload import block_key
 from espalier.wire.plan import ModelPlan
 from espalier.wire.structure import units_of
-from espalier.wire.triangles import diagonal_of
+from espalier.wire.triangles import ROUNDING, diagonal_of
+from pruning_kernels.clipping import SINGLE_NUMBERS, within_band, within_ratio
 from pruning_kernels.mask_tuning import is_positive
 from pruning_kernels.slicing import unpacked
-from strategies.engine.capped import count_claims
+from strategies.engine.client_weights import count_claims
 from strategies.engine.evaluation import ClientEvaluation
 from strategies.engine.inbox import Inbox
 from strategies.engine.roster import Seat
 from strategies.engine.run import Run
+from strategies.engine.update_limits import UpdateLimits
 from strategies.methods.cutting import Cutting
 
 LEAST_DAMPING = 1e-3
@@ -62,6 +64,7 @@ class LlmPruner(Cutting):
     def __init__(self, run: Run, evaluation: ClientEvaluation | None = None) -> None:
         super().__init__(run, evaluation)
         self.job, self.plan = run.settings.of(LlmPrunerSettings), run.model.plan
+        self.limits = UpdateLimits(SINGLE_NUMBERS * self.job.max_score_ratio)
         self.num_rounds = self.job.num_rounds(run.settings.federation)
 
     @classmethod
@@ -147,9 +150,12 @@ class LlmPruner(Cutting):
         }
         factor = self._counted("scores", {c: float(sum(scores.abs().sum() for scores in own)) for c, own in sent.items()})
         scores: list[dict[str, Tensor]] = [{} for _ in blocks]
+        counted: dict[tuple[int, str], list[Tensor]] = {}
         for place, (index, kind) in enumerate(names):
-            of_all = (sent[client][place] * factor[client] for client in clients)
+            of_all = self._limited({client: sent[client][place] * factor[client] for client in clients}, (index, kind))
             scores[index - job.spare_first][kind] = sum(of_all, start=torch.zeros(()))
+            counted[index, kind] = of_all
+        self.limits.tell(self.rounds, "scores of units")
 
         def fisher_of(place: int, kind: str) -> Tensor:
             """The factors of all clients below each other."""
@@ -157,9 +163,23 @@ class LlmPruner(Cutting):
             units, windows = getattr(units_of(plan, plan.blocks[index]), kind), self.run.settings.data.windows
             flat = (inbox.tensor(client, block_key(index), fisher_name(kind)) for client in clients)
             own = (read_factor(one, units, windows) * factor[c] ** 0.5 for c, one in zip(clients, flat, strict=True))
-            return torch.cat(list(own))
+            return torch.cat([_within_scores(one, most) for one, most in zip(own, counted[index, kind], strict=True)])
 
         return taylor_cuts(self.run.model, scores, job, fisher_of)
+
+    def _limited(self, scores: Mapping[int, Tensor], place: tuple[int, str]) -> list[Tensor]:
+        """Scores of units of one kind in a block, each within a ratio of the median client's, by client."""
+        found, sizes = [], torch.stack([one.abs() for one in scores.values()])
+        for (client, own), size, limited in zip(
+            scores.items(), sizes, within_ratio(sizes, self.limits.most_ratio), strict=True
+        ):
+            beyond = limited != size
+            if bool(beyond.any()):
+                worst = int((torch.maximum(size, limited) / torch.minimum(size, limited).clamp(min=1e-300)).argmax())
+                self.limits.note(client, place, float(size[worst]), float(limited[worst]))
+                own = torch.where(beyond, limited.copysign(own), own)
+            found.append(own)
+        return found
 
     def _counted(self, what: str, sizes: Mapping[int, float]) -> dict[int, float]:
         """By what a client's sums are multiplied, so that they count no more than they may."""
@@ -186,6 +206,7 @@ class LlmPruner(Cutting):
             kept = {kind: own[~cut[index][kind]] for kind, own in scales.items()}
             told = ", ".join(f"{kind} by {own.min():.2f} to {own.max():.2f}" for kind, own in kept.items())
             self.run.progress.step("rescaled", f"block {index}: {told}", block=index)
+        self.limits.tell(self.rounds, "equations of units")
         self.result.blobs = blobs
         if refused:
             named = ", ".join(f"{kind} of block {index}" for index, kind in refused)
@@ -199,8 +220,9 @@ class LlmPruner(Cutting):
 
         def of(index: int, kind: str) -> Tensor | None:
             joint, aims = torch.zeros(()), torch.zeros(())
+            equations = self._limited_equations(inbox, list(factor), (index, kind))
             for client, counts in factor.items():
-                own_joint, own_aims = self._equations(inbox, client, (index, kind))
+                own_joint, own_aims = equations[client]
                 joint, aims = joint + own_joint * counts, aims + own_aims * counts
             found = scales_or_none((joint, aims), self.job.rescale_damping)
             if found is None:
@@ -208,6 +230,28 @@ class LlmPruner(Cutting):
             return found
 
         return of
+
+    def _limited_equations(
+        self, inbox: Inbox, clients: Sequence[int], place: tuple[int, str]
+    ) -> dict[int, tuple[Tensor, Tensor]]:
+        """Normal equations of a place by client, in which no unit's numbers are far from the median client's.
+
+        What a unit gives by itself, and what its aim is of that, are each held near the median client's. A joint matrix is
+        scaled on both sides, so that it stays one of inner products.
+        """
+        found = {client: self._equations(inbox, client, place) for client in clients}
+        own = torch.stack([joint.diagonal().clamp(min=0) for joint, _ in found.values()])
+        shares = torch.stack([aims for _, aims in found.values()]) / own.where(own > 0, torch.ones(()).double())
+        most = self.limits.most_ratio**2  # products of two units' outputs over few tokens vary twice as much, in powers
+        within, near = within_ratio(own, most), within_band(shares, most)
+        for row, client in enumerate(clients):
+            scales = torch.where(within[row] != own[row], (within[row] / own[row].clamp(min=1e-300)).sqrt(), 1.0)
+            if bool((scales != 1).any()) or bool((near[row] != shares[row]).any()):
+                joint, _ = found[client]
+                found[client] = joint * scales[:, None] * scales, near[row] * within[row]
+                largest = max(float(scales.max()), 1 / float(scales.min().clamp(min=1e-8))) ** 2
+                self.limits.note(client, place, largest, 1.0)
+        return found
 
     def _size(self, inbox: Inbox, client: int, places: Sequence[tuple[int, str]]) -> float:
         """How large the numbers are that a client tells: what units give by themselves, and with all."""
@@ -218,3 +262,10 @@ class LlmPruner(Cutting):
             own = diagonal_of(inbox.tensor(client, key, JOINT).numpy(), len(aims))
             total += float(own.sum()) + float(aims.abs().sum())
         return total
+
+
+def _within_scores(factor: Tensor, scores: Tensor) -> Tensor:
+    """A factor of the Fisher information, (rows, units), of which no column's squares sum to more than the unit's score."""
+    squares = factor.square().sum(dim=0)
+    beyond = squares > scores * (1 + ROUNDING)
+    return torch.where(beyond, factor * (scores / squares.clamp(min=1e-300)).sqrt(), factor) if bool(beyond.any()) else factor

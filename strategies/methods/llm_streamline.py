@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from flwr.app import Message
 
+from espalier.amounts import count
 from espalier.modeling.opened import OpenedModel, check_labels
 from espalier.modeling.structured.export import require_form
 from espalier.modeling.structured.streamline import likest, require_streamlined
@@ -31,14 +32,19 @@ from espalier.wire.llm_streamline import (
 )
 from espalier.wire.messages import NoScalars, Scalars, validate
 from espalier.wire.parts import PartRequest
-from strategies.engine.capped import count_claims
+from pruning_kernels.clipping import root_mean_square, within_ratio
+from strategies.engine.client_weights import count_claims
 from strategies.engine.evaluation import ClientEvaluation
 from strategies.engine.inbox import Inbox
 from strategies.engine.method import Method
 from strategies.engine.roster import Seat
 from strategies.engine.run import Run
+from strategies.engine.update_limits import UpdateLimits
 from strategies.methods.plausible_update import Reach
 from strategies.results.streamlined import StreamlinedResult
+
+MOST_DISTANCE_RATIO = 4.0
+"""How many times as far from 1 as the median client's a client's cosine may be; likewise how many times as near."""
 
 
 class LlmStreamline(Method):
@@ -58,6 +64,7 @@ class LlmStreamline(Method):
         self.reach = Reach(self.job.training, differences=self.federation.sends_differences)
         self.num_rounds = self.job.num_rounds(self.federation)
         self._told: dict[int, LayerReport] = {}
+        self.limits = UpdateLimits(self.federation.max_update_ratio)
 
     @classmethod
     def require_fit(cls, settings: RunSettings, model: OpenedModel, capabilities: Mapping[str, float]) -> None:
@@ -74,7 +81,7 @@ class LlmStreamline(Method):
         """Show what will be done."""
         blocks, place = len(self.run.model.plan.blocks), "nothing comes in their place"
         if self.job.replacement == "layer":
-            place = f"one layer in their place, {self.federation.rounds} rounds of {self.job.steps} steps"
+            place = f"one layer in their place, {count(self.federation.rounds, 'round')} of {count(self.job.steps, 'step')}"
         text = f"llm-streamline {self.result.span} of {blocks} neighbouring blocks go, {place}"
         self.run.progress.note("method", text)
 
@@ -155,18 +162,32 @@ class LlmStreamline(Method):
         claimed = {client: float(self._told[client].samples or 1) for client in clients}
         weights = count_claims(self.rounds, "weight", claimed, self.federation.max_weight_ratio)
         self.run.progress.begin("averaging", 1)
-        begun = self.result.tensors() if self.federation.sends_differences else {}
-        self.result.replace((name, self._mean(inbox, name, weights, begun)) for name in self._shapes())
-        self.run.progress.step("averaged", f"the layer of {len(clients)} clients")
+        begun = self.result.tensors()
+        self.result.replace((name, self._mean(inbox, name, weights, begun[name])) for name in self._shapes())
+        self.limits.tell(self.rounds)
+        self.run.progress.step("averaged", f"the layer of {count(len(clients), 'client')}")
 
     def _choose(self, inbox: Inbox, clients: list[int]) -> None:
-        tokens = {client: int(self._reports[client]["tokens"]) for client in clients}
-        sums = [inbox.tensor(client, SIMILARITY_KEY, COSINES).double() * tokens[client] for client in clients]
-        cosines = torch.stack(sums).sum(dim=0) / sum(tokens.values())
+        claimed = {client: float(self._reports[client]["tokens"]) for client in clients}
+        tokens = count_claims(self.rounds, "tokens", claimed, self.federation.max_weight_ratio)
+        found = torch.stack([inbox.tensor(client, SIMILARITY_KEY, COSINES).double() for client in clients])
+        weights = torch.tensor([tokens[client] for client in clients], dtype=torch.float64)
+        cosines = (self._limited(found, clients) * weights[:, None]).sum(dim=0) / weights.sum()
         self.result.cosines, self.result.start = cosines.tolist(), likest(cosines)
         first, last = self.result.start, self.result.start + self.result.span - 1
         text = f"blocks       {first} to {last} go: cosine {float(cosines.max()):.4f} between what goes in and what comes out"
         self.run.progress.note("chosen", text, first=first, last=last)
+
+    def _limited(self, cosines: torch.Tensor, clients: Sequence[int]) -> torch.Tensor:
+        """Cosines whose distance from 1 is within a ratio of the median client's, stretch by stretch: (clients, stretches)."""
+        distances = (1 - cosines).clamp(min=0)
+        limited = within_ratio(distances, MOST_DISTANCE_RATIO)
+        changed = limited != distances
+        for row, client in enumerate(clients):
+            for place in changed[row].nonzero().flatten().tolist():
+                self.limits.note(client, place, float(distances[row, place]), float(limited[row, place]))
+        self.limits.tell(self.rounds, "cosines")
+        return torch.where(changed, 1 - limited, cosines)
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         return layer_shapes(self.run.model.plan.blocks[self.result.start])
@@ -175,10 +196,22 @@ class LlmStreamline(Method):
         """One tensor as a client sent it, float32."""
         return read_adapter(partial(inbox.tensor, client, name), name, self._shapes()[name], self.federation.payload)
 
-    def _mean(self, inbox: Inbox, name: str, weights: Mapping[int, float], begun: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The mean of one tensor, float32; summed in float64, in order of client, and added to what differences are from."""
+    def _mean(self, inbox: Inbox, name: str, weights: Mapping[int, float], begun: torch.Tensor) -> torch.Tensor:
+        """The mean of one tensor, float32; summed in float64, in order of client, and added to what differences are from.
+
+        Each client's change counts up to a multiple of the median client's; one client's tensor is in memory at a time.
+        """
+        differ, start = self.federation.sends_differences, begun.to(torch.float64)
+        sizes = {}
+        for client in weights:
+            sent = self._sent(inbox, client, name)
+            sizes[client] = root_mean_square(sent if differ else sent - begun)
+        factors = self.limits.factors(name, sizes)
         mean = torch.zeros(self._shapes()[name], dtype=torch.float64)
         for client, weight in weights.items():
-            mean += self._sent(inbox, client, name).to(torch.float64) * weight
+            sent, factor = self._sent(inbox, client, name).to(torch.float64), factors[client]
+            if factor < 1:
+                sent = sent * factor if differ else start + factor * (sent - start)
+            mean += sent * weight
         mean /= sum(weights.values())
-        return (mean + begun[name] if begun else mean).to(torch.float32)
+        return (mean + begun if differ else mean).to(torch.float32)

@@ -3,7 +3,7 @@
 Covers: values of any size that would spoil or end the run of all (a number of 1e38 leaves no client a finite loss).
 Does not cover: a client that stays within the limit. It can move every number of the mean by the limit times its own share of
 the weights, in any direction, in every round; with weights by samples or norms it chooses that share, within a ratio
-(``capped.py``).
+(``client_weights.py``).
 """
 
 import math

@@ -22,14 +22,19 @@ from espalier.settings.slicegpt import SliceGptSettings
 from espalier.wire.messages import NoScalars, Scalars, validate
 from espalier.wire.parts import parts_of
 from espalier.wire.slicegpt import MOMENTS, MomentsReport, basis_specs, dense_width, moment_parts, places
+from pruning_kernels.clipping import LEAST_CLIENTS, limited_moments
 from pruning_kernels.slicing import unpacked
-from strategies.engine.capped import count_claims
+from strategies.engine.client_weights import count_claims
 from strategies.engine.evaluation import ClientEvaluation
 from strategies.engine.inbox import Inbox
 from strategies.engine.method import Method
 from strategies.engine.public_windows import public_windows, require_public_text
 from strategies.engine.run import Run
+from strategies.engine.update_limits import UpdateLimits
 from strategies.results.sliced import SlicedResult
+
+MOST_MOMENT_RATIO = 4.0
+"""In no direction do a client's signals count more than so many times as strong as the others'."""
 
 
 class SliceGpt(Method):
@@ -46,6 +51,7 @@ class SliceGpt(Method):
     def __init__(self, run: Run, evaluation: ClientEvaluation | None = None) -> None:
         super().__init__(run, evaluation)
         self.job, self.plan = run.settings.of(SliceGptSettings), run.model.plan
+        self.limits = UpdateLimits(MOST_MOMENT_RATIO)
         self.result = SlicedResult(run.model, run.checkpoint.blobs, self.job.width(dense_width(self.plan)))
 
     @classmethod
@@ -94,14 +100,24 @@ class SliceGpt(Method):
         claimed = {client: float(report.samples or 1) for client, report in told.items()}
         weights = count_claims(self.rounds, "weight", claimed, self.run.settings.federation.max_weight_ratio)
         self._find(self._pooled(inbox, place, weights) for place in places(self.plan))
+        self.limits.tell(self.rounds, "moments")
 
     def _pooled(self, inbox: Inbox, place: str, weights: Mapping[int, float]) -> Tensor:
-        """The mean of all clients' moments at a place, (width, width), float64."""
-        width = dense_width(self.plan)
+        """The mean of all clients' moments at a place, (width, width), float64; each client's limited by the others'."""
+        width, total = dense_width(self.plan), sum(weights.values())
         mean = torch.zeros(width * (width + 1) // 2, dtype=torch.float64)
         for client, weight in weights.items():
             mean += inbox.tensor(client, place, MOMENTS).to(torch.float64) * weight
-        return unpacked(mean / sum(weights.values()), width)
+        mean = unpacked(mean / total, width)
+        excess = torch.zeros_like(mean)
+        for client, weight in weights.items() if len(weights) >= LEAST_CLIENTS else ():
+            own = unpacked(inbox.tensor(client, place, MOMENTS).to(torch.float64), width)
+            others = (mean * total - own * weight) / (total - weight)
+            limited, largest = limited_moments(own, others, MOST_MOMENT_RATIO)
+            if limited is not own:
+                excess += (own - limited) * (weight / total)
+                self.limits.note(client, place, largest, 1.0)
+        return mean - excess
 
     def _find(self, moments: Iterator[Tensor]) -> None:
         """Find a basis for each place, one at a time."""

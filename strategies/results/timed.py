@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Self
 
+from espalier.amounts import duration
 from espalier.settings.mistakes import Mistake
 from strategies.engine.virtual_clock import round_seconds, waiting_seconds
 
@@ -39,7 +40,7 @@ class RoundTime:
 
     def in_words(self) -> str:
         """How long it was, for the progress."""
-        return f"{self.seconds:.3g} s of a round, {self.waiting_seconds:.3g} s of waiting"
+        return f"{duration(self.seconds, tenths=True)} of a round, {duration(self.waiting_seconds, tenths=True)} of waiting"
 
     def to_json(self) -> dict[str, Any]:
         """JSON values."""

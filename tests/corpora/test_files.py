@@ -5,10 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from espalier.corpora.files import json_records, read_text
+from espalier.corpora.files import json_records, text_records
 from espalier.settings.mistakes import Mistake
 
 SECRET = "Anna K., born 1961, diagnosis F32.1"
+
+
+def text_of(path: str) -> list[str]:
+    return [located.record.text for located in text_records(path)]
 
 
 def texts_of(path: str, field: str) -> list[str]:
@@ -37,42 +41,42 @@ def refused(path: str, field: str = "text") -> str:
 
 def test_a_text_file_is_read_whole(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes("one\r\n\ntwö".encode())
-    assert "".join(read_text(str(tmp_path / "a.txt"))) == "one\r\n\ntwö"
+    assert text_of(str(tmp_path / "a.txt")) == ["one", "twö"]
 
 
 @pytest.mark.parametrize("content", [b"", b" \n\t\n"])
 def test_an_empty_text_file_is_a_mistake(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.txt").write_bytes(content)
     with pytest.raises(Mistake, match=r"a.txt: the file is empty"):
-        list(read_text(str(tmp_path / "a.txt")))
+        text_of(str(tmp_path / "a.txt"))
 
 
 def test_text_that_is_not_utf8_is_a_mistake_that_names_the_byte(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(SECRET.encode() + b"\xff")
     with pytest.raises(Mistake, match=rf"a.txt: byte {len(SECRET)} is not UTF-8") as caught:
-        list(read_text(str(tmp_path / "a.txt")))
+        text_of(str(tmp_path / "a.txt"))
     assert "Anna" not in str(caught.value)
 
 
 def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone")
-    assert "".join(read_text(str(tmp_path / "a.txt"))) == "one"
+    assert text_of(str(tmp_path / "a.txt")) == ["one"]
 
 
 def test_a_missing_file_is_a_mistake_that_names_the_key(tmp_path: Path) -> None:
     with pytest.raises(Mistake, match=r"missing.txt: no such file; check data.path or the node's data-path"):
-        list(read_text(str(tmp_path / "missing.txt")))
+        text_of(str(tmp_path / "missing.txt"))
 
 
 def test_a_directory_is_a_mistake(tmp_path: Path) -> None:
-    with pytest.raises(Mistake, match="cannot be read"):
-        list(read_text(str(tmp_path)))
+    with pytest.raises(Mistake, match="Is a directory"):
+        text_of(str(tmp_path))
 
 
 def test_a_home_directory_is_understood(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "a.txt").write_text("at home")
-    assert list(read_text("~/a.txt")) == ["at home"]
+    assert text_of("~/a.txt") == ["at home"]
 
 
 # ----- JSON Lines -----------------------------------------------------------------------------------------------------
@@ -94,7 +98,7 @@ def test_blank_lines_windows_lines_and_a_byte_order_mark_are_passed_over(tmp_pat
     [
         (SECRET, "line 3 is not JSON"),
         ('{"text": "' + SECRET, "line 3 is not JSON"),
-        (b'{"text": "Anna \xff"}', "line 3 is not JSON"),
+        (b'{"text": "Anna \xff"}', "line 3 is not UTF-8 (byte 16 of the line)"),
         (json.dumps([SECRET]), "line 3 is not a JSON object"),
         (json.dumps(SECRET), "line 3 is not a JSON object"),
         (json.dumps({"diagnosis": SECRET}), "line 3 has no field 'text'"),
@@ -106,6 +110,58 @@ def test_blank_lines_windows_lines_and_a_byte_order_mark_are_passed_over(tmp_pat
 def test_a_wrong_line_is_named_by_its_number_and_not_quoted(tmp_path: Path, line: str | bytes, told: str) -> None:
     bytes_of_line = line.encode() if isinstance(line, str) else line
     assert told in refused(lines_file(tmp_path, b'{"text": "fine"}\n\n' + bytes_of_line + b"\n"))
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ('{"text": "Anna"},', "line 1 is not JSON: it ends with a comma, and JSON Lines has none between its lines"),
+        ("[", "line 1 is not JSON: it begins an array that does not end on this line"),
+        ('[{"text": "Anna"},', "line 1 is not JSON: it begins an array that does not end on this line"),
+        ('[{"text": "Anna"}]', "line 1 is not a JSON object but a list; write one JSON object per line (jq -c '.[]'"),
+        ("{", "line 1 is not JSON: it begins an object that does not end on this line (jq -c '.'"),
+        ('{"text": "Anna', "line 1 is not JSON: the string in column 10 does not end on this line"),
+        ('{"text": "Anna\tK."}', "line 1 is not JSON: a control character in column 15 is not escaped"),
+        ('{"text": "Anna"}{"text": "K."}', "line 1 is not JSON: something follows its first value, in column 17"),
+        ('{"text": "Anna" "K."}', "line 1 is not JSON: Expecting ',' delimiter in column 17"),
+        ("{'text': 'Anna'}", "line 1 is not JSON: Expecting property name enclosed in double quotes in column 2"),
+        ('{"text": "\\A"}', "line 1 is not JSON: Invalid \\escape in column 11"),
+        ("id,text", "line 1 is not JSON: it does not begin with {, as plain text and the rows of a CSV table do not"),
+        ('{"text": 1' + "0" * 5000 + "}", "a number has too many digits"),
+        ("null", "line 1 is not a JSON object but null"),
+        ("7", "line 1 is not a JSON object but a number"),
+        ('{"text": 7}', "line 1, field 'text' is not a string but a number; write it as one, or set data.field"),
+        ('{"text": null}', "line 1, field 'text' is not a string but null"),
+        ('{"text": true}', "line 1, field 'text' is not a string but a truth value"),
+        ('{"text": NaN}', "line 1, field 'text' is not a string but a number that is not finite"),
+        ('{"text": {"text": "Anna"}}', "line 1, field 'text' is not a string but an object"),
+        ('{"text": ["Anna"]}', "line 1, field 'text' is not a string but a list"),
+        ('{"text": "Anna \\ud83d"}', "line 1, field 'text' holds half of a surrogate pair"),
+        (
+            '{"message": {"content": "Anna"}, "id": 3, "born in 1961": 0}',
+            "line 1 has no field 'text', it has the fields message (an object), id (a number), 1 more; set data.field",
+        ),
+        ('{"Anna K.": 1}', "has no field 'text', it has the fields 1 whose names are not shown here"),
+        ("{}", "line 1 has no field 'text', it has no fields"),
+    ],
+)
+def test_the_reason_is_told_without_a_word_of_the_line(tmp_path: Path, line: str, told: str) -> None:
+    assert told in refused(lines_file(tmp_path, line + "\n"))
+
+
+@pytest.mark.parametrize("label", [None, [1], {"a": 1}, float("nan"), float("inf")])
+def test_a_label_that_is_none_is_refused_by_its_kind(tmp_path: Path, label: object) -> None:
+    path = lines_file(tmp_path, json.dumps({"text": "a", "ward": label}))
+    with pytest.raises(Mistake, match=r"line 1 has no label in field 'ward' but (null|a list|an object|a number that is no)"):
+        list(json_records(path, "text", "ward"))
+    with pytest.raises(Mistake, match=r"line 1 has no label in field 'kind', it has the fields text \(a string\), ward"):
+        list(json_records(path, "text", "kind"))
+
+
+@pytest.mark.parametrize(("label", "expected"), [("a", "a"), (3, "3"), (0.5, "0.5"), (True, "True"), ("", "")])
+def test_labels_are_strings_numbers_or_truth_values(tmp_path: Path, label: object, expected: str) -> None:
+    path = lines_file(tmp_path, json.dumps({"text": "a", "ward": label}))
+    assert [located.record.label for located in json_records(path, "text", "ward")] == [expected]
 
 
 def test_a_line_of_deep_nesting_is_a_mistake(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from client_passages import client_passages
@@ -12,7 +13,7 @@ from espalier.settings.mistakes import Mistake
 from espalier.settings.node import simulated_node
 from espalier.settings.run import DataSettings
 
-pytest.importorskip("datasets", reason="the extra 'hub' is not installed")
+datasets = pytest.importorskip("datasets", reason="the extra 'hub' is not installed")
 
 
 @pytest.fixture
@@ -64,3 +65,34 @@ def test_a_split_that_is_not_there_is_a_mistake(dataset: str, split: str) -> Non
         f"data.hub-split: the dataset {dataset!r} has no split 'dev', it has 'train'; "
         "set it to one of these, or to several joined by +"
     )
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        ([{"role": "user", "content": "Anna K."}], "a list, which is not a string; name a column of text, or make one"),
+        ({"content": "Anna K."}, "an object, which is not a string; name a column of text"),
+        (None, "null, which is not a string; remove the rows without text"),
+        (7, "a number, which is not a string"),
+        (True, "a truth value, which is not a string"),
+    ],
+)
+def test_nothing_is_made_text_that_is_none(value: Any, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"note": "birch", "ward": "a"}, {"note": value, "ward": "a"}]
+    made = datasets.Dataset.from_list(rows if value is None else rows[1:])
+    monkeypatch.setattr("espalier.corpora.hub.load_split", lambda *given: made)
+    with pytest.raises(Mistake) as caught:
+        list(read_dataset("trees", "", "train", "note", "ward"))
+    row = 1 if value is None else 0
+    expected = f"data.field = 'note': the dataset 'trees' (train), row {row} counted from 0, holds {told}"
+    assert str(caught.value).startswith(expected)
+    assert "Anna" not in str(caught.value)
+
+
+@pytest.mark.parametrize("label", [None, [1], {"a": 1}, float("nan")])
+def test_nothing_is_made_a_label_that_is_none(label: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = datasets.Dataset.from_list([{"note": "birch", "ward": label}])
+    monkeypatch.setattr("espalier.corpora.hub.load_split", lambda *given: made)
+    with pytest.raises(Mistake, match=r"^data.partition-field = 'ward': the dataset 'trees' \(train\), row 0 .*, holds "):
+        list(read_dataset("trees", "", "train", "note", "ward"))
+    assert [record.label for record in read_dataset("trees", "", "train", "note", "")] == [""]

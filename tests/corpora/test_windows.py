@@ -94,3 +94,10 @@ def test_the_hash_is_of_little_endian_64_bit_token_ids() -> None:
     windows = torch.tensor([[1, 2, 3], [4, 5, 600]])
     assert windows_sha256(windows) == expected
     assert windows_sha256(torch.tensor([[1, 4], [2, 5], [3, 600]]).T) == expected
+
+
+def test_a_text_that_is_too_short_is_told_what_counts_once() -> None:
+    """A long file of one passage over and over holds little."""
+    with pytest.raises(Mistake, match="passages that are equal count once; give the client more text") as caught:
+        calibration_windows(["oak"], lambda text: list(text.encode()), 2, 8, 0)
+    assert "passages that are equal count once" in caught.value.outward

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 import torch
+from adding_tokenizer import END, KINDS, START, raw_tokenizer, tokenizer_adding
 from tiny_model import save_tiny_llama
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from espalier.corpora.tasks.item import Item
 from espalier.corpora.tasks.task import Generation
@@ -59,6 +60,36 @@ def test_prompts_that_lose_their_beginning_are_told(model_and_tokenizer: tuple[A
     assert lost == [{1}, set(), set()]
     with pytest.raises(Mistake, match="leaves none for the prompt"):
         shortened(tokenizer, PROMPTS, how, 12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_prompts_do_not_end_in_what_the_tokenizer_adds(kind: tuple[bool, bool, bool], device: torch.device) -> None:
+    """Beside a loop that encodes prompts without special tokens, and puts the first one there by hand."""
+    start, _, prefix_space = kind
+    tokenizer, made = tokenizer_adding(*kind), raw_tokenizer(prefix_space)
+    torch.manual_seed(3)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2
+    )
+    model = LlamaForCausalLM(config).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.4)
+    expected, lengths = [], []
+    for prompt in PROMPTS:
+        tokens = [START] * start + made.encode(prompt, add_special_tokens=False).ids
+        lengths.append(len(tokens))
+        for _ in range(8):
+            tokens.append(int(model(input_ids=torch.tensor([tokens])).logits[0, -1].argmax()))
+            if tokens[-1] == END:
+                break
+        expected.append(tokenizer.decode(tokens[lengths[-1] :], skip_special_tokens=True).split("\x00")[0])
+    how = Generation(("\x00",), NUMBERS.patterns, NUMBERS.ignored, 8)
+    assert generate(model.to(device), tokenizer, PROMPTS, how, 60, 2, device) == expected
+    longest = max(lengths)
+    assert shortened(tokenizer, PROMPTS, how, longest + 8) == set()
+    assert shortened(tokenizer, PROMPTS, how, longest + 7) == {
+        place for place, length in enumerate(lengths) if length == longest
+    }
 
 
 def test_a_model_without_room_for_an_answer_is_a_mistake(model_and_tokenizer: tuple[Any, Any]) -> None:

@@ -32,6 +32,7 @@ from espalier.wire.payload import TensorSpec, pack_tensors, unpack_tensors
 from espalier.wire.planned import outlook
 from server_app.planning.traffic import RunTraffic, asked_of
 from server_app.public_tests import public_tests
+from server_app.run_status import run_status
 from strategies.engine.checkpoint import CheckpointFolder
 from strategies.engine.rounds import RunFailed
 
@@ -388,7 +389,7 @@ class Promises(Federations):
         resumed = bench.run(bench.grid(), resume_from=str(folder))
         assert results(resumed) == results(plain.folder)
 
-    def test_a_run_that_is_killed_outright_says_failed(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_run_that_is_killed_outright_is_interrupted(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
         def vanish(*_: object, **__: object) -> None:
             raise Killed
 
@@ -399,7 +400,8 @@ class Promises(Federations):
             bench.run(grid)
         (folder,) = (bench.folder / "runs").iterdir()
         document = json.loads((folder / "summary.json").read_text())
-        assert (document["status"], document["reason"]) == ("failed", "the ServerApp is still at work, or it was killed")
+        assert document["status"] == "running"  # nobody was left to write another word
+        assert run_status(folder)[0] == "interrupted"
         assert (document["finished"], document["missing"]) == (None, [])
 
     def test_a_disk_that_is_full_at_a_checkpoint_costs_nothing_that_was_finished(

@@ -538,7 +538,8 @@ class TestFedPETuning(Promises):
         assert document["status"] == "failed"
         assert "differ by 7" in document["reason"]
         assert document["metrics"][0]["values"]["federated"] < document["metrics"][0]["values"]["dense"]
-        assert (folder / "adapter" / "adapter_model.safetensors").exists()
+        assert (folder / "failed-adapter" / "adapter_model.safetensors").exists()
+        assert not (folder / "adapter").exists()
 
     def test_plain_peft_loads_the_adapter_to_the_logits_of_the_merged_model(self, plain: Uninterrupted) -> None:
         folder, bench = plain.folder, plain.bench

@@ -559,7 +559,7 @@ class TestSampling:
         return Bench(tmp_path, "fedspallm", {"fedspallm.sampled-layers": 0.5}, num_clients=1)
 
     def test_too_few_places_are_refused_with_the_numbers(self, bench: Bench) -> None:
-        with pytest.raises(Mistake, match=r"prune 1 layers in a round, the model has 2 \(node-00000 1\); raise it"):
+        with pytest.raises(Mistake, match=r"prune 1 layer in a round, the model has 2 \(node-00000 1\); raise it"):
             bench.run()
 
     def test_or_covered_over_rounds(self, bench: Bench) -> None:

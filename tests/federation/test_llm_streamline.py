@@ -1,5 +1,6 @@
 """LLM-Streamline in a small federation: the promises of every method, and its steps against plain transformers and AdamW."""
 
+import shutil
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -45,6 +46,12 @@ def hidden_states(bench: Bench, windows: Tensor) -> list[Tensor]:
     with torch.no_grad():
         model(input_ids=windows, use_cache=False)
     return found
+
+
+def published_hidden_states(bench: Bench, windows: Tensor) -> list[Tensor]:
+    """What the published code compares: transformers' own hidden states, the last of which is behind the final norm."""
+    with torch.no_grad():
+        return list(dense(bench)(input_ids=windows, output_hidden_states=True, use_cache=False).hidden_states)
 
 
 def cosines_by_hand(hidden: list[Tensor]) -> list[float]:
@@ -134,12 +141,34 @@ class TestLlmStreamline(Promises):
         windows = self.windows(plain.bench)
         for client, own in enumerate(windows):
             cosines = sent(plain.received, 1, client)["cosines"]
-            np.testing.assert_allclose(cosines, cosines_by_hand(hidden_states(plain.bench, own)), rtol=1e-4, atol=1e-5)
-        pooled = cosines_by_hand(hidden_states(plain.bench, torch.cat(windows)))
+            np.testing.assert_allclose(
+                cosines, cosines_by_hand(published_hidden_states(plain.bench, own)), rtol=1e-4, atol=1e-5
+            )
+        pooled = cosines_by_hand(published_hidden_states(plain.bench, torch.cat(windows)))
         report = summary(plain.folder)["report"]
         np.testing.assert_allclose(report["cosines"], pooled, rtol=1e-4, atol=1e-5)
         start = int(np.argmax(pooled))
         assert report["blocks_that_went"] == [start, start + 1]
+
+    def test_the_last_block_may_be_compared_before_the_final_norm(self, pointed: Bench) -> None:
+        """At the clients, in what a client decides by itself, and with pooled data; the last block adds next to nothing."""
+        model, home_model = dense(pointed), pointed.model
+        with torch.no_grad():
+            for path in ("self_attn.o_proj", "mlp.down_proj"):
+                model.model.layers[-1].get_parameter(f"{path}.weight").mul_(1e-3)
+            model.model.norm.weight.copy_(torch.tensor([1.0, -1.0]).repeat(8))
+        pointed.model = pointed.folder / "model"
+        shutil.copytree(home_model, pointed.model)
+        model.save_pretrained(pointed.model)
+        changes = {"llm_streamline__replacement": "none", "federation__rounds": 0, "evaluation__centralized": "auto"}
+        unread = {f"llm_streamline__{key}": None for key in ("steps", "batch_windows", "learning_rate", "schedule")}
+        pointed.settings = {k: v for k, v in pointed.settings.items() if k.replace("-", "_").replace(".", "__") not in unread}
+        for value, went in (("after-norm", False), ("before-norm", True)):
+            folder = pointed.run(**changes, llm_streamline__last_hidden_state=value, evaluation__local_only=True)
+            document = summary(folder)
+            assert (document["report"]["blocks_that_went"] == [BLOCKS - 1]) is went
+            values = document["metrics"][0]["values"]
+            assert values["centralized"] == pytest.approx(values["federated"], rel=1e-6)
 
     def test_clients_train_as_a_plain_loop_does_and_their_layers_are_averaged(self, plain: Uninterrupted) -> None:
         bench, windows = plain.bench, self.windows(plain.bench)

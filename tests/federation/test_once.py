@@ -22,7 +22,7 @@ from espalier.wire.messages import Letter, address, read
 from espalier.wire.payload import pack_tensors, unpack_tensors
 from strategies.engine.method import PATIENCE, Method
 from strategies.engine.roster import Roster, Seat
-from strategies.engine.run_folder import RunFolder
+from strategies.engine.run_folder import RunFolder, Times
 
 TUNING = {"federation.rounds": 1, "training.steps": 2, "training.batch-size": 2, "lora.rank": 2, "part-bytes": 1 << 20}
 METHODS: dict[str, dict[str, Any]] = {
@@ -185,16 +185,18 @@ def test_times_of_rounds_outlast_a_resumption(bench: Bench) -> None:
 
 def test_damaged_times_are_told(bench: Bench) -> None:
     folder = RunFolder(bench.folder / "run")
-    assert folder.load_times() == {}
+    assert folder.load_times() == Times()
     for text in (
         "",
         "[]",
-        '{"0": [1.0, NaN]}',
-        '{"0": [1e999, 1]}',
-        '{"0": [-1, 1]}',
-        '{"0": 3}',
-        '{"0": [1, 2, 3]}',
-        '{"0": ["x", 1]}',
+        '{"0": [1.0, 1]}',
+        '{"run": -1.0, "clients": {}}',
+        '{"run": 1.0, "clients": {"0": [1.0, NaN]}}',
+        '{"run": 1.0, "clients": {"0": [1e999, 1]}}',
+        '{"run": 1.0, "clients": {"0": [-1, 1]}}',
+        '{"run": 1.0, "clients": {"0": 3}}',
+        '{"run": 1.0, "clients": {"0": [1, 2, 3]}}',
+        '{"run": 1.0, "clients": {"0": ["x", 1]}}',
         "[" * 100_000,
     ):
         (folder.path / "seconds.json").write_text(text)

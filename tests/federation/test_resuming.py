@@ -427,3 +427,34 @@ def test_a_new_run_holds_its_directory_too(
     assert f"run directory {run}\n" in capsys.readouterr().out  # by these words the command learns how to resume
     made = model_files(run)
     assert made == {name: data for name, data in one_killed.expected.items() if name in made}
+
+
+# ----- how long it took -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_resumed_run_counts_what_it_took_before(dies: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock on which each request to train takes 100 seconds; one of a round that was not finished counts too.
+
+    A server that dies outright leaves the time of its last checkpoint.
+    """
+    bench = Bench(tmp_path, "fedpetuning", METHODS["fedpetuning"], num_clients=2)
+
+    def tick(message: Message) -> None:
+        if read(message.content).header.kind == "train":
+            bench.time.seconds += 100.0
+
+    grid, again = bench.grid(), bench.grid()
+    grid.before_push = again.before_push = tick
+    with monkeypatch.context() as during:
+        if dies:
+            during.setattr("server_app.app._note_end", lambda *_: None)
+        run = bench.killed(lambda header: (header.kind, header.server_round, header.client) == ("train", 2, 1), grid)
+    before = json.loads((run / "seconds.json").read_text())["run"]
+    assert before == pytest.approx(200.0 if dies else 300.0, abs=5.0)
+    bench.time.seconds += 10_000.0  # nobody works in between
+    bench.run(again, resume_from=str(run))
+    assert json.loads((run / "summary.json").read_text())["seconds"] == pytest.approx(before + 200.0, abs=5.0)
+    told = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    (resumed,) = [entry["text"] for entry in told if entry["event"] == "resumed"]
+    assert resumed == f"resumed      after round 1, {'3 min 20 s' if dies else '5 min'} before it was interrupted"

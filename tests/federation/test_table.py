@@ -1,14 +1,19 @@
 """What the table of a run shows of sparsity, and what it says of it."""
 
+import shutil
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 from tiny_model import save_tiny_llama
 
 from espalier.modeling.opened import OpenedModel
 from espalier.settings.run import parse
 from espalier.wire.ledger import Traffic
 from server_app.outcomes.pruned import rounding_notes
+from server_app.result_size import Size, larger_than_base, size_of_base, size_of_result
 from server_app.results import Summary
 from server_app.table import show
 
@@ -24,7 +29,89 @@ def summary(model: OpenedModel, local: float, federated: float, **settings: Any)
     found = Summary(parse(given), model, 1, "cpu", losses={"public": {"dense": 3.0, "federated": 3.0}})
     found.local_sparsity = found.centralized_sparsity = local
     found.sparsity = found.masked = federated
+    found.zeroed = True
     return found
+
+
+def of_sizes(model: OpenedModel, **sizes: Size) -> Summary:
+    """A summary of FLAP's with sizes by column."""
+    found = Summary(parse({"method": "flap"}), model, 1, "cpu", losses={"public": {"dense": 3.0, "federated": 3.0}})
+    found.sizes = dict(sizes)
+    found.warnings = larger_than_base(sizes["dense"], sizes.get("federated"), found.settings)
+    return found
+
+
+def printed(found: Summary, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    show(found, Traffic())
+    return capsys.readouterr().out.splitlines()
+
+
+def row(lines: list[str], label: str) -> list[str]:
+    """The cells of a row of a printed table."""
+    (line,) = [line for line in lines if line.startswith(f"│ {label} ")]
+    return [cell.strip() for cell in line.strip("│").split("│")]
+
+
+def test_a_smaller_model_is_shown_with_its_size(model: OpenedModel, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = printed(of_sizes(model, dense=Size(4000, 16_000), federated=Size(3000, 12_100, "model")), capsys)
+    assert row(lines, "dense")[2:4] == ["4,000", "16 kB"]
+    assert row(lines, "federated")[2:4] == ["3,000 (75.0%)", "12.1 kB"]
+    assert not any("sparsity" in line or "warning" in line for line in lines)
+
+
+def test_an_adapter_comes_on_top_of_its_base(model: OpenedModel, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = printed(of_sizes(model, dense=Size(4000, 16_000), federated=Size(200, 900_000, "adapter")), capsys)
+    assert row(lines, "federated")[2:4] == ["+200", "+900 kB"]
+    assert not any("warning" in line for line in lines)
+
+
+def test_a_result_that_is_larger_than_its_base_is_warned_of(model: OpenedModel, capsys: pytest.CaptureFixture[str]) -> None:
+    found = of_sizes(model, dense=Size(4000, 16_000), federated=Size(4068, 16_272, "model"))
+    assert found.warnings == [
+        "the result is larger than its base: 4,068 parameters where the base has 4,000 (101.7%), 16.3 kB on disk where the "
+        "base has 16 kB (101.7%); raise flap.share for a smaller one"
+    ]
+    assert any(line.startswith("warning: the result is larger") for line in printed(found, capsys))
+
+
+def test_a_result_as_large_as_its_base_is_not(model: OpenedModel) -> None:
+    """Headers of files differ."""
+    assert larger_than_base(Size(4000, 16_000), Size(4000, 16_040, "model"), parse({})) == []
+
+
+def test_rows_without_any_figure_are_left_out(model: OpenedModel, capsys: pytest.CaptureFixture[str]) -> None:
+    found = summary(model, 0.5, 0.5)
+    lines = printed(found, capsys)
+    assert not any("local-only" in line or "centralized" in line for line in lines)
+    found.losses["public"]["centralized"] = 3.1
+    assert row(printed(found, capsys), "centralized")[4] == "50.00%"
+
+
+def test_a_long_run_is_told_in_hours(model: OpenedModel, capsys: pytest.CaptureFixture[str]) -> None:
+    found = summary(model, 0.5, 0.5)
+    found.seconds = 5420.0
+    assert row(printed(found, capsys), "federated")[-1] == "1 h 30 min"
+
+
+def test_sizes_are_those_of_the_files(tmp_path: Path, model: OpenedModel) -> None:
+    for name, number in (("model", 24), ("adapter", 6), ("clients/a", 8), ("clients/b", 16)):
+        (tmp_path / name).mkdir(parents=True)
+        save_file({"one": np.zeros((2, number // 2), np.float16)}, tmp_path / name / "weights.safetensors")
+    assert size_of_result(tmp_path, personal=False) == Size(
+        24, (tmp_path / "model/weights.safetensors").stat().st_size, "model"
+    )
+    own = size_of_result(tmp_path, personal=True)
+    assert own is not None
+    assert own.parameters == 12
+    shutil.rmtree(tmp_path / "model")
+    adapter = size_of_result(tmp_path, personal=False)
+    assert adapter is not None
+    assert adapter.is_adapter
+    base = size_of_base(model)
+    assert (base.parameters, base.num_bytes) == (
+        model.plan.num_parameters,
+        (model.directory / "model.safetensors").stat().st_size,
+    )
 
 
 def test_rows_that_are_rounded_down_are_explained_by_hand(model: OpenedModel) -> None:

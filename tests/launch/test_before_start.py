@@ -84,7 +84,7 @@ def test_a_client_that_the_quorum_can_do_without_does_not_stop_the_run(config: d
         ({"method": "fedspallm", "fedspallm.pattern": "3:7"}, "fedspallm.pattern = '3:7': "),
         (
             {"method": "fedspallm", "fedspallm.sampled-layers": 0.1, "num-clients": 1},
-            "fedspallm.sampled-layers = 0.1: the clients together prune 1 layers in a round, the model has 2 (client 0 1)",
+            "fedspallm.sampled-layers = 0.1: the clients together prune 1 layer in a round, the model has 2 (client 0 1)",
         ),
         ({"method": "fedpetuning", "data.path": "/no/such.txt"}, "clients 0, 1, 2: /no/such.txt: no such file"),
         ({"evaluation.own-text": True, "quorum": 1.0}, "evaluation.own-text"),  # the texts are too short for it

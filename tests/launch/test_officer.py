@@ -118,7 +118,7 @@ def test_a_log_that_cannot_be_read_hides_no_broken_one(state: Path, capsys: pyte
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [('{"kind": "train", "bytes": 3}\n', "NO CHAIN 1 entries of a release"), ("", "EMPTY    there is no entry")],
+    [('{"kind": "train", "bytes": 3}\n', "NO CHAIN 1 entry of a release"), ("", "EMPTY    there is no entry")],
 )
 def test_what_has_no_chain_is_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str, words: str) -> None:
     (tmp_path / "log.jsonl").write_text(content)

@@ -24,6 +24,7 @@ from espalier.modeling.computing import Computing
 from espalier.modeling.export import check_export, export_edited
 from espalier.modeling.opened import OpenedModel
 from espalier.wire.plan import BlockPlan
+from espalier.wire.structure import units_of
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "one file": {},
@@ -122,7 +123,8 @@ class FamilyContract(ABC):
         assert opened.plan.num_parameters == sum(parameter.numel() for parameter in whole_model(opened.directory).parameters())
 
     def test_attention_groups(self, opened: OpenedModel) -> None:
-        assert opened.family.kv_groups(opened.config) == self.kv_groups
+        plan = opened.plan
+        assert (units_of(plan, plan.blocks[0]).groups, plan.heads_per_group) == self.kv_groups
 
     @torch.no_grad()
     def test_streamed_logits_are_those_of_the_whole_model(self, opened: OpenedModel, computing: Computing) -> None:

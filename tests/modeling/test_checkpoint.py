@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 import struct
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from espalier.modeling import checkpoint
 from espalier.modeling.checkpoint import Checkpoint, ShardWriter
@@ -82,29 +84,71 @@ def test_shards_are_found_by_the_index(untied: Path, sharded: Path) -> None:
 
 def test_a_folder_without_safetensors_is_a_mistake(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").write_bytes(b"x")
-    with pytest.raises(Mistake, match=r"model.safetensors: no such file; .*safetensors"):
+    with pytest.raises(Mistake, match=r"holds neither model.safetensors nor model.safetensors.index.json; .*safetensors"):
         Checkpoint(tmp_path)
 
 
 def test_a_missing_shard_is_named(sharded: Path, tmp_path: Path) -> None:
     index = (sharded / "model.safetensors.index.json").read_text()
     (tmp_path / "model.safetensors.index.json").write_text(index)
-    with pytest.raises(Mistake, match=r"model-00001-of-\d+.safetensors: no such file"):
+    with pytest.raises(Mistake, match=r"index.json: names model-00001-of-\d+.safetensors, .*no such file"):
         Checkpoint(tmp_path)
 
 
 @pytest.mark.parametrize(
     "index", ["", "{", "[]", "{}", '{"weight_map": 3}', '{"weight_map": ["a"]}', '{"weight_map": {"a": "../b.safetensors"}}']
 )
-def test_a_damaged_index_is_named(folder: Path, index: str) -> None:
-    (folder / "model.safetensors.index.json").write_text(index)
-    with pytest.raises(Mistake, match=r"model.safetensors.index.json: is not a safetensors index"):
-        Checkpoint(folder)
+def test_a_damaged_index_is_named(tmp_path: Path, index: str) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(Mistake, match=r"model.safetensors.index.json: (is no|has no|names)"):
+        Checkpoint(tmp_path)
 
 
-def test_an_index_with_numbers_for_files_is_named(folder: Path) -> None:
-    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": 3}}')
-    with pytest.raises(Mistake, match=r"model.safetensors.index.json"):
+def test_an_index_with_numbers_for_files_is_named(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text('{"metadata": {}, "weight_map": {"a": 3}}')
+    with pytest.raises(Mistake, match=r"model.safetensors.index.json: names 3"):
+        Checkpoint(tmp_path)
+
+
+def test_an_index_without_metadata_is_refused_as_transformers_does(sharded: Path, tmp_path: Path) -> None:
+    shutil.copytree(sharded, tmp_path / "copied")
+    index = tmp_path / "copied" / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": json.loads(index.read_text())["weight_map"]}))
+    with pytest.raises(KeyError, match="metadata"):
+        AutoModelForCausalLM.from_pretrained(tmp_path / "copied")
+    with pytest.raises(Mistake, match=r"index.json: has no key 'metadata'"):
+        Checkpoint(tmp_path / "copied")
+
+
+def test_one_file_comes_before_an_index_as_in_transformers(sharded: Path, untied: Path, tmp_path: Path) -> None:
+    shutil.copytree(sharded, tmp_path / "copied")
+    changed = {name: value + 1 for name, value in load_file(untied / "model.safetensors").items()}
+    save_file(changed, tmp_path / "copied" / "model.safetensors", {"format": "pt"})
+    found, plain = Checkpoint(tmp_path / "copied"), AutoModelForCausalLM.from_pretrained(tmp_path / "copied").state_dict()
+    assert not found.is_sharded
+    assert all(torch.equal(found.read(name), plain[name]) for name in changed)
+
+
+def test_other_files_of_weights_are_named(tmp_path: Path) -> None:
+    (tmp_path / "pytorch_model.bin").write_bytes(b"")
+    with pytest.raises(Mistake, match=r"but pytorch_model.bin; load the model with transformers and write it as safetensors"):
+        Checkpoint(tmp_path)
+    (tmp_path / "pytorch_model.bin").rename(tmp_path / "model.fp16.safetensors")
+    with pytest.raises(Mistake, match=r"but model.fp16.safetensors: from_pretrained does not read .*; rename"):
+        Checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "told"),
+    [
+        ("adapter_config.json", "{}", "adapter_config.json lies beside the model"),
+        ("shard-00000-model-00001-of-00002.safetensors", "", "shard of distributed training"),
+        ("config.json", '{"transformers_weights": "other.safetensors"}', "transformers_weights = 'other.safetensors'"),
+    ],
+)
+def test_what_makes_transformers_load_other_weights_is_refused(folder: Path, name: str, text: str, told: str) -> None:
+    (folder / name).write_text(text)
+    with pytest.raises(Mistake, match=told):
         Checkpoint(folder)
 
 
@@ -125,7 +169,9 @@ def test_an_index_with_numbers_for_files_is_named(folder: Path) -> None:
 )
 def test_a_file_that_is_no_safetensors_is_named(folder: Path, content: bytes) -> None:
     (folder / "model.safetensors").write_bytes(content)
-    with pytest.raises(Mistake, match=r"model.safetensors: is not a safetensors file; copy the model again"):
+    with pytest.raises(
+        Mistake, match=r"model.safetensors: (is not a safetensors file: .*|its header does not say where tensor a .*); "
+    ):
         Checkpoint(folder)
 
 

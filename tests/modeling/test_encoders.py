@@ -17,6 +17,7 @@ from espalier.modeling.families.family import Family
 from espalier.modeling.families.roberta import ROBERTA
 from espalier.modeling.opened import OpenedModel
 from espalier.settings.mistakes import Mistake
+from espalier.wire.structure import units_of
 
 STORED_AS = ["AutoModelForMaskedLM", "AutoModel", "AutoModelForSequenceClassification"]
 BASE = {"bert": "bert", "roberta": "roberta", "xlm-roberta": "roberta"}
@@ -94,7 +95,7 @@ def test_linears_and_head_are_where_the_family_says(model_type: str, tmp_path: P
 
 def test_attention_groups_are_heads(model_type: str, tmp_path: Path) -> None:
     opened = OpenedModel(save_encoder(tmp_path / "saved", model_type))
-    assert opened.family.kv_groups(opened.config) == (4, 1)
+    assert (units_of(opened.plan, opened.plan.blocks[0]).groups, opened.plan.heads_per_group) == (4, 1)
 
 
 # ----- refusals -------------------------------------------------------------------------------------------------------

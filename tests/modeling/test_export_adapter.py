@@ -82,7 +82,7 @@ class Result:
         return target
 
     def check(self, target: Path, computing: Computing = CPU) -> None:
-        check_adapter(BlockStream(self.model, computing), self.edits, target, WINDOWS)
+        check_adapter(BlockStream(self.model, computing), self.edits, target, WINDOWS, "streamed")
 
 
 def config_of(target: Path) -> dict[str, Any]:

@@ -136,10 +136,10 @@ def test_a_directory_with_a_configuration_and_nothing_else(tmp_path: Path) -> No
 
 
 def test_a_directory_without_a_configuration_is_named(tmp_path: Path) -> None:
-    with pytest.raises(Mistake, match=r"config.json: is not a JSON file that can be read; name the directory"):
+    with pytest.raises(Mistake, match=r"has no config.json; name the directory"):
         footprint(tmp_path)
     (tmp_path / "config.json").write_text("[1]")
-    with pytest.raises(Mistake, match=r"config.json: is not a JSON file"):
+    with pytest.raises(Mistake, match=r"config.json: holds a JSON list"):
         footprint(tmp_path)
 
 

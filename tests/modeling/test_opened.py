@@ -123,7 +123,7 @@ def test_the_hash_changes_with_the_dtype_of_the_whole_model(untied: Path, tmp_pa
 
 
 def test_a_directory_without_a_configuration_is_named(tmp_path: Path) -> None:
-    with pytest.raises(Mistake, match=r"model = .*nothing.*: has no config.json"):
+    with pytest.raises(Mistake, match=r"nothing: has no config.json; name the directory"):
         open_model(str(tmp_path / "nothing"))
 
 
@@ -147,7 +147,7 @@ def test_the_name_of_a_model_on_the_hub_is_told_from_a_directory(tmp_path: Path,
 )
 def test_a_damaged_configuration_is_named(copied: Path, content: str) -> None:
     (copied / "config.json").write_text(content)
-    with pytest.raises(Mistake, match=r"config.json: is not a JSON file"):
+    with pytest.raises(Mistake, match=r"config.json: (is no JSON file: |holds a JSON list)"):
         OpenedModel(copied)
 
 

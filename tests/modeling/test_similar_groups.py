@@ -68,14 +68,23 @@ def test_the_index_map_counts_what_went_before() -> None:
 
 
 @pytest.mark.parametrize(
-    ("emulator", "number", "gone"),
+    ("emulator", "number", "nearest", "down"),
     [
-        (range(5), 0, []),
-        (range(5), 2, [1, 3]),
-        (range(1, 6), 2, [2, 4]),
-        (range(6), 3, [1, 3, 4]),
-        (range(4), 3, [1, 2, 3]),
+        (range(5), 0, [], []),
+        (range(5), 2, [1, 3], [1, 3]),
+        (range(1, 6), 2, [2, 4], [2, 4]),
+        (range(4), 1, [1], [2]),  # places 0, 1.5, 3; an exact half is rounded to the even place
+        (range(6), 3, [1, 3, 4], [1, 3, 4]),
+        (range(2, 8), 2, [3, 6], [4, 6]),  # places 0, 5/3, 10/3, 5
+        (range(4), 3, [1, 2, 3], [1, 2, 3]),
     ],
 )
-def test_blocks_go_at_even_distances(emulator: range, number: int, gone: list[int]) -> None:
-    assert evenly_dropped(emulator, number) == gone
+def test_blocks_go_at_even_distances(emulator: range, number: int, nearest: list[int], down: list[int]) -> None:
+    assert evenly_dropped(emulator, number, "nearest") == nearest
+    assert evenly_dropped(emulator, number, "down") == down
+
+
+def test_rounding_down_loses_the_last_block_where_the_published_code_does() -> None:
+    """Of 16 blocks 12 stay at places of 15/11 blocks; in floating point the last is 14.999999999999998, so block 14 stays."""
+    assert evenly_dropped(range(16), 4, "down") == [3, 7, 11, 15]
+    assert evenly_dropped(range(16), 4, "nearest") == [2, 6, 9, 13]

@@ -143,7 +143,7 @@ class Sites:
         """The directory of a method's run; None before it has ended."""
         for folder in (self.running.folder / "runs").glob(f"*-{method}-*"):
             with suppress(OSError, ValueError):
-                if "still at work" not in (json.loads((folder / "summary.json").read_text())["reason"] or ""):
+                if json.loads((folder / "summary.json").read_text())["status"] != "running":
                     return folder
         return None
 

@@ -8,10 +8,10 @@ import pytest
 from bench import DEFAULTS, flatten
 from tiny_model import save_tiny_llama
 
+from espalier.amounts import size as as_size
 from espalier.settings.run import parse
 from server_app.planning import node_fit
 from server_app.planning.command import planned
-from server_app.planning.plan import as_size
 
 GIGA = 10**9
 

@@ -12,6 +12,7 @@ from tiny_model import save_tiny_llama
 from transformers import LlamaConfig
 
 import server_app.planning.plan as of_plan
+from espalier.modeling.computing import Computing
 from espalier.modeling.described import described
 from espalier.modeling.opened import OpenedModel
 from espalier.modeling.traced_memory import LiveBytes
@@ -25,13 +26,16 @@ from server_app.planning.clock import Speeds, seconds
 from server_app.planning.command import main
 from server_app.planning.memory import Memory, Moment
 from server_app.planning.plan import Plan
-from server_app.planning.told import tell_plan
+from server_app.planning.told import tell_plan, tell_time_of_sites
 from server_app.public_tests import PublicTests
+from strategies.engine.roster import Seat
 
 LLAMA_7B = {
     "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32, "vocab_size": 32000,
 }  # fmt: skip
 WEIGHTS_OF_A_BLOCK = 4 * 4096 * 4096 + 3 * 4096 * 11008
+
+COMPUTING = Computing(torch.device("cpu"), torch.float32, 1)
 
 
 @pytest.fixture(scope="module")
@@ -123,24 +127,54 @@ def test_mistakes_are_told(tiny: Path, capsys: pytest.CaptureFixture[str]) -> No
 
 def test_a_run_tells_its_plan_in_a_few_lines(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings, model = settings_of(tiny, method="fedprllm", num_clients=3), OpenedModel(tiny)
-    tell_plan(settings, model, PublicTests({"documentation": torch.zeros(2, 16)}), simulation=True)
+    tell_plan(settings, model, PublicTests({"documentation": torch.zeros(2, 16)}), COMPUTING, simulation=True)
     first, second, third = capsys.readouterr().out.splitlines()
     assert first.startswith("planned      messages: ")
     assert "per client" in second
     assert third.startswith("planned      time: a client's round")
-    tell_plan(settings, model, PublicTests({"documentation": torch.zeros(2, 16)}), simulation=False)
+    tell_plan(settings, model, PublicTests({"documentation": torch.zeros(2, 16)}), COMPUTING, simulation=False)
     assert "of the SuperLink and" in capsys.readouterr().out
+
+
+def test_a_simulation_tells_the_time_at_the_speed_of_this_machine(
+    tiny: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A round's operations by the measured speed; nothing crosses a line."""
+    settings, model = settings_of(tiny, method="fedprllm", num_clients=3), OpenedModel(tiny)
+    tests = PublicTests({"documentation": torch.zeros(2, 16)})
+    operations = Plan(settings, model, tests, simulation=True).work.operations()
+    monkeypatch.setattr("server_app.planning.told.capability_of_this_process", lambda _: operations / 1e9 / 5420)
+    tell_plan(settings, model, tests, COMPUTING, simulation=True)
+    assert "a client's round 1 h 30 min of computing at" in capsys.readouterr().out
+    tell_plan(settings, model, tests, COMPUTING, simulation=False)
+    assert "at 0.05 teraflops and 100 megabits per second" in capsys.readouterr().out
+
+
+def test_a_deployment_tells_the_time_at_its_slowest_site(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By what sites measured; a stated capability has no unit."""
+    settings, model = settings_of(tiny, method="fedprllm", num_clients=3), OpenedModel(tiny)
+    tests = PublicTests({"documentation": torch.zeros(2, 16)})
+    giga = Plan(settings, model, tests, simulation=False).work.operations() / 1e9
+    seats = [
+        Seat(0, "a", 1, capability=giga / 50, measured=True),
+        Seat(1, "b", 2, capability=giga / 7200, measured=True),
+        Seat(2, "c", 3, capability=giga / 90_000),
+    ]
+    tell_time_of_sites(settings, model, tests, seats)
+    assert "a client's round 2 h at b, the slowest" in capsys.readouterr().out
+    tell_time_of_sites(settings, model, tests, seats[2:])
+    assert capsys.readouterr().out == ""
 
 
 def test_a_forecast_never_fails_a_run(
     tiny: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(_: Plan) -> list[str]:
+    def fail(_: Plan, __: Speeds) -> list[str]:
         raise ZeroDivisionError
 
     monkeypatch.setattr(of_plan.Plan, "short", fail)
     with caplog.at_level(logging.DEBUG, "espalier"):
-        tell_plan(settings_of(tiny), OpenedModel(tiny), PublicTests({}), simulation=True)
+        tell_plan(settings_of(tiny), OpenedModel(tiny), PublicTests({}), COMPUTING, simulation=True)
     assert capsys.readouterr().out == "planned      nothing: the forecast failed, which is no matter of the run's\n"
     assert "no plan" in caplog.text
 

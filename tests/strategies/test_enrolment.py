@@ -41,6 +41,7 @@ ENROLMENT = Enrolment(
     threads=1,
     capability=1.0,
     measured=False,
+    approval=False,
     python="3.11.7",
     torch="2.7.0",
 )
@@ -338,7 +339,7 @@ def test_a_signature_is_passed_on_in_vain(tmp_path: Path) -> None:
 
     def relay(messages: Iterable[Message]) -> list[str]:
         (message,) = messages
-        if message.metadata.dst_node_id == 1:
+        if message.metadata.dst_node_id == 1 and read(message.content).header.kind == "enrol":
             request, told = read(message.content), ENROLMENT.model_copy(update={"site": "b"})
             relayed = told.model_dump() | {"signature": signed(OF_SITES["b"], told, request, 77)}
             server.nodes.replies["enrol 1"] = write(Letter(request.header, relayed))
@@ -403,7 +404,40 @@ def test_equal_enrolments_are_of_equal_bytes(tmp_path: Path) -> None:
     for server in servers:
         server.enrol()
     assert servers[0].ledger() == servers[1].ledger()
-    assert len(servers[0].ledger()) == 6
+    assert len([entry for entry in servers[0].ledger() if entry["kind"] == "enrol"]) == 6
+
+
+def test_refused_nodes_are_told_why(tmp_path: Path) -> None:
+    """One without a key that the server has, and one that the run has no seat for; those that take part hear nothing."""
+    server = with_keys(tmp_path, {1: "a", 2: "b", 3: "x", 4: "c"}, "ab-c")
+    told: dict[int, str] = {}
+    push = server.nodes.push_messages
+
+    def note(messages: Iterable[Message]) -> list[str]:
+        (message,) = messages
+        letter = read(message.content)
+        if letter.header.kind == "refused":
+            told[message.metadata.dst_node_id] = str(letter.scalars["reason"])
+        return push([message])
+
+    server.nodes.push_messages = note  # type: ignore[method-assign]
+    server.enrol()
+    assert told.keys() == {3, 4}
+    assert "of which site-keys has no key" in told[3]
+    assert told[4] == "the run has its num-clients = 2 sites without it"
+
+
+def test_simulated_nodes_are_told_nothing(tmp_path: Path) -> None:
+    server = with_keys(tmp_path, {1: "a", 2: "b", 3: "x"}, "ab")
+    server.rounds.shared_workers = True
+    server.enrol()
+    assert {kind for kind, _ in server.nodes.asked} == {"enrol"}
+
+
+def test_more_sites_than_the_run_wants_are_counted_apart(tmp_path: Path) -> None:
+    server = Server(tmp_path, {1: "a", 2: "b", 3: "c"})
+    server.enrol()
+    assert [line for line in server.shown if "connected" in line][-1] == "enrolling    3 sites, 2 take part, connected"
 
 
 # ----- what is told ---------------------------------------------------------------------------------------------------
@@ -540,7 +574,7 @@ def test_of_a_refused_reply_the_ledger_has_its_bytes_and_nothing_is_parsed(
     server.nodes.replies["enrol 3"] = content
     server.enrol()
     assert read_headers == []
-    (entry,) = [entry for entry in server.ledger() if entry.get("refused")]
+    (entry,) = [entry for entry in server.ledger() if entry.get("refused") and entry["kind"] == "enrol"]
     assert (entry["block"], entry["raw_bytes"], entry["kind"], entry["client"]) == (None, None, "enrol", -1)
     assert 50_000 < entry["wire_bytes"] < 52_000
 

@@ -25,7 +25,7 @@ def test_every_layer_is_covered_or_the_numbers_are_told(num_layers: int, sizes: 
     by_site = {f"site-{client}": size for client, size in places.items()}
     drawn = sample_layers(range(num_layers), places, generator)
     if sum(places.values()) < num_layers:
-        told = f"sampled-layers = 0.5: .* prune {sum(places.values())} layers in a round, the model has {num_layers} .site-0 "
+        told = f"sampled-layers = 0.5: .* prune {sum(places.values())} layers? in a round, the model has {num_layers} .site-0 "
         with pytest.raises(Mistake, match=told):
             require_places(FedSpaLLMSettings(sampled_layers=0.5), num_layers, by_site)
         require_places(FedSpaLLMSettings(coverage="over-rounds"), num_layers, by_site)

@@ -283,11 +283,22 @@ def test_what_clients_on_this_machine_say_is_shown(rounds: Rounds, tmp_path: Pat
     assert '"at_work"' in rounds.folder.metrics.path.read_text()
 
 
+def test_sites_at_which_a_person_approves_are_told_first_and_since_when(rounds: Rounds, shown: list[str]) -> None:
+    rounds.progress.begin("masks", 1)
+    rounds.roster.seats[0].approval = True
+    slowly(rounds, 1900)
+    ask(rounds, patience=lambda seat: 1000.0)
+    assert [line.split("  [")[0] for line in shown] == [
+        f"masks        waiting for site (asked {time} ago; its replies leave when a person there approves them)"
+        for time in ("60 s", "2 min", "3 min")
+    ]
+
+
 def test_who_is_waited_for_is_told_once_a_minute(rounds: Rounds, shown: list[str]) -> None:
     rounds.progress.begin("masks", 1)
     slowly(rounds, 1900)
     ask(rounds, patience=lambda seat: 1000.0)
-    assert shown == [f"masks        waiting for site  [{seconds} s]" for seconds in (60, 120, 180)]
+    assert shown == [f"masks        waiting for site  [{time}]" for time in ("60 s", "2 min", "3 min")]
 
 
 def test_beats_are_put_off_by_other_lines(rounds: Rounds, shown: list[str]) -> None:

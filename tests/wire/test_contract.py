@@ -129,7 +129,7 @@ def without(masks: dict[str, NDArray], name: str) -> dict[str, NDArray]:
 
 
 WRONG_TENSORS: dict[str, tuple[Callable[[], dict[str, NDArray]], str]] = {
-    "a missing tensor": (lambda: without(good_masks(), "attn.q.prune_mask"), "holds 1 tensors"),
+    "a missing tensor": (lambda: without(good_masks(), "attn.q.prune_mask"), "holds 1 tensor,"),
     "a surplus tensor": (lambda: good_masks() | {SECRET: np.zeros(1, np.uint8)}, "holds 3 tensors"),
     "another name": (lambda: without(good_masks(), "attn.q.prune_mask") | {SECRET: words(Q_MASK, 1)}, "holds 2 tensors"),
     "a signed dtype": (
@@ -565,6 +565,7 @@ ENROLMENT = {
     "threads": 2,
     "capability": 1.0,
     "measured": False,
+    "approval": False,
     "python": "3.11.7",
     "torch": "2.6.0",
 }

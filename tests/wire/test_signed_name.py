@@ -24,6 +24,7 @@ TOLD = Enrolment(
     threads=1,
     capability=1.0,
     measured=False,
+    approval=False,
     python="3.11.7",
     torch="2.7.0",
 )
@@ -41,7 +42,7 @@ def test_what_is_signed_begins_with_a_label_and_is_json() -> None:
         "node": 2**64 - 1,
         "told": {
             "site": "a", "code_sha256": "c" * 64, "model_sha256": "d" * 64, "device": "cpu", "threads": 1, "capability": 1.0,
-            "measured": False, "python": "3.11.7", "torch": "2.7.0",
+            "measured": False, "approval": False, "python": "3.11.7", "torch": "2.7.0",
         },
     }  # fmt: skip
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from espalier.corpora.tasks.encoding import Encoded
 from espalier.corpora.tasks.item import Item
+from espalier.settings.mistakes import Mistake
 
 Counted = Literal["answer", "all"]
 """Over which tokens the loss is a mean: those of the answer, or those of prompt and answer."""
@@ -42,6 +43,21 @@ def collate(encoded: Sequence[Encoded], pad_token: int, counted: Counted) -> Bat
         attention_mask[row, :end] = 1
         labels[row, start:end] = input_ids[row, start:end]
     return Batch(input_ids, attention_mask, labels)
+
+
+def require_padding(tokenizer: Any) -> None:
+    """Refuse a tokenizer that cannot pad the texts of a batch.
+
+    Raises
+    ------
+    Mistake
+        It has no token for padding.
+    """
+    if tokenizer.pad_token_id is None:
+        raise Mistake(
+            "the tokenizer has no token for padding, with which an encoder's texts of a batch become equally long; name one as "
+            "pad_token in the model's tokenizer_config.json"
+        )
 
 
 def collate_texts(items: Sequence[Item], tokenizer: Any, max_tokens: int) -> Batch:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from espalier.amounts import count
 from espalier.corpora.windows import Encode
 from espalier.settings.mistakes import Mistake
 
@@ -18,8 +19,9 @@ def encode_pair(encode: Encode, context: str, continuation: str) -> Encoded:
     """Encode a context and its continuation together, and split the tokens where the context alone would end.
 
     ``_encode_pair`` of lm-evaluation-harness 0.4.13: blank space at the end of the context goes to the continuation, because
-    tokenizers join it to the word that follows. ``encode`` may put a token before a text, and none after it. The last token
-    belongs to the continuation even where the two are joined into fewer tokens than the context has alone.
+    tokenizers join it to the word that follows. ``encode`` may put tokens before a text, and none behind it
+    (``special_tokens.prompt_encoder``), or the length of the context would not be where the continuation begins. The last
+    token belongs to the continuation even where the two are joined into fewer tokens than the context has alone.
 
     Raises
     ------
@@ -30,7 +32,7 @@ def encode_pair(encode: Encode, context: str, continuation: str) -> Encoded:
     token_ids = tuple(encode(context + continuation))
     if len(token_ids) < 2:
         raise Mistake(
-            f"an item and its answer give {len(token_ids)} tokens, at least 2 are needed to predict one from another; "
+            f"an item and its answer give {count(len(token_ids), 'token')}, at least 2 are needed to predict one from another; "
             "take a tokenizer with a token for the beginning of a text, or remove items that are that short"
         )
     start = min(max(1, len(encode(stem))), len(token_ids) - 1)

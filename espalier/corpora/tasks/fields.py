@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from espalier.corpora.json_values import fields_there, kind_of
 from espalier.settings.mistakes import Mistake
 
 
@@ -37,14 +38,16 @@ class Fields:
         """A field that is a record itself."""
         value = self._value(name)
         if not isinstance(value, Mapping):
-            raise Mistake(f"{self._where}, field '{name}' is not a JSON object; see the task's form of a record")
+            raise self.refused(name, f"is not a JSON object but {kind_of(value)}", "see the task's form of a record")
         return Fields(value, f"{self._where}, field '{name}'")
 
     def inners(self, name: str) -> list["Fields"]:
         """A field that is a list of records."""
         values = self._list(name)
-        if not all(isinstance(value, Mapping) for value in values):
-            raise Mistake(f"{self._where}, field '{name}' is not a list of JSON objects; see the task's form of a record")
+        for place, value in enumerate(values, start=1):
+            if not isinstance(value, Mapping):
+                why = f"is not a list of JSON objects: number {place} is {kind_of(value)}"
+                raise self.refused(name, why, "see the task's form of a record")
         return [Fields(value, f"{self._where}, field '{name}'") for value in values]
 
     def is_record(self, name: str) -> bool:
@@ -66,9 +69,12 @@ class Fields:
             value = int(value)
         if isinstance(value, int) and first <= value < first + len(names):
             return int(value) - first
+        kind = kind_of(value)
+        if isinstance(value, int) and value < 0:
+            kind = "a negative number, which stands in splits whose labels are kept back"
         raise self.refused(
             name,
-            f"is none of the labels {', '.join(names)} and no number from {first} to {first + len(names) - 1}",
+            f"is none of the labels {', '.join(names)} and no number from {first} to {first + len(names) - 1}, but {kind}",
             "give the record its label, or take a split that has labels",
         )
 
@@ -78,18 +84,22 @@ class Fields:
 
     def _value(self, name: str) -> Any:
         if name not in self._record:
-            raise Mistake(f"{self._where} has no field '{name}'; check that the file is of this task, or add the field")
+            raise Mistake(
+                f"{self._where} has no field '{name}', {fields_there(self._record)}; check that the file is of this task, or "
+                "add the field"
+            )
         return self._record[name]
 
     def _list(self, name: str) -> list[Any]:
         value = self._value(name)
         if not isinstance(value, list) or not value:
-            raise self.refused(name, "is not a list with something in it", "see the task's form of a record")
+            kind = "an empty one" if isinstance(value, list) else kind_of(value)
+            raise self.refused(name, f"is not a list with something in it but {kind}", "see the task's form of a record")
         return value
 
     def _checked(self, value: Any, name: str, may_be_blank: bool = False) -> str:
         if not isinstance(value, str):
-            raise self.refused(name, "is not a string", "write it as one")
+            raise self.refused(name, f"is not a string but {kind_of(value)}", "write it as one")
         if not value.strip() and not may_be_blank:
             raise self.refused(name, "is blank", "give it a text, or remove the record")
         try:

@@ -2,17 +2,14 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from espalier.corpora.files import CLIENT_KEYS, read_text
+from espalier.corpora.files import CLIENT_KEYS, json_lines
 from espalier.corpora.hub import TRAINING_SPLIT, load_split
+from espalier.corpora.json_line import json_object
 from espalier.corpora.tasks.fields import Fields
 from espalier.corpora.tasks.item import Item
 from espalier.corpora.tasks.task import Task
-from espalier.pace.beats import in_shares
-from espalier.settings.bounded_json import read_json
-from espalier.settings.mistakes import Mistake
 
 
 def read_items(task: Task, path: str, keys: str = CLIENT_KEYS) -> Iterator[Item]:
@@ -24,19 +21,8 @@ def read_items(task: Task, path: str, keys: str = CLIENT_KEYS) -> Iterator[Item]
         The file is missing, empty or not UTF-8, a line is not a JSON object, a field is missing or wrong, or a label is
         missing or out of range.
     """
-    (text,) = read_text(path, keys)
-    lines = in_shares(text.split("\n"), f"reading {Path(path).name}")
-    for number, line in enumerate(lines, start=1):  # splitlines would break at U+2028 within a string
-        if not line.strip():
-            continue
-        where = f"{path}: line {number}"
-        try:
-            record = read_json(line)
-        except ValueError:
-            raise Mistake(f"{where} is not JSON; write one JSON object per line") from None
-        if not isinstance(record, dict):
-            raise Mistake(f"{where} is not a JSON object; write one JSON object per line")
-        yield _item(task, record, where)
+    for where, _, line in json_lines(path, keys):
+        yield _item(task, json_object(line, where), where)
 
 
 def read_hub_items(

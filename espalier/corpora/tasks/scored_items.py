@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from espalier.corpora.tasks.batches import collate_texts
+from espalier.corpora.tasks.batches import collate_texts, require_padding
 from espalier.corpora.tasks.encoding import Encoded, encode_pair, keep_right
 from espalier.corpora.tasks.item import Item
 from espalier.corpora.tasks.task import Task
@@ -45,6 +45,8 @@ class ScoredItems:
 def scored_items(task: Task, items: Sequence[Item], encode: Encode, max_tokens: int) -> ScoredItems:
     """Items for a language model; contexts that are too long lose their beginning, written answers their end.
 
+    ``encode`` adds nothing behind a text, see ``special_tokens.prompt_encoder``.
+
     Raises
     ------
     Mistake
@@ -76,7 +78,8 @@ def cut(encoded: Encoded, max_tokens: int, task: Task, where: str = "", key: str
 
 
 def class_items(items: Sequence[Item], tokenizer: Any, max_tokens: int) -> ScoredItems:
-    """Items for an encoder with a head for classes."""
+    """Items for an encoder with a head for classes; Mistake if its tokenizer has no token for padding."""
+    require_padding(tokenizer)
     given = in_shares(items, "tokenising test items")
     rows = [collate_texts([item], tokenizer, max_tokens).input_ids[0].tolist() for item in given]
     requests = tuple(Encoded(tuple(row), 0) for row in rows)

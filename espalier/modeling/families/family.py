@@ -9,8 +9,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from espalier.settings.mistakes import Mistake
-
 CANONICAL_LINEARS = ("attn.q", "attn.k", "attn.v", "attn.o", "mlp.gate", "mlp.up", "mlp.down")
 """Canonical names of a block's linears; a family without a gate has no ``mlp.gate``."""
 
@@ -44,7 +42,9 @@ class Family:
     """Configuration key that holds the number of blocks."""
     query_heads_key: str = "num_attention_heads"
     kv_heads_key: str = "num_key_value_heads"
-    """Configuration keys of the attention groups; a missing ``kv_heads_key`` means one group per query head."""
+    """Configuration keys of the attention groups."""
+    channels_key: str = "intermediate_size"
+    """Configuration key of the width of the feed-forward part."""
     embeddings: str = "model.embed_tokens"
     head: str = "lm_head"
     base: str = ""
@@ -93,27 +93,9 @@ class Family:
         path = {**self.head_linears, FINAL_NORM: self.final_norm}.get(of)
         return f"{path}.{kind}" if path else None
 
-    def kv_groups(self, config: Mapping[str, object]) -> tuple[int, int]:
-        """Number of key-value groups, and of query heads in each."""
-        heads = _positive(config, self.query_heads_key, None)
-        groups = _positive(config, self.kv_heads_key, heads)
-        return groups, heads // groups
-
-    def head_dim(self, config: Mapping[str, object]) -> int:
-        """Width of an attention head."""
-        heads, hidden = (_positive(config, key, None) for key in (self.query_heads_key, "hidden_size"))
-        return _positive(config, "head_dim", hidden // heads)
-
 
 def _old_name(name: str) -> str:
     for new, old in OLD_NORM_NAMES.items():
         if name.endswith(new):
             return name.removesuffix(new) + old
     return name
-
-
-def _positive(config: Mapping[str, object], key: str, default: int | None) -> int:
-    value = default if config.get(key) is None else config[key]
-    if not isinstance(value, int) or value < 1:
-        raise Mistake(f"config.json: {key} = {value!r} must be a positive integer")
-    return value

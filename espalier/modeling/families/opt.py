@@ -15,6 +15,7 @@ OPT = Family(
         "mlp.up": "fc1",
         "mlp.down": "fc2",
     },
+    channels_key="ffn_dim",
     embeddings="model.decoder.embed_tokens",
     norms={"norm.attn": "self_attn_layer_norm", "norm.mlp": "final_layer_norm"},
     final_norm="model.decoder.final_layer_norm",

@@ -5,7 +5,10 @@ from typing import Any
 
 from espalier.modeling.families import SLICED, Family
 from espalier.modeling.opened import OpenedModel
+from espalier.modeling.tensor_faults import missing_tensor
 from espalier.settings.mistakes import Mistake
+from espalier.wire.plan import ModelPlan
+from espalier.wire.slicegpt import dense_width
 
 SLICEABLE = ("llama", "mistral", "qwen2", "qwen3")
 """Families with an RMS norm before attention and one before the feed-forward part, whose sliced models have code."""
@@ -29,7 +32,7 @@ def require_sliceable(model: OpenedModel) -> None:
     outer = [family.embeddings, family.final_norm, *([] if is_tied(model) else [family.head])]
     for name in (f"{path}.weight" for path in outer):
         if name not in model.checkpoint.tensors:
-            raise Mistake(f"{model.directory}: tensor {name} is missing; copy the model again")
+            raise missing_tensor(model, name)
 
 
 def is_tied(model: OpenedModel) -> bool:
@@ -37,12 +40,13 @@ def is_tied(model: OpenedModel) -> bool:
     return bool(model.configured("tie_word_embeddings"))
 
 
-def sliced_config(base: Mapping[str, Any], family: Family, width: int) -> dict[str, Any]:
+def sliced_config(base: Mapping[str, Any], family: Family, plan: ModelPlan, width: int) -> dict[str, Any]:
     """The configuration of a sliced model.
 
     Parameters
     ----------
     base : ``config.json`` of the dense model
+    plan : of the dense model
     width : of the residual stream that is left
     """
     from espalier.modeling.sliced import modeling_sliced
@@ -52,8 +56,8 @@ def sliced_config(base: Mapping[str, Any], family: Family, width: int) -> dict[s
     return dict(base) | {
         "model_type": cls.config_class.model_type,
         "hidden_size": width,
-        "dense_hidden_size": base["hidden_size"],
-        "head_dim": family.head_dim(base),
+        "dense_hidden_size": dense_width(plan),
+        "head_dim": plan.head_dim,
         "tie_word_embeddings": False,
         "architectures": [cls.__name__],
         "auto_map": {"AutoConfig": f"{code}.{cls.config_class.__name__}", family.auto_class: f"{code}.{cls.__name__}"},

@@ -6,9 +6,10 @@ transformers runs the code with ``trust_remote_code=True``; where Espalier is in
 import shutil
 from pathlib import Path
 
+from espalier.modeling.checkpoint import INDEX
 from espalier.modeling.edits import dense
 from espalier.modeling.export import edited_tensors, made_whole, write_card
-from espalier.modeling.model_files import INDEX, copy_beside
+from espalier.modeling.model_files import copy_beside
 from espalier.modeling.opened import OpenedModel
 from espalier.modeling.sliced import modeling_sliced
 from espalier.modeling.structured.export import specs_of, write_shards

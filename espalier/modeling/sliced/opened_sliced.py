@@ -24,5 +24,5 @@ class SlicedModel(OpenedModel):
         require_sliceable(base)
         super().__init__(base.directory)
         self.checkpoint = RotatedCheckpoint(base, bases, width, is_tied(base))
-        self.config = sliced_config(self.config, self.family, width)
+        self.config = sliced_config(self.config, self.family, self.plan, width)
         self.plan = self._make_plan()

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from espalier.modeling.checkpoint import CHUNK, Checkpoint, StoredTensor
+from espalier.modeling.export import require_finite
 from espalier.modeling.opened import OpenedModel
 from espalier.modeling.structured.slices import block_of
 from espalier.wire.payload import DTYPE_BYTES
@@ -118,7 +119,9 @@ class RotatedCheckpoint(Checkpoint):
 
     def read_into(self, name: str, room: Tensor) -> Tensor:
         """Fill the room of one tensor, and return it."""
-        return room.copy_(self._made[name]())
+        made = room.copy_(self._made[name]())
+        require_finite(name, made)
+        return made
 
     def read_rows(self, name: str, first: int, last: int) -> Tensor:
         """Rows of one tensor, which is made whole."""

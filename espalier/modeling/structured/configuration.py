@@ -15,10 +15,6 @@ WIDTHS = "structure"
 STRUCTURE_FILE = "structure.json"
 """Beside a compact export: which units of which base it keeps."""
 
-CHANNELS_KEYS = ("intermediate_size", "ffn_dim")
-"""Configuration keys of the number of channels."""
-
-
 STRUCTURED_CLASS = "Structured"
 """How names of the classes of smaller models begin."""
 
@@ -57,11 +53,11 @@ def plain_config(document: Mapping[str, Any], family: Family, plan: ModelPlan, s
         if family.name in ("opt", "bert", "roberta"):  # their heads share the width of the model among them
             return None
         heads = units.groups * plan.heads_per_group
-        if family.name == "llama" and config["hidden_size"] % heads:  # transformers refuses it, whatever head_dim says
+        if family.name == "llama" and units.attn_reads % heads:  # transformers refuses it, whatever head_dim says
             return None
         config |= {"head_dim": plan.head_dim, family.query_heads_key: heads, family.kv_heads_key: units.groups}
     if units.channels != was.channels:
-        config[next(key for key in CHANNELS_KEYS if key in config)] = units.channels
+        config[family.channels_key] = units.channels
     return config
 
 
@@ -83,8 +79,8 @@ def _with_blocks(base: Mapping[str, Any], family: Family, structure: Structure) 
     config = dict(base)
     if config.get("use_sliding_window") and not config.get("layer_types"):  # else transformers makes it of the new numbers
         config["layer_types"] = list(getattr(build_config(base), "layer_types", None) or ())
-    number, sources = config[family.num_blocks_key], [block.source for block in structure.blocks]
-    if isinstance(types := config.get("layer_types"), list) and len(types) == number == len(structure.base):
+    sources = [block.source for block in structure.blocks]
+    if isinstance(types := config.get("layer_types"), list) and len(types) == len(structure.base):
         config["layer_types"] = [types[source] for source in sources]
     config[family.num_blocks_key] = len(sources)
     return config

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from espalier.modeling.block_stream import BlockStream
-from espalier.modeling.checkpoint import Checkpoint, ShardWriter
+from espalier.modeling.checkpoint import INDEX, Checkpoint, ShardWriter
 from espalier.modeling.dtypes import TORCH_DTYPES
 from espalier.modeling.edits import Edits, dense
 from espalier.modeling.export import (
@@ -27,7 +27,7 @@ from espalier.modeling.export import (
     made_whole,
     write_card,
 )
-from espalier.modeling.model_files import INDEX, copy_beside
+from espalier.modeling.model_files import copy_beside
 from espalier.modeling.opened import OpenedModel
 from espalier.modeling.structured import modeling_structured
 from espalier.modeling.structured.configuration import STRUCTURE_FILE, plain_config

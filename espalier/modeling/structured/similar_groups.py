@@ -9,6 +9,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -83,13 +84,22 @@ def dropped_of_groups(starts: Sequence[int], apart: int) -> list[int]:
     return [start + behind for start in starts for behind in range(1, apart + 1)]
 
 
-def evenly_dropped(emulator: range, number: int) -> list[int]:
-    """Blocks of an emulator that go where they are dropped at even distances, as many as wanted (FedOT, FedBiOT).
+def evenly_dropped(emulator: range, number: int, rounding: Literal["nearest", "down"]) -> list[int]:
+    """Return the blocks of an emulator that go when ``number`` of them are dropped at even distances (FedOT, FedBiOT).
 
-    The blocks that stay are spread from the first to the last, both of which stay where more than one does.
+    The blocks that stay are spread from the first to the last, both of which stay if more than one does.
+
+    Parameters
+    ----------
+    rounding : of the places of blocks that stay: ``nearest`` as in Offsite-Tuning's code, ``down`` as in FedBiOT's
     """
     stay = len(emulator) - number
-    kept = {round(place * (len(emulator) - 1) / (stay - 1)) for place in range(stay)} if stay > 1 else set(range(stay))
+    kept = set(range(stay))
+    if stay > 1 and rounding == "down":
+        stride = (len(emulator) - 1) / (stay - 1)  # in this order, since floating point decides whether 15 becomes 14
+        kept = {int(place * stride) for place in range(stay)}
+    elif stay > 1:
+        kept = {round(place * (len(emulator) - 1) / (stay - 1)) for place in range(stay)}
     return [index for place, index in enumerate(emulator) if place not in kept]
 
 

@@ -1,15 +1,18 @@
 """LLM-Streamline (Chen et al. 2025): which neighbouring blocks hardly change their input, and the model without them.
 
 Blocks are compared by the cosine between the hidden states before the first and behind the last of a stretch, token by token
-(section 2.2). What takes their place is trained in ``espalier/training/replacement.py``.
+(section 2.2).
+What takes their place is trained in ``espalier/training/replacement.py``.
 """
 
 from collections import deque
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from espalier.amounts import count
 from espalier.modeling.block_stream import Activations, BlockStream
 from espalier.modeling.dtypes import TORCH_DTYPES
 from espalier.modeling.opened import OpenedModel
@@ -22,14 +25,19 @@ from espalier.wire.structure import Structure
 
 
 @torch.no_grad()
-def stretch_cosines(stream: BlockStream, windows: Tensor, span: int) -> Tensor:
-    """How little each stretch of ``span`` blocks changes its input.
+def stretch_cosines(stream: BlockStream, windows: Tensor, span: int, *, after_norm: bool) -> Tensor:
+    """Compare the hidden states before and behind each stretch of ``span`` blocks.
 
     Hidden states of ``span + 1`` places are held, in memory or on disk as the computing says.
+
+    The published code reads ``hidden_states`` of transformers, whose last entry lies behind the model's final norm. The norm
+    scales each dimension by its own weight, which turns the vector: the last stretch then has a lower cosine than its blocks
+    give.
 
     Parameters
     ----------
     windows : (windows, tokens), int64
+    after_norm : take the last block's output behind the final norm, as the published code does, and not before it
 
     Returns
     -------
@@ -42,17 +50,19 @@ def stretch_cosines(stream: BlockStream, windows: Tensor, span: int) -> Tensor:
         with stream.block(index, following=index + 1) as block:
             activations.through(index, block)
         if index + 1 >= span:
-            found.append(_mean_cosine(before.popleft(), activations) / windows.numel())
+            is_last = index + 1 == len(stream.model.plan.blocks)
+            with stream.final_norm() if is_last and after_norm else nullcontext(nn.Identity()) as norm:
+                found.append(_sum_of_cosines(before.popleft(), activations, norm) / windows.numel())
         if index + 1 + span <= len(stream.model.plan.blocks):
             before.append(activations.copied())
     return torch.tensor(found, dtype=torch.float64)
 
 
-def _mean_cosine(before: Activations, behind: Activations) -> float:
-    """Sum of the cosines of all tokens, float64."""
+def _sum_of_cosines(before: Activations, behind: Activations, norm: nn.Module) -> float:
+    """Sum the cosines of all tokens, in float64; what is behind goes through a norm first."""
     total = 0.0
     for one, other in zip(before.batches(), behind.batches(), strict=True):
-        total += float(torch.cosine_similarity(one.float(), other.float(), dim=-1).double().sum())
+        total += float(torch.cosine_similarity(one.float(), norm(other).float(), dim=-1).double().sum())
     return total
 
 
@@ -109,8 +119,8 @@ def require_streamlined(model: OpenedModel, span: int, replaced: bool) -> Iterat
     """
     if span > len(model.plan.blocks):
         raise Mistake(
-            f"share: {span} of {len(model.plan.blocks)} blocks would have to go, one of them for the layer that is trained; "
-            "lower it, or set replacement to 'none'"
+            f"share: {span} of {count(len(model.plan.blocks), 'block')} would have to go, one of them for the layer that is "
+            "trained; lower it, or set replacement to 'none'"
         )
     whole, number = Structure.whole(model.plan), len(model.plan.blocks)
     alike = len(set(whole.base)) == 1

@@ -81,6 +81,7 @@ class Messages(ABC):
         """Who a node is; the ledger does not count it with any client. The names' lengths are those of simulated sites."""
         told = Enrolment(
             site="node-00000", code_sha256=HASH, model_sha256=HASH, device="cpu", threads=1, capability=1.0, measured=False,
+            approval=False,
             python="3.11.0", torch="2.0.0",
         ).model_dump()  # fmt: skip
         return self.post.exchange("enrol", 0, NoScalars(), told=told)

@@ -7,9 +7,9 @@ from espalier.modeling.opened import OpenedModel
 from espalier.settings.run import RunSettings
 from espalier.settings.task import TEXT
 from espalier.wire.evaluation import Texts
-from server_app.planning.memory import Memory, Moment
+from server_app.planning.memory import Memory, Moment, all_beside
 from server_app.planning.sizes import Sizes
-from server_app.planning.streamed import evaluation
+from server_app.planning.streamed import FLOAT32, evaluation
 
 OWN_WINDOWS = 48
 """Held-out windows of a client's own text, of which nobody knows the number beforehand."""
@@ -72,11 +72,25 @@ class Work(ABC):
         return evaluation(self.sizes, number, chosen.window_tokens, "evaluating,")
 
     def exported(self) -> list[Moment]:
-        """Moments of checking an export: the model as transformers loads it, whole, beside the pieces of logits."""
-        chosen = self.settings.evaluation
+        """Moments of checking an export: the model as transformers loads it, beside the blocks of the one that is meant."""
         if self.settings.export_check == "streamed":
-            return evaluation(self.sizes, EXPORT_WINDOWS, chosen.window_tokens, "checking the export,")
+            return self.reread(EXPORT_WINDOWS, self.settings.evaluation.window_tokens, "checking the export,")
         return [self.reloaded(self.result_parameters())]
+
+    def reread(self, windows: int, tokens: int, name: str) -> list[Moment]:
+        """Moments of comparing what transformers reads module by module with the meant model, which is read block by block.
+
+        A result is no larger than its base but for what a merge or a rotation needs, so the base's sizes stand for both.
+        """
+        sizes = self.sizes
+        edited = 2 * FLOAT32 * sizes.largest_matrix
+        logits = {"logits": sizes.logits(windows, tokens)}
+        both = {
+            "both heads": sizes.head * sizes.computed + sizes.loaded(sizes.head, sizes.head),
+            "logits, twice": 2 * logits["logits"],
+        }
+        meant = all_beside(evaluation(sizes, windows, tokens, name, edited), {"logits of the file": logits["logits"]})
+        return [*meant, Moment(f"{name} both logits", {**both, "hidden states": 2 * sizes.hidden_states(windows, tokens)})]
 
     def reloaded(self, parameters: int) -> Moment:
         """A whole model of transformers that computes a few logits; its files are mapped while it is loaded."""

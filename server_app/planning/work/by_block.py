@@ -54,7 +54,7 @@ class ByBlock(Work):
     def server(self, simulation: bool) -> Memory:
         """Folding, the export's check, and the evaluation; the baseline walks as a client does, over all windows."""
         moments = [*self.folding(), *self.exported(), *self.measured(), self.received()]
-        if simulation and self.settings.evaluation.centralized != "off":
+        if self.settings.makes_centralized(simulation=simulation):
             windows, tokens = self.windows
             moments += walk(self.sizes, windows * self.settings.num_clients, tokens, self.watched(), "pooled data,")
         return Memory(self.server_process, tuple(moments))

@@ -8,6 +8,7 @@ import torch
 
 from espalier.modeling.opened import OpenedModel
 from espalier.modeling.quantised import nf4_bytes
+from espalier.modeling.quantised_checkpoint import QuantisedCheckpoint
 from espalier.settings.fedsoda import FedSodaSettings
 from espalier.settings.fedspine import FedSpineSettings
 from espalier.settings.personal import PersonalModelSettings
@@ -22,7 +23,7 @@ from server_app.planning.memory import Memory, Moment, Process, all_beside
 from server_app.planning.sizes import Sizes
 from server_app.planning.streamed import FLOAT32, evaluation, walk
 from server_app.planning.sub_model import sub_model
-from server_app.planning.work.base import OWN_WINDOWS, Work
+from server_app.planning.work.base import EXPORT_WINDOWS, OWN_WINDOWS, Work
 from server_app.planning.work.by_block import smaller
 from strategies.engine.virtual_clock import FROZEN, TRAINED
 
@@ -30,6 +31,8 @@ COPIES = 5
 """Of what is trained: the values, those that it began with and was first made with, and as it was brought and is sent."""
 GRADIENT_AND_MOMENTS = 3
 BYTES = {"float32": 4, "bfloat16": 2}
+OWN_CHECKED = (2, 16)
+"""Windows and tokens on which a client compares its own model (``client_app.own_model``)."""
 
 
 class Tuned(Work):
@@ -110,14 +113,28 @@ class Tuned(Work):
         numbers = FLOAT32 * self.adapters.num_parameters
         averaging = Moment("averaging", {"global adapters, a few times": 4 * numbers})
         moments = [averaging, *self.checked(), *self.measured(), self.received()]
-        if simulation and self.settings.evaluation.centralized != "off":
+        if self.settings.makes_centralized(simulation=simulation):
             moments += self.training()
         return Memory("tuning server", tuple(moments))
 
     def checked(self) -> list[Moment]:
-        """peft loads the adapter on a whole model of transformers, while blocks of the base are streamed beside it."""
-        whole = self.reloaded(self.sizes.parameters)
-        return [whole, Moment("checking the adapter", {**whole.parts, "a block": self.sizes.largest_block * FLOAT32})]
+        """peft loads the adapter on transformers' model, while blocks of the base are streamed beside it."""
+        sizes, name = self.sizes, "checking the adapter,"
+        updates = {"updates of a matrix": 4 * FLOAT32 * sizes.largest_matrix}
+        if self.settings.export_check == "streamed" and not isinstance(self.model.checkpoint, QuantisedCheckpoint):
+            held = {"adapters, three times": 3 * FLOAT32 * self.adapters.num_parameters}
+        else:
+            held = {"the whole model": self.whole_base()}
+        compared = self.reread(EXPORT_WINDOWS, self.settings.evaluation.window_tokens, name)
+        return all_beside([Moment(f"{name} its updates", updates), *compared], held)
+
+    def whole_base(self) -> int:
+        """Bytes of the base as plain transformers loads it whole, and of its files, which are mapped while it does."""
+        if isinstance(self.model.checkpoint, QuantisedCheckpoint):
+            linears = [linear.shape for block in self.model.plan.blocks for linear in block.linears]
+            others = self.sizes.parameters - self.model.plan.num_weights
+            return 2 * nf4_bytes(linears, True) + others * (self.sizes.computed + self.sizes.stored)
+        return self.reloaded(self.sizes.parameters).parts["the whole model"]
 
     def operations(self) -> float:
         """Steps of a round over full sequences, as FedSpine's clock counts them."""
@@ -177,12 +194,16 @@ class Spined(Tuned):
 
 
 def with_own_model(work: Tuned, memory: Memory) -> Memory:
-    """A client that writes its own model, where it does, and loads it again beside the base that it trained on."""
+    """A client that writes its own model, where it does, and checks it beside the base that it trained on."""
     job = work.settings.of(PersonalModelSettings)
     if not job.keep_models:
         return memory
-    own = Moment("loading its own model again", work.reloaded(work.result_parameters()).parts)
-    return Memory(memory.process, (*memory.moments, own.beside(work.weights())))
+    held = {**work.weights(), "adapters and copies": work.trained_bytes()["adapters and copies"]}
+    if work.settings.export_check == "streamed":
+        own = work.reread(*OWN_CHECKED, "checking its own model,")
+    else:
+        own = [Moment("loading its own model again", work.reloaded(work.result_parameters()).parts)]
+    return Memory(memory.process, (*memory.moments, *all_beside(own, held)))
 
 
 class SubTuned(Tuned):

@@ -38,7 +38,7 @@ class WholeGradient(ByBlock):
     def server(self, simulation: bool) -> Memory:
         """The baseline has the gradient of all windows."""
         moments = [*self.exported(), *self.measured(), self.received()]
-        if simulation and self.settings.evaluation.centralized != "off":
+        if self.settings.makes_centralized(simulation=simulation):
             windows, tokens = self.windows
             moments.append(self._gradient(windows * self.settings.num_clients, tokens))
         return Memory("server", tuple(moments))
@@ -77,7 +77,7 @@ class OneLayer(ByBlock):
     def server(self, simulation: bool) -> Memory:
         """The average of the layer, one tensor at a time; the baseline trains as a client does."""
         moments = [*self.exported(), *self.measured(), self.received()]
-        if simulation and self.settings.evaluation.centralized != "off":
+        if self.settings.makes_centralized(simulation=simulation):
             windows, tokens = self.windows
             number = windows * self.settings.num_clients
             moments.append(self._training(number, tokens, self.sizes.hidden_states(number, tokens)))

@@ -64,6 +64,15 @@ def test_a_field_of_another_kind_is_a_mistake_that_quotes_nothing(task: str, tmp
     [
         ("sst2", {"label": -1}, "field 'label' is none of the labels negative, positive and no number from 0 to 1"),
         ("sst2", {"label": "1" * 5000}, "field 'label' is none of the labels"),  # more digits than Python makes a number of
+        ("sst2", {"label": -1}, "but a negative number, which stands in splits whose labels are kept back; give the record"),
+        ("sst2", {"label": None}, "no number from 0 to 1, but null"),
+        ("sst2", {"label": 1.0}, "no number from 0 to 1, but a number"),
+        ("sst2", {"label": [SECRET]}, "no number from 0 to 1, but a list"),
+        ("sst2", {"label": SECRET}, "no number from 0 to 1, but a string"),
+        ("sst2", {"sentence": [SECRET]}, "field 'sentence' is not a string but a list"),
+        ("mmlu", {"choices": []}, "field 'choices' is not a list with something in it but an empty one"),
+        ("mmlu", {"choices": ["a", "b", "c", None]}, "field 'choices' is not a string but null"),
+        ("arc-easy", {"question": {"stem": "a", "choices": ["b"]}}, "number 1 is a string"),
         ("hellaswag", {"label": ""}, "field 'label' is none of the labels"),
         ("winogrande", {"answer": "3"}, "no number from 1 to 2"),
         ("winogrande", {"sentence": "no gap"}, "has no gap '_' with text after it"),
@@ -78,6 +87,12 @@ def test_a_label_or_text_that_will_not_do(task: str, changed: dict[str, Any], wh
         list(read_items(TASKS[task], write(tmp_path, GOOD[task], GOOD[task] | changed)))
     assert f"line 2 (task {task})" in str(refused.value)
     assert why in str(refused.value)
+
+
+def test_fields_that_there_are_stand_beside_the_one_that_is_missing(tmp_path: Path) -> None:
+    told = r"line 1 \(task sst2\) has no field 'sentence', it has the fields text \(a string\), label \(a number\); check"
+    with pytest.raises(Mistake, match=told):
+        list(read_items(TASKS["sst2"], write(tmp_path, {"text": SECRET, "label": 1})))
 
 
 def test_an_option_that_is_too_long_is_named_with_its_line(tmp_path: Path) -> None:

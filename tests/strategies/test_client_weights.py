@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from espalier.settings.mistakes import Mistake
 from espalier.settings.run import parse
-from strategies.engine.capped import capped
+from strategies.engine.client_weights import limited_weights, up_to_median
 from strategies.methods.layer_sampling import layers_per_client
 
 
@@ -21,10 +21,15 @@ from strategies.methods.layer_sampling import layers_per_client
         ([0.0, 0.0], 2.0, [0.0, 0.0]),
         ([1e-300, 1.0, 1.0], 4.0, [1e-300, 1.0, 1.0]),
         ([8.0], 1.0, [8.0]),
+        ([1.0] * 7 + [1e9], 2.0, [1.0] * 7 + [2.0]),
+        ([0.25, 0.25, 0.25, 0.25, 1.0, 1.0, 1.0, 1e9], 8.0, [0.25, 0.25, 0.25, 0.25, 1.0, 1.0, 1.0, 2.0]),
+        ([1.0, 1.0, 1.0, 9.0, 9.0, 9.0, 9.0], 9.0, [1.0, 1.0, 1.0, 9.0, 9.0, 9.0, 9.0]),
+        ([0.125, 0.125, 0.125, 1.0, 1.0, 1.0, 1.0, 1e9], 2.0, [0.125, 0.125, 0.125, 1.0, 1.0, 1.0, 1.0, 1.4583333333333333]),
+        ([4.0, 2.0, 8.0], 1.0, [2.0, 2.0, 2.0]),
     ],
 )
 def test_by_hand(claimed: list[float], ratio: float, counted: list[float]) -> None:
-    assert capped(dict(enumerate(claimed)), ratio) == dict(enumerate(counted))
+    assert limited_weights(dict(enumerate(claimed)), ratio) == dict(enumerate(counted))
 
 
 @settings(max_examples=200, deadline=None)
@@ -33,15 +38,26 @@ def test_a_minority_cannot_take_more_than_the_ratio_of_the_largest_honest_claim(
     honest: list[float], ratio: float, absurd: float
 ) -> None:
     attackers = (len(honest) - 1) // 2
-    counted = capped(dict(enumerate(honest + [absurd] * attackers)), ratio)
+    counted = limited_weights(dict(enumerate(honest + [absurd] * attackers)), ratio)
     assert max(counted.values()) <= ratio * max(honest)
     assert list(counted) == list(range(len(honest) + attackers))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.floats(1e-3, 1e12), min_size=1, max_size=12), st.floats(1.0, 20.0))
+def test_no_client_has_more_than_the_ratio_over_their_number(claimed: list[float], ratio: float) -> None:
+    """Of eight, with the default of 2, at most 25%; who is below the largest that counts is counted whole."""
+    counted = list(limited_weights(dict(enumerate(claimed)), ratio).values())
+    assert max(counted) / sum(counted) <= ratio / len(claimed) * (1 + 1e-9)
+    largest = max(counted)
+    for value, own in zip(counted, claimed, strict=True):
+        assert value == (own if own < largest else largest)
 
 
 def test_an_absurd_capability_leaves_the_others_a_quarter_of_the_layers() -> None:
     claimed = {0: 1.0, 1: 1.0, 2: 1e9}
     assert layers_per_client(12, 1.0, claimed) == {0: 1, 1: 1, 2: 12}
-    assert layers_per_client(12, 1.0, capped(claimed, 4.0)) == {0: 3, 1: 3, 2: 12}
+    assert layers_per_client(12, 1.0, up_to_median(claimed, 4.0)) == {0: 3, 1: 3, 2: 12}
 
 
 @pytest.mark.parametrize("key", ["federation.max-weight-ratio", "federation.max-capability-ratio"])

@@ -1,0 +1,115 @@
+"""FLAP's running figure of fluctuation, as its code keeps it, against the variance over all tokens: which other units go.
+
+    python -m benchmarks.flap_variance [--model demo] [--windows 8 32] [--share 0.2]
+
+The figures are those of one client's windows of Python's documentation. The running figure is a few lines here, not the code.
+"""
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from espalier.corpora.client_text import client_windows
+from espalier.modeling.block_stream import BlockStream
+from espalier.modeling.computing import Computing
+from espalier.modeling.opened import OpenedModel, open_model
+from espalier.modeling.structured.flap import flap_cuts
+from espalier.settings.flap import FlapSettings
+from espalier.settings.node import simulated_node
+from espalier.settings.run import parse
+from espalier.wire.cuts import unpack_cut
+from espalier.wire.structure import ADDED_BIASES, Structure
+from pruning_kernels.fluctuation import Moments, moments_of
+
+Figure = Callable[[Tensor], Moments]
+"""Of inputs, (windows, tokens, channels)."""
+
+
+def running_figure(inputs: Tensor) -> Tensor:
+    """Fluctuation as the published code accumulates it, window by window.
+
+    Parameters
+    ----------
+    inputs : (windows, tokens, channels), float64
+
+    Returns
+    -------
+    (channels,), a sum over the tokens of a window
+    """
+    mean = figure = torch.zeros(inputs.shape[-1], dtype=torch.float64)
+    for number, window in enumerate(inputs, start=1):
+        mean = mean * ((number - 1) / number) + window.mean(dim=0) / number
+        if number > 1:
+            figure = figure * ((number - 2) / (number - 1)) + (window - mean).square().sum(dim=0) / number
+    return figure
+
+
+def running_moments(inputs: Tensor) -> Moments:
+    """Moments whose variance is the running figure per token."""
+    windows, tokens, _ = inputs.shape
+    count = windows * tokens
+    return Moments(count, inputs.mean(dim=(0, 1)), running_figure(inputs) / tokens * (count - 1))
+
+
+FIGURES: Mapping[str, Figure] = {
+    "all tokens": lambda inputs: moments_of(inputs.flatten(0, 1)),
+    "running": running_moments,
+    "running, reversed": lambda inputs: running_moments(inputs.flip(0)),
+}
+
+
+@torch.no_grad()
+def watched_inputs(model: OpenedModel, windows: Tensor) -> list[dict[str, Tensor]]:
+    """Inputs of the two matrices of each block, (windows, tokens, channels), float64."""
+    stream = BlockStream(model, Computing(torch.device("cpu"), torch.float32, 1))
+    activations, found = stream.start(windows), []
+    for block_plan in model.plan.blocks:
+        seen: dict[str, list[Tensor]] = {name: [] for name in ADDED_BIASES}
+        with stream.block(block_plan.index) as block:
+            linears = stream.linears(block_plan.index, block)
+            hooks = [
+                linears[name].register_forward_pre_hook(lambda _, inputs, own=own: own.append(inputs[0].double()))
+                for name, own in seen.items()
+            ]
+            activations.through(block_plan.index, block)
+            for hook in hooks:
+                hook.remove()
+        found.append({name: torch.cat(own) for name, own in seen.items()})
+    return found
+
+
+def cut_units(model: OpenedModel, inputs: Sequence[Mapping[str, Tensor]], job: FlapSettings, figure: Figure) -> NDArray:
+    """Which units go, one truth value each, block after block."""
+    cuts = flap_cuts(model, lambda index: {name: figure(value) for name, value in inputs[index].items()}, job)
+    units = Structure.whole(model.plan).base
+    return np.concatenate([cut for of, blob in zip(units, cuts, strict=True) for cut in unpack_cut(blob, of).values()])
+
+
+def main() -> None:
+    """Print a line for each number of windows."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.flap_variance", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", default="demo")
+    parser.add_argument("--windows", type=int, nargs="+", default=[8, 32])
+    parser.add_argument("--share", type=float, default=0.2)
+    given = parser.parse_args()
+    model = open_model(given.model)
+    run = parse({"method": "flap", "flap.share": given.share, "data.windows": max(given.windows), "num-clients": 8})
+    inputs = watched_inputs(model, client_windows(run, simulated_node(), model.encode, 0))
+    for number in given.windows:
+        first = [{name: value[:number] for name, value in own.items()} for own in inputs]
+        cuts = {name: cut_units(model, first, run.of(FlapSettings), figure) for name, figure in FIGURES.items()}
+        ours, running, reverse = (cuts[name] for name in FIGURES)
+        print(
+            f"{number} windows: {ours.sum()} units go; {(running & ~ours).sum()} others by the running figure, and "
+            f"{(reverse & ~running).sum()} others than those in reverse order"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What one reply tells of a window of text that the server knows."""

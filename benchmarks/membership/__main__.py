@@ -1,0 +1,100 @@
+"""Test what a server recognises in one reply: known windows among a client's.
+
+    python -m benchmarks.membership [--clients 20] [--windows 32] [--tokens 64] [--out docs/studies]
+
+Every client has a text of its own, made of passages that were shuffled before they were dealt out, so that only the passages
+differ. Each client is a trial: the server has its reply of one round, and a few known windows of every client; it says whose
+reply this is. Clients follow the protocol, and so does the server.
+"""
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from benchmarks.membership.attacks import Outcome
+from benchmarks.membership.clients import Clients
+from benchmarks.membership.kinds import ADAPTERS, COMPARED, STATISTICS, recognised_by_adapters, recognised_by_statistics
+from espalier.modeling.computing import Computing
+from espalier.settings.mistakes import Mistake
+from espalier.storage.atomic import write_json
+
+QUARTER = 4
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.membership", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", default="demo", help="directory of a Hugging Face model")
+    parser.add_argument("--source", default="code", choices=["code", "documentation"], help="text that the clients share out")
+    parser.add_argument("--clients", type=int, default=20)
+    parser.add_argument("--windows", type=int, default=32, help="of each client")
+    parser.add_argument("--tokens", type=int, default=64, help="of a window")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, help="directory for membership.md and membership.json")
+    return parser.parse_args()
+
+
+def outcomes(clients: Clients) -> Iterator[tuple[str, int, Outcome]]:
+    """Kind of reply, number of known windows, and what the server recognised."""
+    computing = Computing(torch.device("cpu"), torch.float32, 1)
+    alone, compared = recognised_by_adapters(clients, computing)
+    yield ADAPTERS, 1, alone
+    yield COMPARED, 1, compared
+    known = sorted({1, max(1, clients.windows // QUARTER)})
+    for name, kind in STATISTICS.items():
+        for number, outcome in zip(known, recognised_by_statistics(clients, computing, kind, known), strict=True):
+            yield name, number, outcome
+
+
+def report(clients: Clients, found: list[tuple[str, int, Outcome]]) -> str:
+    """The table, in Markdown."""
+    tokens = clients.windows * clients.tokens
+    lines = [
+        "# Membership tests on one reply",
+        "",
+        f"Model `{clients.opened.directory.name}`; {clients.number} clients with {clients.windows} windows of {clients.tokens} "
+        f"tokens each, {tokens} tokens, of Python's {clients.source}; seed {clients.seed}. Each client is a trial: the server "
+        "ranks what it knows of every client by how well it fits one reply.",
+        "",
+        f"| reply | windows known | recognised (by chance {1 / clients.number:.2g} of the trials) | sender ahead of another "
+        "client, pairs (by chance 50%) |",
+        "|---|---|---|---|",
+    ]
+    for name, number, one in found:
+        lines.append(f"| {name} | {number} of {clients.windows} | {one.first} of {one.trials} | {one.ahead:.0%} |")
+    return "\n".join([*lines, ""])
+
+
+def main() -> int:
+    """Test all kinds and print the table; 2 after a mistake, which is told on stderr."""
+    given = _arguments()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        clients = Clients(given.model, given.source, Path(folder), given.clients, given.windows, given.tokens, given.seed)
+        try:
+            clients.deal()
+            found = []
+            for one in outcomes(clients):
+                print(*one, flush=True)
+                found.append(one)
+        except Mistake as mistake:
+            print(f"{mistake}", file=sys.stderr)
+            return 2
+        text = report(clients, found)
+    print(text, end="")
+    if given.out:
+        given.out.mkdir(parents=True, exist_ok=True)
+        (given.out / "membership.md").write_text(text)
+        rows = [{"reply": name, "known": number, **vars(one)} for name, number, one in found]
+        conditions = {name: getattr(clients, name) for name in ("source", "number", "windows", "tokens", "seed")}
+        write_json(given.out / "membership.json", {"model": clients.opened.sha256, **conditions, "outcomes": rows})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

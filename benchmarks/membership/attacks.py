@@ -1,0 +1,80 @@
+"""Two membership tests by a server that follows the protocol: it has the base model, one reply, and windows it knows.
+
+From adapters: a window that was trained on loses more of its loss than others do. From masks and moments: the server makes of
+what it knows what a client would make of it, and looks at how like the reply that is.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from espalier.evaluation.perplexity import mean_losses
+from espalier.modeling.adapters import factors_of, merged
+from espalier.modeling.block_stream import BlockStream
+from espalier.wire.adapters import AdapterPlan, Tensors
+from espalier.wire.payload import block_key
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How often a member was recognised: row by row of scores, the member of row ``i`` in column ``i``."""
+
+    trials: int
+    first: int
+    """Trials in which the member has the highest score of all candidates; by chance one in as many as there are."""
+    ahead: float
+    """Fraction of pairs of a member and another candidate in which the member has the higher score; by chance a half."""
+
+    @staticmethod
+    def of(scores: Tensor) -> "Outcome":
+        """Count them; scores are (replies, candidates), as many of one as of the other."""
+        own = scores.diagonal()[:, None]
+        others = ~torch.eye(len(scores), dtype=torch.bool)
+        beaten = (own > scores) & others
+        first = int((beaten.sum(dim=1) == len(scores) - 1).sum())
+        return Outcome(len(scores), first, float(beaten.sum()) / int(others.sum()))
+
+
+def window_losses(
+    stream: BlockStream, windows: Tensor, adapters: AdapterPlan | None = None, tensors: Tensors | None = None
+) -> Tensor:
+    """Return the loss of each window, (windows,), float64, with adapters or without."""
+    texts = {str(number): window[None] for number, window in enumerate(windows)}
+    if adapters is None or tensors is None:
+        return torch.tensor(list(mean_losses(stream, texts).values()), dtype=torch.float64)
+    edits = merged(lambda index: factors_of(adapters, index, tensors.get(block_key(index), {})))
+    return torch.tensor(list(mean_losses(stream, texts, edits).values()), dtype=torch.float64)
+
+
+def falls_of_loss(stream: BlockStream, windows: Tensor, adapters: AdapterPlan, replies: Sequence[Tensors]) -> Tensor:
+    """Return how far each reply's adapters lower the loss of each known window: (replies, windows)."""
+    before = window_losses(stream, windows)
+    return torch.stack([before - window_losses(stream, windows, adapters, reply) for reply in replies])
+
+
+def resemblances(replies: Callable[[int], Tensor], candidates: Callable[[int], Tensor], parts: int) -> Tensor:
+    """Return the cosine of each reply with each candidate, both less the candidates' mean and over their spread.
+
+    Numbers in which all candidates agree say nothing and are left out.
+
+    Parameters
+    ----------
+    replies, candidates : part -> (replies, numbers), (candidates, numbers); a part is a block or place of the model
+    parts : how many there are
+
+    Returns
+    -------
+    (replies, candidates), float64
+    """
+    products: Tensor = torch.zeros((), dtype=torch.float64)
+    left = right = products
+    for part in range(parts):
+        reply, candidate = replies(part).to(torch.float32), candidates(part).to(torch.float32)
+        mean, spread = candidate.mean(dim=0), candidate.std(dim=0)
+        told = spread > 0
+        reply, candidate = ((value[:, told] - mean[told]) / spread[told] for value in (reply, candidate))
+        products = products + (reply @ candidate.T).double()
+        left, right = left + reply.square().sum(dim=1).double(), right + candidate.square().sum(dim=1).double()
+    return products / (left.sqrt()[:, None] * right.sqrt())

@@ -1,0 +1,129 @@
+"""Clients with texts of one kind, and their replies: those of the real program, asked as a server asks."""
+
+import json
+import os
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from client_app.app import app
+from espalier.corpora.built_in import BUILT_IN, own_records
+from espalier.corpora.client_text import client_windows, training_windows
+from espalier.corpora.passages import split
+from espalier.modeling.opened import OpenedModel, open_model
+from espalier.settings.mistakes import Mistake
+from espalier.settings.node import simulated_node
+from espalier.settings.run import RunSettings, parse
+from espalier.wire.messages import SCHEMA_VERSION, Header, Letter, address, read
+from tests.in_process import InProcessGrid
+
+SECONDS = 600.0
+"""Until a request expires."""
+
+
+@dataclass(frozen=True)
+class Clients:
+    """Clients whose texts are dealt out of one text, passage by passage, so that they differ in nothing but the passages.
+
+    Parameters
+    ----------
+    model : directory, or ``demo``
+    source : a built-in text
+    folder : of their texts and states
+    number : of clients
+    windows, tokens : windows of each client, and tokens of a window
+    """
+
+    model: str
+    source: str
+    folder: Path
+    number: int
+    windows: int
+    tokens: int
+    seed: int = 0
+
+    @cached_property
+    def opened(self) -> OpenedModel:
+        """The base model, which the server has too."""
+        return open_model(self.model)
+
+    def deal(self) -> None:
+        """Write each client's text: passages in random order, until they have just the wanted number of windows.
+
+        Raises
+        ------
+        Mistake
+            The text has too few passages.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        sources = len(BUILT_IN[self.source].SOURCES)
+        passages = [record.text for source in range(sources) for record in own_records(self.source, source, sources)]
+        random.Random(self.seed).shuffle(passages)
+        left = iter(passages)
+        for client in range(self.number):
+            own: list[str] = []
+            while (have := self._num_windows(own)) < self.windows:
+                if (passage := next(left, None)) is None:
+                    raise Mistake(
+                        f"--clients {self.number}: the text is enough for {client}; ask for fewer, or fewer --windows"
+                    )
+                if self._num_windows([*own, passage]) <= max(self.windows, have):
+                    own.append(passage)
+            lines = "".join(json.dumps({"text": passage}) + "\n" for passage in own)
+            (self.folder / f"{client}.jsonl").write_text(lines)
+
+    def _num_windows(self, passages: list[str]) -> int:
+        """Number of windows of the passages that are not held out."""
+        own, _ = split(passages)
+        return len(self.opened.encode("\n\n".join(own))) // self.tokens
+
+    def settings(self, method: Mapping[str, Any]) -> dict[str, Any]:
+        """Settings of a run of some method with these clients, flat."""
+        return {
+            "model": self.model,
+            "num-clients": self.number,
+            "seed": self.seed,
+            "threads": 1,
+            "data.source": "jsonl",
+            "data.path": str(self.folder / "{client}.jsonl"),
+            "data.window-tokens": self.tokens,
+            **({} if "training.steps" in method else {"data.windows": self.windows}),
+            **method,
+        }
+
+    def known(self, run: RunSettings, client: int) -> Tensor:
+        """Windows that a client's reply rests on: (windows, tokens), int64."""
+        own = training_windows if run.method == "fedpetuning" else client_windows
+        return own(run, simulated_node(), self.opened.encode, client)
+
+    def replies(self, method: Mapping[str, Any], scalars: Mapping[str, Any]) -> list[Letter]:
+        """The reply of each client to the first round's request.
+
+        Raises
+        ------
+        Mistake
+            A client refuses.
+        """
+        settings = self.settings(method)
+        run = parse(settings)
+        os.environ["ESPALIER_STATE_DIR"] = str(self.folder / "state")
+        nodes = [{"partition-id": client, "num-partitions": self.number} for client in range(self.number)]
+        grid = InProcessGrid(app, nodes, settings)
+        found = []
+        for client, node_id in enumerate(grid.get_node_ids()):
+            header = Header(
+                schema_version=SCHEMA_VERSION, kind="train", method=run.method, lineage=f"membership-{run.method}",
+                server_round=1, client=client, attempt=1, part=0, num_parts=1,
+            )  # fmt: skip
+            (message,) = grid.push_messages([address(Letter(header, dict(scalars)), node_id, SECONDS)])
+            (reply,) = grid.pull_messages([message])
+            letter = read(reply.content)
+            if letter.header.status != "ok":
+                raise Mistake(f"client {client}: {letter.scalars.get('reason', 'did not answer')}")
+            found.append(letter)
+        return found

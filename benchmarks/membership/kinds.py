@@ -1,0 +1,130 @@
+"""Kinds of replies that are tested, and how a server makes the same of windows that it knows."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.membership.attacks import Outcome, falls_of_loss, resemblances
+from benchmarks.membership.clients import Clients
+from espalier.modeling.block_stream import BlockStream
+from espalier.modeling.calibration import prune_by_block
+from espalier.modeling.computing import Computing
+from espalier.modeling.input_statistics import watch_for
+from espalier.modeling.opened import OpenedModel
+from espalier.modeling.sliced.signals import mean_moments
+from espalier.modeling.sliced.signals import pack_moments as pack_signals
+from espalier.modeling.structured.flap import pack_moments, unpack_moments, watched_moments
+from espalier.settings.fedprllm import FedPrLLMSettings
+from espalier.settings.run import RunSettings, parse
+from espalier.training.initial import initial_adapters
+from espalier.wire.adapter_payload import sums, unpack_adapters
+from espalier.wire.mask_tensors import pack_masks, unpack_masks
+from espalier.wire.payload import unpack_tensors
+from espalier.wire.tuning import trained
+from pruning_kernels.local import LocalPruning
+
+Recompute = Callable[[BlockStream, Tensor, RunSettings], Iterator[bytes]]
+Read = Callable[[OpenedModel, int, bytes, int], Tensor]
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Replies that are computed from calibration windows without training."""
+
+    method: Mapping[str, Any]
+    recompute: Recompute
+    """Blobs that a client makes of its windows."""
+    read: Read
+    """(model, place, blob, tokens) -> the numbers in it, (numbers,)."""
+
+
+def _masks(stream: BlockStream, windows: Tensor, run: RunSettings) -> Iterator[bytes]:
+    job = run.of(FedPrLLMSettings)
+    pruning = LocalPruning(job.local_metric, job.sparsity, job.local_group)
+    for _, masks in prune_by_block(stream, windows, pruning.prune_mask, watch_for(pruning)):
+        yield pack_masks(masks)
+
+
+def _read_masks(model: OpenedModel, place: int, blob: bytes, _: int) -> Tensor:
+    return torch.cat([mask.flatten() for mask in unpack_masks(model.plan.blocks[place], blob).values()])
+
+
+def _moments(stream: BlockStream, windows: Tensor, _: RunSettings) -> Iterator[bytes]:
+    return map(pack_moments, watched_moments(stream, windows))
+
+
+def _read_moments(_: OpenedModel, __: int, blob: bytes, tokens: int) -> Tensor:
+    return torch.cat([part for found in unpack_moments(blob, tokens).values() for part in (found.mean, found.variance)])
+
+
+def _signals(stream: BlockStream, windows: Tensor, _: RunSettings) -> Iterator[bytes]:
+    return map(pack_signals, mean_moments(stream, windows))
+
+
+def _read_signals(_: OpenedModel, __: int, blob: bytes, ___: int) -> Tensor:
+    return torch.cat([torch.from_numpy(value.copy()).flatten() for value in unpack_tensors(blob).values()])
+
+
+ADAPTERS = "FedPETuning, one round's adapters"
+COMPARED = f"{ADAPTERS}, against the other clients'"
+TUNING: dict[str, Any] = {"method": "fedpetuning", "training.steps": 10, "training.learning-rate": 5e-3}
+"""As in the preset: 10 steps of 4 windows."""
+STATISTICS = {
+    "FedPrLLM, masks": Statistics({"method": "fedprllm"}, _masks, _read_masks),
+    "FLAP, means and spreads": Statistics({"method": "flap"}, _moments, _read_moments),
+    "SliceGPT, second moments": Statistics({"method": "slicegpt"}, _signals, _read_signals),
+}
+
+
+def recognised_by_adapters(
+    clients: Clients, computing: Computing, method: Mapping[str, Any] = TUNING
+) -> tuple[Outcome, Outcome]:
+    """Look for one known window of each client in its reply, among one window of every other client.
+
+    Returns
+    -------
+    (alone, compared) : by the reply alone; and less how far the other clients' replies lower the loss of a window on average,
+        which the server has too
+    """
+    run, model = parse(clients.settings(method)), clients.opened
+    adapters = trained(model.plan, run)
+    begun, shapes = initial_adapters(adapters, run.seed), adapters.shapes()
+    found = []
+    for letter in clients.replies(method, {"rank_limit": run.lora.rank}):
+        read = {key: unpack_adapters(shapes[key], letter.blobs[key], run.federation.payload) for key in shapes}
+        if run.federation.sends_differences:
+            read = {key: sums(begun[key], read[key]) for key in shapes}
+        found.append(read)
+    known = torch.stack([clients.known(run, client)[0] for client in range(clients.number)])
+    falls = falls_of_loss(BlockStream(model, computing), known, adapters, found)
+    others = (falls.sum(dim=0, keepdim=True) - falls) / (len(falls) - 1)
+    return Outcome.of(falls), Outcome.of(falls - others)
+
+
+def recognised_by_statistics(clients: Clients, computing: Computing, kind: Statistics, known: Sequence[int]) -> list[Outcome]:
+    """Look for the client whose windows are known, in part, by what the server makes of as many windows of every client.
+
+    Parameters
+    ----------
+    known : numbers of windows that the server knows
+    """
+    run, model = parse(clients.settings(kind.method)), clients.opened
+    stream = BlockStream(model, computing)
+    windows = [clients.known(run, client) for client in range(clients.number)]
+    sent = [[letter.blobs[key] for key in sorted(letter.blobs)] for letter in clients.replies(kind.method, {})]
+    outcomes = []
+    for number in known:
+        made = [list(kind.recompute(stream, own[:number], run)) for own in windows]
+        read_sent = partial(_numbers, kind, model, sent, clients.windows * clients.tokens)
+        read_made = partial(_numbers, kind, model, made, number * clients.tokens)
+        outcomes.append(Outcome.of(resemblances(read_sent, read_made, len(sent[0]))))
+    return outcomes
+
+
+def _numbers(kind: Statistics, model: OpenedModel, blobs: Sequence[Sequence[bytes]], tokens: int, place: int) -> Tensor:
+    """What several parties found at one place of the model, over so many tokens each: (parties, numbers)."""
+    return torch.stack([kind.read(model, place, own[place], tokens) for own in blobs])

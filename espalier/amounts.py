@@ -1,0 +1,45 @@
+"""Numbers of things, times and sizes as a person reads them: ``1 round``, ``1 h 30 min``, ``15.3 MB``."""
+
+MINUTE, HOUR, DAY = 60, 3600, 86_400
+TENTHS_BELOW = 10.0
+"""Shorter times may have a tenth of a second."""
+MINUTES_FROM, HOURS_FROM, DAYS_FROM = 2 * MINUTE, HOUR, 2 * DAY
+"""From so many seconds on, a time is told in this unit and the next smaller one."""
+SIZES = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
+LARGE = 100
+"""From here on a size has no digits behind the point."""
+
+
+def count(number: int, noun: str, plural: str = "") -> str:
+    """Return a number with its noun: ``1 round``, ``1,200 rounds``, ``2 entries``; ``plural`` where an s does not make it."""
+    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
+
+
+def duration(seconds: float, *, tenths: bool = False) -> str:
+    """Return a time in at most two units: ``4 s``, ``112 s``, ``5 min 12 s``, ``3 h 5 min``, ``2 d 3 h``.
+
+    Parameters
+    ----------
+    tenths : below ten seconds a tenth of a second is told too, ``0.4 s``
+    """
+    if tenths and round(seconds, 1) < TENTHS_BELOW:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    for least, large, unit, small, next_unit in (
+        (DAYS_FROM, DAY, "d", HOUR, "h"),
+        (HOURS_FROM, HOUR, "h", MINUTE, "min"),
+        (MINUTES_FROM, MINUTE, "min", 1, "s"),
+    ):
+        if whole >= least:
+            number, rest = divmod(round(whole / small) * small, large)
+            return f"{number} {unit}" + (f" {rest // small} {next_unit}" if rest else "")
+    return f"{whole} s"
+
+
+def size(num_bytes: float) -> str:
+    """Return a number of bytes with three digits, in powers of 1000: ``999 B``, ``15.3 MB``, ``1,200 GB``."""
+    for unit, scale in SIZES:
+        if num_bytes >= scale:
+            value = num_bytes / scale
+            return f"{value:.3g} {unit}" if value < LARGE else f"{value:,.0f} {unit}"
+    return f"{num_bytes:.0f} B"

@@ -1,0 +1,85 @@
+"""What a file is that is no UTF-8 text: known by its first bytes, so that an error can say it."""
+
+import codecs
+from collections.abc import Callable
+
+HEAD_BYTES = 512
+"""First bytes of a file by which its kind is told."""
+
+UNPACK = "is compressed ({}); unpack it, and name the unpacked file"
+CONVERT = "is {}, not UTF-8; convert it, for instance with: iconv -f {} -t UTF-8"
+EXPORT = "is a {} file, no text; write its records as JSON Lines, one object per line"
+
+_BEGINNINGS: tuple[tuple[bytes, str], ...] = (
+    (b"\x1f\x8b", UNPACK.format("gzip")),
+    (b"BZh", UNPACK.format("bzip2")),
+    (b"\xfd7zXZ\x00", UNPACK.format("xz")),
+    (b"\x28\xb5\x2f\xfd", UNPACK.format("zstd")),
+    (b"\x04\x22\x4d\x18", UNPACK.format("lz4")),
+    (b"\x1f\x9d", UNPACK.format("compress")),
+    (b"PK\x03\x04", UNPACK.format("a zip archive, as .xlsx and .docx files are too")),
+    (b"PK\x05\x06", UNPACK.format("an empty zip archive")),
+    (b"7z\xbc\xaf\x27\x1c", UNPACK.format("7z")),
+    (b"Rar!\x1a\x07", UNPACK.format("rar")),
+    (b"PAR1", EXPORT.format("Parquet")),
+    (b"ARROW1", EXPORT.format("Arrow")),
+    (b"\xff\xff\xff\xff", EXPORT.format("Arrow stream")),
+    (b"ORC", EXPORT.format("ORC")),
+    (b"Obj\x01", EXPORT.format("Avro")),
+    (b"SQLite format 3\x00", EXPORT.format("SQLite")),
+    (b"\x89HDF\r\n\x1a\n", EXPORT.format("HDF5")),
+    (b"\x80\x04\x95", EXPORT.format("pickle")),
+    (b"\x93NUMPY", EXPORT.format("NumPy")),
+    (b"\xd0\xcf\x11\xe0", EXPORT.format("Microsoft Office")),
+    (b"%PDF-", "is a PDF file, no text; extract its text"),
+    (b"{\\rtf", "is an RTF file, no plain text; save it as plain text in UTF-8"),
+    (b"version https://git-lfs.github.com/spec/", "is a pointer of Git LFS in place of the file; fetch it with: git lfs pull"),
+    (codecs.BOM_UTF32_LE, CONVERT.format("UTF-32", "UTF-32")),
+    (codecs.BOM_UTF32_BE, CONVERT.format("UTF-32", "UTF-32")),
+    (codecs.BOM_UTF16_LE, CONVERT.format("UTF-16", "UTF-16")),
+    (codecs.BOM_UTF16_BE, CONVERT.format("UTF-16", "UTF-16")),
+)
+_NEVER_IN_TEXT = frozenset({b"BZh", b"ORC", b"PAR1", b"ARROW1", b"Obj\x01", b"PK\x03\x04", b"PK\x05\x06"})
+"""Beginnings that are letters: they count only where bytes that no text has follow."""
+TAR_AT = 257
+
+
+def kind_refused(head: bytes) -> str:
+    """Say what a file is, and what to do, by its first ``HEAD_BYTES`` bytes; empty if it may be UTF-8 text."""
+    for beginning, told in _BEGINNINGS:
+        if head.startswith(beginning) and (beginning not in _NEVER_IN_TEXT or _is_binary(head)):
+            return told
+    if head[TAR_AT : TAR_AT + 5] == b"ustar":
+        return UNPACK.format("a tar archive")
+    for name, is_encoded in _WITHOUT_MARK:
+        if is_encoded(head):
+            return CONVERT.format(f"{name} without a byte order mark", name)
+    return ""
+
+
+def _is_binary(head: bytes) -> bool:
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(head)
+    except UnicodeDecodeError:
+        return True
+    return b"\x00" in head
+
+
+def _nul_at(places: tuple[int, ...], width: int) -> Callable[[bytes], bool]:
+    """Return a test for text whose characters have ``width`` bytes, of which those at ``places`` are mostly zero."""
+
+    def is_encoded(head: bytes) -> bool:
+        whole = len(head) // width * width
+        units = [head[start : start + width] for start in range(0, whole, width)]
+        fits = sum(all((unit[place] == 0) == (place in places) for place in range(width)) for unit in units)
+        return len(units) > 1 and 2 * fits > len(units)
+
+    return is_encoded
+
+
+_WITHOUT_MARK = (
+    ("UTF-32LE", _nul_at((1, 2, 3), 4)),
+    ("UTF-32BE", _nul_at((0, 1, 2), 4)),
+    ("UTF-16LE", _nul_at((1,), 2)),
+    ("UTF-16BE", _nul_at((0,), 2)),
+)

@@ -1,0 +1,43 @@
+"""What a record's fields hold, in words for errors: kinds of values and names of fields, never a value."""
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,39}")
+"""Names of fields that are shown; what does not look like a name might be a person's words."""
+MOST_NAMES = 12
+
+
+def kind_of(value: Any) -> str:
+    """Return the kind of a value as JSON calls it."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "a truth value"
+    if isinstance(value, int):
+        return "a number"
+    if isinstance(value, float):
+        return "a number" if math.isfinite(value) else "a number that is not finite"
+    for kind, name in ((str, "a string"), (Mapping, "an object"), (list | tuple, "a list")):
+        if isinstance(value, kind):
+            return name
+    return f"a value of the type {type(value).__name__}"
+
+
+def is_label(value: Any) -> bool:
+    """Return whether a value can label a record: a string, a finite number or a truth value.
+
+    Null and NaN are what tables hold where a label is missing.
+    """
+    return isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
+
+
+def fields_there(record: Mapping[str, Any]) -> str:
+    """Name the fields of a record and the kind of each; names that do not look like names are counted."""
+    shown = [name for name in record if _NAME.fullmatch(name)][:MOST_NAMES]
+    named = [f"{name} ({kind_of(record[name])})" for name in shown]
+    if others := len(record) - len(shown):
+        named.append(f"{others} more" if shown else f"{others} whose names are not shown here")
+    return f"it has the fields {', '.join(named)}" if named else "it has no fields"

@@ -1,0 +1,21 @@
+"""``espalier status``: let the app say how the runs of some directories stand."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from espalier.launch.in_app import run_in_app
+
+STATUS = "server_app.run_status"
+"""The module of the app that reads run directories."""
+
+
+def add_status(commands: Any) -> None:
+    """Add the command to a parser's."""
+    parser = commands.add_parser("status", help="how runs stand: running, interrupted, failed or completed")
+    parser.add_argument("directories", nargs="+", metavar="RUN-DIRECTORY", help="as the run printed it")
+
+
+def show_status(app: Path, directories: Sequence[str]) -> int:
+    """Print a line per run directory; 2 if one of them is none."""
+    return run_in_app(app, STATUS, list(directories))

@@ -1,0 +1,107 @@
+"""What ``flower-supernode`` writes, passed on line by line; what it leaves unsaid is said: who is connected, and why it ended.
+
+Flower ends with a traceback where the SuperLink refuses a node. Here its last error is told in a sentence instead, with what to
+do. All other lines are passed on as they are.
+"""
+
+import re
+import sys
+from collections.abc import Iterable
+
+CONNECTED = re.compile(r"SuperNode ID: (\d+)")
+DETAILS = re.compile(r'^\s*details = "(.*)"\s*$')
+ERROR_BEGINS, ERROR_ENDS = "<_InactiveRpcError of RPC", ">"
+TRACEBACK = "Traceback (most recent call last):"
+NOT_CONNECTED = "RuntimeError: generator didn't yield"
+"""How Flower's traceback ends that says no more than the error before it."""
+UNKNOWN_KEY = "No SuperNode found with the given public key"
+KEY_WANTED = "must be registered via the CLI"
+STILL_CONNECTED = "could not be activated"
+
+
+class SupernodeLog:
+    """The log of one SuperNode.
+
+    Parameters
+    ----------
+    site : the name that its configuration gives; empty if it gives none
+    superlink : address of the SuperLink
+    key : path of the private key by which the SuperLink knows the node; empty if there is none
+    fingerprint : of that key
+    """
+
+    def __init__(self, site: str, superlink: str, key: str, fingerprint: str) -> None:
+        self.site, self.superlink, self.key, self.fingerprint = site, superlink, key, fingerprint
+        self._reason = ""
+        self._held: list[str] = []
+        """Lines of an error or a traceback that may be told in a sentence."""
+
+    def pass_on(self, lines: Iterable[str]) -> None:
+        """Print all lines, until there are no more."""
+        for line in lines:
+            for shown in self.heard(line):
+                print(shown, file=sys.stderr, flush=True)
+        for shown in self.rest():
+            print(shown, file=sys.stderr, flush=True)
+
+    def heard(self, line: str) -> list[str]:
+        """Return what is printed when a line has come: nothing while an error is not complete."""
+        line = line.rstrip("\n")
+        if self._held:
+            return self._heard_more(line)
+        if ERROR_BEGINS in line or line == TRACEBACK:
+            self._held.append(line)
+            return []
+        if found := CONNECTED.search(line):
+            return [line, self._connected(found[1])]
+        return [line]
+
+    def _heard_more(self, line: str) -> list[str]:
+        self._held.append(line)
+        if self._held[0] != TRACEBACK:
+            if found := DETAILS.match(line):
+                self._reason = found[1]
+            if line != ERROR_ENDS:
+                return []
+            return self.rest() if not self._reason else self._told()
+        if line.startswith((" ", "\t")) or not line:
+            return []
+        if self._reason and line == NOT_CONNECTED:
+            self._held.clear()
+            return []
+        return self.rest()
+
+    def rest(self) -> list[str]:
+        """Return the lines that are held back."""
+        held, self._held = self._held, []
+        return held
+
+    def _told(self) -> list[str]:
+        self._held.clear()
+        return [f"espalier: {why_refused(self._reason, self)}"]
+
+    def _connected(self, node_id: str) -> str:
+        who = f"as {self.site}" if self.site else "as a node without a site name of its own"
+        key = f", with the key {self.fingerprint}" if self.fingerprint else ""
+        return f"espalier: connected to {self.superlink} {who} (node {node_id}{key}); waiting for runs"
+
+
+def why_refused(reason: str, node: SupernodeLog) -> str:
+    """Return why the SuperLink refused a node, and what to do, by the details of its error."""
+    at = f"the SuperLink {node.superlink}"
+    if UNKNOWN_KEY in reason:
+        return (
+            f"{at} does not know this node's key ({node.key}, {node.fingerprint}); have it registered there, once: "
+            f"flwr supernode register {node.site or 'NAME'}.key.pub CONNECTION"
+        )
+    if KEY_WANTED in reason:
+        return (
+            f"{at} takes only nodes whose key is registered there, and this one was started without a key; give "
+            "--auth-supernode-private-key KEY, and have KEY.pub registered there: flwr supernode register KEY.pub CONNECTION"
+        )
+    if STILL_CONNECTED in reason:
+        return (
+            f"{at} counts a node with this key as connected still, for up to a minute after it was killed; start this one "
+            "again then, and give each node a key of its own"
+        )
+    return f"{at} refused this node: {reason}"

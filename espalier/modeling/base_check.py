@@ -1,0 +1,176 @@
+"""Whether a base model is read as plain transformers reads it, and computes with finite numbers: found before clients work.
+
+All tensors are read once, together with the hash that clients are compared by; a few tokens then go through the model twice,
+by plain transformers and block by block. A client whose model has the server's hash need not repeat it.
+"""
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from espalier.modeling.block_stream import FLOAT16_REMEDY, Activations, BlockStream, not_finite
+from espalier.modeling.computing import Computing
+from espalier.modeling.config_file import CONFIG
+from espalier.modeling.export import relative_difference, tolerance, whole_logits
+from espalier.modeling.export_adapter import a_few_tokens
+from espalier.modeling.families import has_own_code
+from espalier.modeling.magnitudes import FLOAT16_OVERFLOW
+from espalier.modeling.opened import OpenedModel
+from espalier.modeling.plain import plain_model, quiet
+from espalier.modeling.whole import load_whole
+from espalier.pace.beats import beats
+from espalier.settings.mistakes import Mistake
+
+TOKENS = 64
+"""Of each window that is compared, at most."""
+
+
+def require_finite_weights(model: OpenedModel, computing: Computing, num_labels: int | None = None) -> None:
+    """Refuse a model with a weight that is NaN or infinite, or becomes infinite in the computing dtype.
+
+    Tensors that the model does not have, which transformers ignores, may hold anything.
+
+    Raises
+    ------
+    Mistake
+        It names the tensor.
+    """
+    used = _used_tensors(model, num_labels)
+    for name, largest in model.magnitudes.items():
+        if name not in used and name.rpartition(".")[0] not in used:  # of a matrix in NF4: its scales
+            continue
+        where = f"{model.stored.tensors[name].shard}: tensor {name}"
+        if not math.isfinite(largest):
+            what = "NaN (not a number)" if math.isnan(largest) else "an infinite number"
+            raise Mistake(f"{where} holds {what}, and nothing can be computed with it; name a model without")
+        if computing.dtype == torch.float16 and largest >= FLOAT16_OVERFLOW:
+            raise Mistake(
+                f"dtype = 'float16': {where} holds numbers up to {largest:.4g}, and float16 overflows beyond 65504; "
+                f"{FLOAT16_REMEDY}"
+            )
+
+
+def _used_tensors(model: OpenedModel, num_labels: int | None) -> set[str]:
+    names = model.new_skeleton(num_labels).state_dict()
+    return {stored for name in names if (stored := model.stored_name(name)) is not None}
+
+
+@torch.no_grad()
+def require_same_logits(model: OpenedModel, computing: Computing, windows: Tensor) -> None:
+    """Refuse a decoder whose logits, computed block by block, are not those of plain transformers.
+
+    Parameters
+    ----------
+    model : a directory's, of which nothing was cut
+    windows : (windows, tokens), int64, a few windows of text; their first tokens are compared
+
+    Raises
+    ------
+    Mistake
+        transformers loads other tensors, its configuration is another one, or logits differ or are not finite.
+    """
+    stream, windows = BlockStream(model, computing), windows[:, :TOKENS]
+    _require_same_heads(model)
+    with plain_model(model.directory, model.family, computing) as (plain, told):
+        _require_same_tensors(model, told)
+        found = list(_finite_logits(stream, windows))
+        expected = whole_logits(plain, windows.to(computing.device))
+        difference = relative_difference(found, expected)
+    held_in_nf4 = model.stored is not model.checkpoint  # bitsandbytes computes in a dtype of its own
+    if not difference <= tolerance(torch.bfloat16 if held_in_nf4 else computing.dtype):
+        raise Mistake(
+            f"{model.directory}: read block by block, the model's logits differ from those of plain "
+            f"transformers by {difference:.3g} of the largest, so a run would not be about the model "
+            "that others load; load it with transformers, and write it anew with save_pretrained"
+        )
+
+
+def _require_same_heads(model: OpenedModel) -> None:
+    """Raise Mistake if the plan has other blocks or attention heads than transformers' configuration."""
+    if has_own_code(model.config):
+        return
+    family, plan = model.family, model.plan
+    rows = {name: plan.blocks[0].linear(name).shape[0] for name in ("attn.q", "attn.k")}
+    groups = model.configured(family.kv_heads_key)
+    expected = {
+        family.num_blocks_key: len(plan.blocks),
+        family.query_heads_key: rows["attn.q"] // plan.head_dim,
+        **({family.kv_heads_key: rows["attn.k"] // plan.head_dim} if groups is not None else {}),
+    }
+    for key, value in expected.items():
+        if (known := model.configured(key)) != value:
+            raise Mistake(
+                f"{model.directory / CONFIG}: {key} is {known!r} for transformers, but the tensors "
+                f"of the files make it {value}; write {value} if the model was trained so"
+            )
+
+
+def _require_same_tensors(model: OpenedModel, told: dict[str, set[str]]) -> None:
+    """Raise Mistake if transformers makes up a tensor, or ignores one that the plan counts."""
+    if missing := sorted(told.get("missing_keys", ())):
+        raise Mistake(
+            f"{model.directory}: transformers finds no tensor for {', '.join(missing[:3])} and would draw it at random; name a "
+            "model whose files and config.json belong together"
+        )
+    linears = [linear for block in model.plan.blocks for linear in block.linears if linear.bias]
+    biases = {linear.parameter.removesuffix("weight") + "bias" for linear in linears}
+    if ignored := sorted(biases & set(told.get("unexpected_keys", ()))):
+        raise Mistake(
+            f"{model.directory}: the files hold {ignored[0]}, but config.json gives the model no "
+            "such bias, and transformers would leave it out; set attention_bias or mlp_bias as the "
+            "model was trained, or remove these tensors"
+        )
+
+
+def _finite_logits(stream: BlockStream, windows: Tensor) -> Iterator[Tensor]:
+    """Yield logits in pieces of tokens, after each block's output was seen to be finite."""
+    activations = stream.start(windows)
+    _require_finite(stream, activations, "the embeddings give")
+    for block in beats(stream.model.plan.blocks, "checking block"):
+        with stream.block(block.index, None, block.index + 1) as module:
+            activations.through(block.index, module)
+        _require_finite(stream, activations, f"block {block.index} gives")
+    for piece in stream.logits(activations):
+        if not bool(piece.isfinite().all()):
+            raise not_finite(stream, "the head gives")
+        yield piece
+
+
+def _require_finite(stream: BlockStream, activations: Activations, what: str) -> None:
+    if not all(bool(batch.isfinite().all()) for batch in activations.batches()):
+        raise not_finite(stream, what)
+
+
+@torch.no_grad()
+def require_same_encoder(model: OpenedModel, computing: Computing, num_labels: int) -> None:
+    """Refuse an encoder whose hidden states, as it is loaded for training, are not those of plain transformers.
+
+    Raises
+    ------
+    Mistake
+        transformers finds other tensors, or hidden states differ or are not finite.
+    """
+    from transformers import AutoModelForSequenceClassification
+
+    tokens = a_few_tokens(model).to(computing.device)
+    own = load_whole(model, computing, "float32", num_labels=num_labels)
+    with quiet():
+        plain, told = AutoModelForSequenceClassification.from_pretrained(
+            model.directory, local_files_only=True, num_labels=num_labels, dtype=torch.float32, output_loading_info=True
+        )
+    heads = tuple(f"{path}." for path in model.family.head_linears.values())
+    told["missing_keys"] = {name for name in told["missing_keys"] if not name.startswith(heads)}
+    _require_same_tensors(model, told)
+    base = model.family.base
+    found, expected = (
+        getattr(whole.to(computing.device).eval(), base)(input_ids=tokens).last_hidden_state for whole in (own, plain)
+    )
+    difference = relative_difference([found], [expected])
+    if not difference <= tolerance(torch.float32):
+        raise Mistake(
+            f"{model.directory}: the encoder's hidden states differ from those of plain "
+            f"transformers by {difference:.3g} of the largest, or are not finite; load it with "
+            "transformers, and write it anew with save_pretrained"
+        )

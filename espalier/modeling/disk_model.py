@@ -1,0 +1,168 @@
+"""A model as plain transformers reads its directory, whose weights stay in the files until a module computes with them.
+
+``from_pretrained`` with ``device_map="disk"`` decides which file has which tensor, under which name, and which ones are tied;
+accelerate's hooks read a module's weights when it is called and drop them when it has answered. So what is in memory is the
+largest module, however many blocks there are.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from espalier.modeling.dtypes import TORCH_DTYPES
+from espalier.modeling.edits import Edits
+from espalier.modeling.opened import OpenedModel
+from espalier.modeling.quantised_checkpoint import QuantisedCheckpoint
+
+ANY_LABELS = 2
+"""An encoder's modules have the same names for any number of classes."""
+
+
+class ReloadError(RuntimeError):
+    """A directory does not hold what transformers needs to build its model."""
+
+
+def plain_model(
+    auto_class: Any, directory: Path, dtype: torch.dtype, device: torch.device, reload_with: str, **given: Any
+) -> Any:
+    """Load a model by plain ``from_pretrained``, in evaluation mode.
+
+    Parameters
+    ----------
+    auto_class : one of transformers' ``AutoModelFor...``
+    reload_with : ``transformers`` loads it whole; ``streamed`` leaves the weights in the files. Weights that the files hold
+        in NF4 are loaded whole in both, in 4 bits: bitsandbytes cannot read them module by module
+    given : further arguments of ``from_pretrained``
+
+    Raises
+    ------
+    ReloadError
+        A tensor is missing.
+    """
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
+    model = OpenedModel(directory)
+    if reload_with == "transformers" or isinstance(model.checkpoint, QuantisedCheckpoint):
+        return auto_class.from_pretrained(directory, local_files_only=True, dtype=dtype, **given).to(device).eval()
+    return _on_disk(auto_class, model, dtype, device, given)
+
+
+def _on_disk(auto_class: Any, model: OpenedModel, dtype: torch.dtype, device: torch.device, given: Mapping[str, Any]) -> Any:
+    """Load it in the dtype of its files: what is not converted while it is loaded is not read then."""
+    stored = TORCH_DTYPES[model.plan.blocks[0].linears[0].dtype]
+    kept = tuple(model.family.head_linears.values()) if "num_labels" in given else ()
+    any_labels = ANY_LABELS if model.family.kind == "encoder" else None
+    parts = [path for path, _ in _with_tensors(model.new_skeleton(given.get("num_labels") or any_labels))]
+    device_map = {path: "cpu" if path in kept else "disk" for path in parts}
+    with _without_advice():
+        whole, found = auto_class.from_pretrained(
+            model.directory, local_files_only=True, dtype=stored, device_map=device_map, output_loading_info=True, **given
+        )
+    if missing := sorted(name for name in found["missing_keys"] if name.rpartition(".")[0] not in kept):
+        raise ReloadError(f"transformers finds no tensor {missing[0]} in it")
+    weights = _weights_of(whole)
+    _unhook(whole)
+    for parameter in whole.parameters():
+        parameter.requires_grad_(False)
+        if parameter.is_floating_point():
+            parameter.data = parameter.data.to(dtype)
+    read_when_used(whole, weights, device, kept)
+    return whole.eval()
+
+
+def _with_tensors(whole: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The modules that have parameters or buffers themselves, by path."""
+    for path, module in whole.named_modules():
+        if any(True for _ in (*module.parameters(recurse=False), *module.buffers(recurse=False))):
+            yield path, module
+
+
+def _weights_of(whole: nn.Module) -> Mapping[str, Tensor]:
+    """The tensors in the files by the names of the model's parameters, as transformers found them."""
+    hooks = (getattr(module, "_hf_hook", None) for module in whole.modules())
+    maps = (getattr(hook, "weights_map", None) for hook in hooks)
+    found: Mapping[str, Tensor] = next(weights for weights in maps if weights is not None).dataset
+    return found
+
+
+def _unhook(whole: nn.Module) -> None:
+    """Take out accelerate's hooks, which would compute on the CPU, and what peft would ask whether weights are elsewhere."""
+    from accelerate.hooks import remove_hook_from_submodules
+
+    remove_hook_from_submodules(whole)
+    del whole.hf_device_map
+
+
+def read_when_used(whole: nn.Module, weights: Mapping[str, Tensor], device: torch.device, kept: tuple[str, ...] = ()) -> None:
+    """Let each module read its parameters from ``weights`` when it is called, and drop them when it has answered.
+
+    Until then each is a single zero that is there once, on the device: peft asks weights where they are.
+
+    Parameters
+    ----------
+    weights : by full name; read in the dtypes that the parameters have now
+    kept : paths of modules whose parameters are in memory: they are brought to the device and stay there
+    """
+    from accelerate.hooks import AlignDevicesHook, add_hook_to_module
+    from accelerate.utils import PrefixedDataset
+
+    for path, module in list(_with_tensors(whole)):
+        if path in kept:
+            module.to(device)
+            continue
+        own = PrefixedDataset(weights, f"{path}." if path else "")
+        add_hook_to_module(module, AlignDevicesHook(execution_device=device, offload=True, weights_map=own))
+        for name, parameter in module.named_parameters(recurse=False):
+            zero = torch.zeros((), dtype=parameter.dtype, device=device)
+            setattr(module, name, nn.Parameter(zero.expand(parameter.shape), requires_grad=False))
+
+
+@contextmanager
+def _without_advice() -> Iterator[None]:
+    """accelerate warns that weights are on the disk, which is what was asked for."""
+    logger = logging.getLogger("accelerate.big_modeling")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+class EditedWeights(Mapping[str, Tensor]):
+    """Tensors of an encoder with a classification head as they are meant: edited when they are read.
+
+    Parameters
+    ----------
+    head : by the name that transformers gives it: ``classifier.out_proj.weight`` ...
+    """
+
+    def __init__(self, model: OpenedModel, edits: Edits, head: Mapping[str, Tensor]) -> None:
+        self._model, self._edits, self._head = model, edits, head
+        self._owner = {own.parameter: (block.index, own.name) for block in model.plan.blocks for own in block.linears}
+
+    def __getitem__(self, name: str) -> Tensor:
+        """Read one."""
+        if name in self._head:
+            return self._head[name]
+        stored = self._model.stored_name(name)
+        if stored is None:
+            raise KeyError(name)
+        value = self._model.checkpoint.read(stored)
+        if stored in self._owner:
+            index, linear = self._owner[stored]
+            edit = self._edits(index).get(linear)
+            value = edit(value) if edit else value
+        return value
+
+    def __iter__(self) -> Iterator[str]:
+        yield from (*self._model.checkpoint.tensors, *self._head)
+
+    def __len__(self) -> int:
+        return len(self._model.checkpoint.tensors) + len(self._head)

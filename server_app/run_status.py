@@ -1,0 +1,69 @@
+"""``espalier status``: how a run stands, from its directory: running, interrupted, failed or completed.
+
+A server that is killed cannot write that it was. While it works ``summary.json`` says ``running``, and the server holds the
+lock of the directory, which the kernel takes from it however it ends. So a run that says ``running`` in a directory whose lock
+nobody holds was interrupted.
+Does not cover: a directory on a network file system without locks between machines, seen from another machine.
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from espalier.amounts import count, duration
+from espalier.settings.bounded_json import read_json
+from espalier.settings.home import at_home
+from espalier.settings.mistakes import Mistake
+from espalier.storage.directory_lock import holder_of
+from espalier.wire.printable import printable
+
+RUNNING, INTERRUPTED, COMPLETED = "running", "interrupted", "completed"
+HOW_TO_TELL = "a server is at work here as long as a process holds the file lock; if none does, the run was interrupted"
+"""Reason beside ``running`` in ``summary.json``."""
+
+
+def run_status(folder: Path) -> tuple[str, str]:
+    """Return how the run of a directory stands, and why, in words.
+
+    Raises
+    ------
+    Mistake
+        The directory is none of a run, or cannot be read.
+    """
+    document = _summary(folder)
+    status, reason = str(document["status"]), document["reason"]
+    if status == RUNNING:
+        if holder := holder_of(folder):
+            return RUNNING, holder
+        return INTERRUPTED, f"its server was ended; resume-from={folder} goes on"
+    if status == COMPLETED:
+        told = f"{document['finished']} of {count(document['num_clients'], 'client')}"
+        return COMPLETED, f"{told}, {duration(document['seconds'])}"
+    return status, printable(str(reason or ""))
+
+
+def _summary(folder: Path) -> Mapping[str, Any]:
+    path = folder / "summary.json"
+    try:
+        document = read_json(path.read_text())
+        if not isinstance(document, dict) or not {"status", "reason", "finished", "num_clients", "seconds"} <= set(document):
+            raise ValueError
+        return document
+    except OSError as error:
+        raise Mistake(f"{folder}: is no run directory ({path.name}: {error.strerror}); name one of runs/") from None
+    except (ValueError, RecursionError):
+        raise Mistake(f"{path}: is no summary of a run; bring it back from a copy") from None
+
+
+def main(folders: Sequence[str]) -> int:
+    """Print a line per run directory; 2 if one of them is none."""
+    code = 0
+    for folder in folders:
+        try:
+            status, reason = run_status(at_home(folder))
+            print(f"{folder}: {status}{f' ({reason})' if reason else ''}", flush=True)
+        except Mistake as mistake:
+            print(f"espalier: {mistake}", file=sys.stderr)
+            code = 2
+    return code

@@ -1,0 +1,110 @@
+"""Files that are no UTF-8 text: each is refused with what it is, however it is read, and nothing of it is quoted."""
+
+import bz2
+import gzip
+import io
+import json
+import lzma
+import os
+import tarfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from espalier.corpora.file_kinds import kind_refused
+from espalier.corpora.file_text import FileText
+from espalier.corpora.files import json_records, text_records
+from espalier.corpora.tasks.catalogue import TASKS
+from espalier.corpora.tasks.reading import read_items
+from espalier.settings.mistakes import Mistake
+
+TEXT = "".join(json.dumps({"text": f"Anna K., née à Gênes, {n}"}, ensure_ascii=False) + "\n" for n in range(40))
+
+READ: dict[str, Callable[[str], object]] = {
+    "text": lambda path: list(text_records(path)),
+    "jsonl": lambda path: list(json_records(path, "text", "")),
+    "public": lambda path: list(FileText(path, "evaluation.texts")),
+    "task": lambda path: list(read_items(TASKS["sst2"], path)),
+}
+
+
+def zipped() -> bytes:
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as archive:
+        archive.writestr("notes.jsonl", TEXT)
+    return made.getvalue()
+
+
+def tarred() -> bytes:
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w") as archive:
+        member = tarfile.TarInfo("notes.jsonl")
+        member.size = len(TEXT.encode())
+        archive.addfile(member, io.BytesIO(TEXT.encode()))
+    return made.getvalue()
+
+
+FILES = {
+    "gzip": (gzip.compress(TEXT.encode()), r"the file is compressed \(gzip\); unpack it"),
+    "bzip2": (bz2.compress(TEXT.encode()), r"the file is compressed \(bzip2\)"),
+    "xz": (lzma.compress(TEXT.encode()), r"the file is compressed \(xz\)"),
+    "zstd": (b"\x28\xb5\x2f\xfd\x04\x00" + bytes(40), r"the file is compressed \(zstd\)"),
+    "zip": (zipped(), r"the file is compressed \(a zip archive"),
+    "tar": (tarred(), r"the file is compressed \(a tar archive\)"),
+    "parquet": (b"PAR1\x15\x04\x15\x00" + bytes(40), "the file is a Parquet file, no text; write its records as JSON Lines"),
+    "pointer": (b"version https://git-lfs.github.com/spec/v1\noid", "the file is a pointer of Git LFS"),
+    "utf-16": (TEXT.encode("utf-16"), "the file is UTF-16, not UTF-8; convert it"),
+    "utf-16-le": (TEXT.encode("utf-16-le"), "the file is UTF-16LE without a byte order mark, not UTF-8"),
+    "utf-16-be": (TEXT.encode("utf-16-be"), "the file is UTF-16BE without a byte order mark"),
+    "utf-32": (TEXT.encode("utf-32"), "the file is UTF-32, not UTF-8"),
+    "utf-32-le": (TEXT.encode("utf-32-le"), "the file is UTF-32LE without a byte order mark"),
+    "utf-32-be": (TEXT.encode("utf-32-be"), "the file is UTF-32BE without a byte order mark"),
+    "latin-1": (TEXT.encode("latin-1"), "is not UTF-8.*Latin-1"),
+    "nul": (TEXT.encode()[:700] + b"\x00" + TEXT.encode()[701:], "byte 700 is NUL"),
+    "empty": (b"", "the file is empty"),
+    "blank": (b"\n \n", "the file is empty"),
+}
+
+
+@pytest.mark.parametrize("how", READ)
+@pytest.mark.parametrize("kind", FILES)
+def test_what_a_file_is_stands_in_the_error(kind: str, how: str, tmp_path: Path) -> None:
+    content, told = FILES[kind]
+    path = tmp_path / "notes.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(Mistake, match=rf"{path}.*{told}" if kind != "latin-1" else told) as refused:
+        READ[how](str(path))
+    assert "Anna" not in str(refused.value)
+
+
+@pytest.mark.parametrize("how", READ)
+def test_directories_and_pipes_are_no_files(how: str, tmp_path: Path) -> None:
+    with pytest.raises(Mistake, match=r"cannot be read \(Is a directory\); check .*: it takes a file"):
+        READ[how](str(tmp_path))
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(Mistake, match=r"cannot be read \(a pipe or device"):
+        READ[how](str(tmp_path / "pipe"))
+
+
+@pytest.mark.parametrize("beginning", ["BZh", "ORC", "PAR1", "ARROW1", "Obj", "PK", "Rar!", "7z", "été", "\ufeffé", "漢字"])
+def test_texts_that_begin_like_other_files_are_texts(beginning: str, tmp_path: Path) -> None:
+    text = f"{beginning} is how this text begins, née à Gênes. " * 30
+    for end in range(60):
+        assert kind_refused(text.encode()[: 40 + end]) == ""
+    (tmp_path / "a.txt").write_text(text)
+    assert "".join(FileText(str(tmp_path / "a.txt"), "k")) == text.removeprefix("\ufeff")
+
+
+def test_a_file_that_ends_within_a_character_is_told_so(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes("abcé".encode()[:-1])
+    for how in ("text", "public"):
+        with pytest.raises(Mistake, match="byte 3 is not UTF-8: the text ends within a character; copy the file again"):
+            READ[how](str(tmp_path / "a.txt"))
+
+
+def test_an_escaped_nul_is_text(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": "a\0b"}))
+    (located,) = json_records(str(tmp_path / "a.jsonl"), "text", "")
+    assert located.record.text == "a\0b"

@@ -1,0 +1,102 @@
+"""A run on a damaged base model ends before clients enrol, and a run that fails leaves nothing that looks like a result."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from bench import Bench
+from in_process import InProcessGrid
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from espalier.settings.mistakes import Mistake
+from server_app.outcomes.outcome import Outcome
+
+PRUNED = {"fedprllm.sparsity": 0.5}
+
+
+def summary(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "summary.json").read_text())
+    return found
+
+
+def spoil(bench: Bench, name: str, value: float) -> None:
+    path = bench.model / "model.safetensors"
+    tensors = load_file(path)
+    tensors[name].view(-1)[7] = value
+    save_file(tensors, path, {"format": "pt"})
+
+
+def asked(grid: InProcessGrid) -> list[object]:
+    """Messages that leave the server."""
+    sent: list[object] = []
+    grid.before_push = sent.append
+    return sent
+
+
+@pytest.mark.parametrize("name", ["model.norm.weight", "model.embed_tokens.weight", "model.layers.0.self_attn.q_proj.weight"])
+def test_a_weight_that_is_no_number_ends_a_run_before_anybody_is_asked(tmp_path: Path, name: str) -> None:
+    bench = Bench(tmp_path, "fedprllm", PRUNED, num_clients=2)
+    spoil(bench, name, math.nan)
+    grid = bench.grid()
+    sent = asked(grid)
+    with pytest.raises(Mistake, match=rf"tensor {name} holds NaN"):
+        bench.run(grid)
+    assert not sent
+    assert not (tmp_path / "runs").exists()
+
+
+def test_float16_that_overflows_ends_a_run_before_anybody_is_asked(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, "fedprllm", {"fedprllm.local-metric": "magnitude", "dtype": "float16"}, num_clients=2)
+    spoil(bench, "model.layers.1.mlp.down_proj.weight", 1e6)
+    with pytest.raises(Mistake, match=r"dtype = 'float16': .*float16 overflows beyond 65504; set dtype to 'bfloat16'"):
+        bench.run()
+
+
+@pytest.mark.parametrize("check", ["transformers", "streamed"])
+def test_a_head_beside_a_tied_flag_is_the_head_of_the_run(tmp_path: Path, check: str) -> None:
+    """The dense figure is plain transformers' of the directory, and the result's that of what was written."""
+    bench = Bench(tmp_path, "fedprllm", PRUNED | {"export-check": check, "evaluation.max-windows": 1000}, num_clients=2)
+    path = bench.model / "model.safetensors"
+    tensors = load_file(path)
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].flip(0).contiguous()
+    save_file(tensors, path, {"format": "pt"})
+    folder = bench.run()
+    (metric,) = summary(folder)["metrics"]
+    for column, directory in (("dense", bench.model), ("federated", folder / "model")):
+        assert metric["values"][column] == pytest.approx(perplexity(directory, bench.public), rel=1e-3)
+
+
+def perplexity(directory: Path, text: Path) -> float:
+    """Of all windows of a text."""
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+    tokens = torch.tensor(AutoTokenizer.from_pretrained(directory)(text.read_text())["input_ids"])
+    windows = tokens[: len(tokens) // 16 * 16].view(-1, 16)
+    with torch.no_grad():
+        losses = [model(input_ids=window[None], labels=window[None]).loss.item() for window in windows]
+    return math.exp(sum(losses) / len(losses))
+
+
+def test_an_evaluation_that_is_no_number_leaves_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a resumed run that ends well leaves nothing else."""
+    bench = Bench(tmp_path, "fedprllm", PRUNED, num_clients=2)
+    measure = Outcome.losses_of
+    with monkeypatch.context() as patch:
+        patch.setattr(Outcome, "losses_of", lambda *_: {"public": math.nan})
+        with pytest.raises(Mistake, match=r"evaluation of the federated model on public gives NaN"):
+            bench.run()
+    (folder,) = bench.runs()
+    document = summary(folder)
+    assert document["status"] == "failed"
+    assert "gives NaN" in document["reason"]
+    assert document["metrics"][0]["values"]["federated"] is None
+    assert not (folder / "model").exists()
+    assert (folder / "failed-model" / "model.safetensors").exists()
+    assert Outcome.losses_of is measure
+    assert bench.run(resume_from=str(folder)) == folder
+    assert summary(folder)["status"] == "completed"
+    assert (folder / "model").exists()
+    assert not (folder / "failed-model").exists()

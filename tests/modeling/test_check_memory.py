@@ -1,0 +1,155 @@
+"""What a check holds of a result does not grow with its blocks, and stays below 1.3 times what training it held."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_encoders import save_encoder
+from tiny_models import CPU, llama_config, save_model, token_windows
+from torch import Tensor
+
+from espalier.modeling.adapters import factors_of, merged
+from espalier.modeling.block_stream import BlockStream
+from espalier.modeling.export import check_export, export_edited
+from espalier.modeling.export_adapter import (
+    check_adapter,
+    check_encoder_adapter,
+    edited_encoder,
+    export_adapter,
+    unrounded,
+)
+from espalier.modeling.export_encoder import check_against, export_encoder
+from espalier.modeling.opened import OpenedModel
+from espalier.modeling.structured.export import check_structured, export_structured
+from espalier.modeling.traced_memory import LiveBytes
+from espalier.settings.run import RunSettings, parse
+from espalier.training.adapted import AdaptedModel
+from espalier.wire.adapters import HEAD_KEY, AdapterPlan, adapter_plan
+from espalier.wire.payload import block_key
+from espalier.wire.structure import Structure
+
+FEW, MANY = 3, 12
+WINDOWS = token_windows(2, 9)
+
+
+class RealBytes(LiveBytes):
+    """Without tensors on the meta device, which have no memory."""
+
+    def note(self, tensor: Tensor) -> None:
+        if not tensor.is_meta:
+            super().note(tensor)
+
+
+class Trained:
+    """A model of some blocks and adapters of all its matrices."""
+
+    def __init__(self, folder: Path, blocks: int, encoder: bool = False) -> None:
+        sizes = {"num_hidden_layers": blocks, "hidden_size": 64, "intermediate_size": 128}
+        self.folder, self.classes = folder, 3 if encoder else None
+        if encoder:
+            save_encoder(folder / "base", "bert", **sizes)
+        else:
+            save_model(folder / "base", llama_config(**sizes), dtype=torch.bfloat16)
+        self.model = OpenedModel(folder / "base")
+        self.settings: RunSettings = parse({"method": "fedpetuning", "lora.targets": "all", "lora.rank": 2})
+        self.plan: AdapterPlan = adapter_plan(self.model.plan, self.settings.lora, self.classes or 0)
+        generator = torch.Generator().manual_seed(3)
+        self.tensors = {
+            key: {name: 0.1 * torch.randn(shape, generator=generator) for name, shape in own.items()}
+            for key, own in self.plan.shapes().items()
+        }
+        self.edits = merged(lambda index: factors_of(self.plan, index, self.tensors[block_key(index)]))
+
+    def training(self, base: str) -> int:
+        """Most bytes of a step."""
+        training = self.settings.training.model_copy(update={"base": base})
+        with RealBytes([]) as live:
+            adapted = AdaptedModel.load(self.model, CPU, self.settings.model_copy(update={"training": training}), self.plan)
+            labels = WINDOWS if self.classes is None else torch.tensor([0, 2])
+            adapted.whole(input_ids=WINDOWS, labels=labels).loss.backward()
+        return live.most
+
+    def check(self, what: str, reload_with: str = "streamed") -> int:
+        """Most bytes of a check of what was written."""
+        target, model = self.folder / what.replace(" ", "-"), self.model
+        check: Any = getattr(self, f"_{what.replace(' ', '_').replace('-', '_')}")(model, target, reload_with)
+        with RealBytes([]) as live:
+            check()
+        return live.most
+
+    def _adapter(self, model: OpenedModel, target: Path, how: str) -> Any:
+        export_adapter(model, self.plan, self.tensors.__getitem__, target)
+        return lambda: check_adapter(BlockStream(model, CPU), self.edits, target, WINDOWS, how)
+
+    def _merged(self, model: OpenedModel, target: Path, how: str) -> Any:
+        export_edited(model, self.edits, target)
+        return lambda: check_export(BlockStream(model, CPU), self.edits, target, WINDOWS, how)
+
+    def _compact(self, model: OpenedModel, target: Path, how: str) -> Any:
+        return self._smaller(model, target, how, "compact")
+
+    def _zero_filled(self, model: OpenedModel, target: Path, how: str) -> Any:
+        return self._smaller(model, target, how, "zero-filled")
+
+    def _smaller(self, model: OpenedModel, target: Path, how: str, form: Any) -> Any:
+        cut = Structure.whole(model.plan).keeping({0: {"channels": range(100)}})
+        small = OpenedModel(model.directory, cut)
+        export_structured(small, lambda _: {}, target, form)
+        return lambda: check_structured(BlockStream(small, CPU), target, WINDOWS, form, how)
+
+    def _encoders_adapter(self, model: OpenedModel, target: Path, how: str) -> Any:
+        export_adapter(model, self.plan, self.tensors.__getitem__, target)
+        assert self.classes
+
+        def check() -> None:
+            meant = edited_encoder(model, unrounded(self.edits), self.tensors[HEAD_KEY], self.classes or 0)
+            check_encoder_adapter(model, CPU, meant, target, self.classes or 0, how)
+
+        return check
+
+    def _merged_encoder(self, model: OpenedModel, target: Path, how: str) -> Any:
+        head = self.tensors[HEAD_KEY]
+        export_encoder(model, self.edits, head, ("a", "b", "c"), target)
+
+        def check() -> None:
+            meant = edited_encoder(model, unrounded(self.edits), head, self.classes or 0)
+            check_against(model, self.edits, head, meant, target, how)
+
+        return check
+
+
+DECODERS = ("adapter", "merged", "compact", "zero-filled")
+ENCODERS = ("encoders adapter", "merged encoder")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, bool], Trained]:
+    sizes = [(blocks, encoder) for blocks in (FEW, MANY) for encoder in (False, True)]
+    return {(blocks, encoder): Trained(tmp_path_factory.mktemp("model"), blocks, encoder) for blocks, encoder in sizes}
+
+
+@pytest.mark.parametrize("what", [*DECODERS, *ENCODERS])
+def test_four_times_as_many_blocks_take_no_more_memory(made: dict[tuple[int, bool], Trained], what: str) -> None:
+    """Nine more blocks would be 1.3 MB; adapters, which peft holds whole, are 15 kB of each block."""
+    few, many = (made[blocks, what in ENCODERS] for blocks in (FEW, MANY))
+    adapters = 4 * (many.plan.num_parameters - few.plan.num_parameters) if "adapter" in what else 0
+    assert many.check(what) - few.check(what) <= 3 * adapters + 10_000
+
+
+@pytest.mark.parametrize("what", ["adapter", "merged"])
+def test_a_whole_model_is_noticed_where_it_is_asked_for(made: dict[tuple[int, bool], Trained], what: str) -> None:
+    """So the bytes of the others are no oversight of what counts them."""
+    many = made[MANY, False]
+    assert many.check(what, "transformers") > 4 * many.model.plan.num_weights
+
+
+@pytest.mark.parametrize("base", ["float32", "bfloat16", "nf4"])
+@pytest.mark.parametrize("what", [*DECODERS, *ENCODERS])
+def test_a_check_takes_at_most_1_3_times_the_memory_of_training(
+    made: dict[tuple[int, bool], Trained], what: str, base: str
+) -> None:
+    if base == "nf4":
+        pytest.importorskip("bitsandbytes")
+    trained = made[MANY, what in ENCODERS]
+    assert trained.check(what) <= 1.3 * trained.training(base)

@@ -1,0 +1,140 @@
+"""A tokenizer that cannot be loaded: the sentence names the file and the reason, whatever is wrong with it."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tiny_model import save_tiny_llama
+
+from espalier.modeling.opened import OpenedModel, opened_in
+from espalier.settings.mistakes import Mistake
+
+FILE, SETTINGS = "tokenizer.json", "tokenizer_config.json"
+
+
+def written(name: str, content: str | bytes) -> Callable[[Path], None]:
+    data = content.encode() if isinstance(content, str) else content
+
+    def write(folder: Path) -> None:
+        (folder / name).write_bytes(data)
+
+    return write
+
+
+def changed(**values: object) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        document = json.loads((folder / SETTINGS).read_text()) | values
+        (folder / SETTINGS).write_text(json.dumps(document))
+
+    return change
+
+
+def removed(*names: str) -> Callable[[Path], None]:
+    def remove(folder: Path) -> None:
+        for name in names:
+            (folder / name).unlink()
+
+    return remove
+
+
+def cut_off(folder: Path) -> None:
+    text = (folder / FILE).read_text()
+    (folder / FILE).write_text(text[: len(text) // 2])
+
+
+def replaced(old: str, new: str) -> Callable[[Path], None]:
+    def replace(folder: Path) -> None:
+        text = (folder / FILE).read_text()
+        assert old in text
+        (folder / FILE).write_text(text.replace(old, new))
+
+    return replace
+
+
+def as_pair(folder: Path) -> None:
+    """The tokenizer as GPT-2's files, without the second of them."""
+    vocabulary = json.loads((folder / FILE).read_text())["model"]["vocab"]
+    (folder / "vocab.json").write_text(json.dumps(vocabulary))
+    (folder / FILE).unlink()
+    changed(tokenizer_class="GPT2Tokenizer")(folder)
+
+
+def dangling(folder: Path) -> None:
+    (folder / FILE).unlink()
+    (folder / FILE).symlink_to("blobs/none")
+
+
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n"
+NOTHING = "none of the files that hold a vocabulary (tokenizer.json, "
+OWN_CODE = {"tokenizer_class": "OwnTokenizer", "auto_map": {"AutoTokenizer": ["own.OwnTokenizer", None]}}
+
+
+@pytest.mark.parametrize(
+    ("damages", "told"),
+    [
+        ([changed(**OWN_CODE)], "names code of the tokenizer's own (own.OwnTokenizer), which is not run"),
+        ([changed(tokenizer_class="Own", auto_map=["own.Own", None])], "code of the tokenizer's own (own.Own)"),
+        ([removed(FILE)], NOTHING),
+        ([removed(FILE, SETTINGS)], NOTHING),
+        ([removed(FILE), changed(tokenizer_class="LlamaTokenizer")], NOTHING),
+        ([removed(FILE), changed(tokenizer_class="GPT2Tokenizer")], NOTHING),
+        ([removed(FILE), changed(tokenizer_class="BertTokenizer")], NOTHING),
+        ([as_pair], "vocab.json is there without merges.txt"),
+        ([as_pair, written("merges.txt", POINTER)], "merges.txt is a pointer of Git LFS"),
+        ([cut_off], "tokenizer.json ends too early, or is not JSON (line "),
+        ([written(FILE, "")], "tokenizer.json is empty"),
+        ([written(FILE, POINTER)], "tokenizer.json is a pointer of Git LFS"),
+        ([written(FILE, "<!DOCTYPE html>")], "tokenizer.json is not JSON (line 1, column 1"),
+        ([written(FILE, b"\x00\xff")], "tokenizer.json is not UTF-8 (byte 1)"),
+        ([written(FILE, "[]")], "tokenizer.json holds no JSON object"),
+        ([written(FILE, "{}")], "tokenizer.json is damaged, or of a newer version of the library tokenizers"),
+        ([written(FILE, "[" * 100_000)], "tokenizer.json is not JSON that can be read (RecursionError)"),
+        ([replaced('"BPE"', '"XPE"')], "tokenizer.json is damaged, or of a newer version of the library tokenizers"),
+        ([dangling], "tokenizer.json is a link to a file that is not there"),
+        ([written(SETTINGS, '{"tokenizer_class":')], "tokenizer_config.json ends too early"),
+        ([written(SETTINGS, "[]")], "tokenizer_config.json holds no JSON object"),
+        ([changed(tokenizer_class=5)], "a value in tokenizer_config.json does not fit tokenizer.json"),
+        ([written("special_tokens_map.json", "{")], "special_tokens_map.json ends too early"),
+        ([written("added_tokens.json", '["a"]')], "added_tokens.json holds no JSON object"),
+    ],
+)
+def test_the_reason_names_the_file(
+    damages: list[Callable[[Path], None]], told: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    base = tmp_path_factory.getbasetemp() / "model-with-tokenizer"
+    if not base.exists():
+        save_tiny_llama(base)
+    folder = Path(shutil.copytree(base, tmp_path / "model"))
+    for damage in damages:
+        damage(folder)
+    with pytest.raises(Mistake) as refused:
+        print(len(opened_in(folder).tokenizer))
+    assert str(refused.value).startswith(f"{folder}: the tokenizer cannot be loaded: ")
+    assert told in str(refused.value)
+    assert "put it beside" not in str(refused.value)
+
+
+def test_a_tokenizer_that_needs_no_file_is_loaded(tmp_path: Path) -> None:
+    folder = save_tiny_llama(tmp_path)
+    (folder / FILE).unlink()
+    changed(tokenizer_class="ByT5Tokenizer")(folder)
+    assert OpenedModel(folder).encode("a") == [100, 1]
+
+
+class Panic(BaseException):
+    """As pyo3's: no Exception."""
+
+
+@pytest.mark.parametrize(("raised", "expected"), [(Panic, Mistake), (KeyboardInterrupt, KeyboardInterrupt)])
+def test_a_panic_of_the_library_is_a_mistake_and_an_interrupt_is_none(
+    raised: type[BaseException], expected: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*given: object, **named: object) -> None:
+        raise raised("index out of bounds")
+
+    folder = save_tiny_llama(tmp_path)
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", fail)
+    with pytest.raises(expected, match="index out of bounds"):
+        print(OpenedModel(folder).tokenizer)

@@ -1,0 +1,77 @@
+"""How a run stands, from its directory: also of a server that was killed, which wrote nothing at its end."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from espalier.settings.mistakes import Mistake
+from espalier.storage.directory_lock import locked
+from server_app.run_status import RUNNING, main, run_status
+
+HOLDS_IT = """
+import sys, time
+from pathlib import Path
+from espalier.storage.directory_lock import locked
+with locked(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+def summary(folder: Path, status: str, reason: str | None = None) -> None:
+    document = {"status": status, "reason": reason, "finished": 7, "num_clients": 8, "seconds": 5420.0}
+    (folder / "summary.json").write_text(json.dumps(document))
+
+
+def test_a_run_is_running_while_somebody_holds_its_lock_and_interrupted_afterwards(tmp_path: Path) -> None:
+    summary(tmp_path, RUNNING)
+    with locked(tmp_path):
+        status, who = run_status(tmp_path)
+        assert (status, f"process {os.getpid()} on" in who) == ("running", True)
+    status, how = run_status(tmp_path)
+    assert (status, f"resume-from={tmp_path}" in how) == ("interrupted", True)
+
+
+def test_a_killed_server_leaves_an_interrupted_run(tmp_path: Path) -> None:
+    """Its name still stands in the file of the lock."""
+    summary(tmp_path, RUNNING)
+    process = subprocess.Popen([sys.executable, "-c", HOLDS_IT, str(tmp_path)], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"held\n"
+    assert run_status(tmp_path)[0] == "running"
+    process.kill()
+    process.wait()
+    assert run_status(tmp_path)[0] == "interrupted"
+
+
+def test_a_look_changes_nothing(tmp_path: Path) -> None:
+    summary(tmp_path, RUNNING)
+    before = sorted(tmp_path.iterdir())
+    run_status(tmp_path)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_line_for_each_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole, failed, other = (tmp_path / name for name in ("whole", "failed", "other"))
+    for folder in (whole, failed, other):
+        folder.mkdir()
+    summary(whole, "completed")
+    summary(failed, "failed", "RunFailed: 1 client enrolled")
+    assert main([str(whole), str(other), str(failed)]) == 2
+    told = capsys.readouterr()
+    assert told.out.splitlines() == [
+        f"{whole}: completed (7 of 8 clients, 1 h 30 min)",
+        f"{failed}: failed (RunFailed: 1 client enrolled)",
+    ]
+    assert "is no run directory (summary.json: No such file or directory)" in told.err
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"status": "running"}', "[" * 100_000])
+def test_what_is_no_summary_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "summary.json").write_text(text)
+    with pytest.raises(Mistake, match="is no summary of a run"):
+        run_status(tmp_path)
