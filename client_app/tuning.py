@@ -30,6 +30,7 @@ from espalier.modeling.adapters import factors_of, merged
 from espalier.modeling.edits import Edits
 from espalier.settings.fedpetuning import AdapterAveraging
 from espalier.settings.mistakes import Mistake
+from espalier.settings.run import RunSettings
 from espalier.settings.seeds import derive_seed
 from espalier.settings.task import TEXT
 from espalier.storage.blobs import sha256
@@ -41,8 +42,8 @@ from espalier.wire.adapter_payload import differences, pack_adapters, sums, unpa
 from espalier.wire.adapters import AdapterPlan, Tensors, cut_to_rank
 from espalier.wire.alone import Alone
 from espalier.wire.messages import Header, Letter, validate
-from espalier.wire.payload import block_key
-from espalier.wire.tuning import Order, TuningReport, parts, trained
+from espalier.wire.payload import block_key, tensor_specs
+from espalier.wire.tuning import Order, TuningReport, blob_specs, parts, trained
 from pruning_kernels.factors import Factors
 
 FIRST_ORDER = "first-order"
@@ -179,13 +180,27 @@ def begins_with(
     if not blobs:
         return first()
     federation = site.settings.federation
-    if lacking := sorted(adapters.shapes().keys() - blobs.keys()):
-        raise Mistake(f"train: of the adapters that the round begins with {', '.join(lacking)} were not brought to this client")
+    _require_all(adapters, blobs, site.settings)
     found = {key: unpack_adapters(shapes, blobs[key], federation.payload) for key, shapes in adapters.shapes().items()}
     if not site.settings.of(AdapterAveraging).delivers_differences(federation):
         return found
     begun = first()
     return {key: sums(begun[key], block) for key, block in found.items()}
+
+
+def _require_all(adapters: AdapterPlan, blobs: Mapping[str, bytes], settings: RunSettings) -> None:
+    """Refuse to begin with parts that were delivered for another model than the one that the order names.
+
+    Raises
+    ------
+    Mistake
+        A blob is missing, or holds other tensors.
+    """
+    specs = blob_specs(adapters, settings)
+    if lacking := sorted(specs.keys() - blobs.keys()):
+        raise Mistake(f"train: of the adapters that the work begins with {', '.join(lacking)} were not brought to this client")
+    if other := sorted(key for key, of_blob in specs.items() if tensor_specs(blobs[key]) != of_blob):
+        raise Mistake(f"train: of the adapters that the work begins with {', '.join(other)} are those of another model")
 
 
 def keep_blobs(site: Site, state: PrivateState, server_round: int, tensors: Tensors, start: Tensors, rank: int) -> list[str]:

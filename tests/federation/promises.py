@@ -525,7 +525,7 @@ class Promises(Federations):
             if header.client != 0 or place in seen:
                 return
             ask("without state", letter, kept=False)
-            for name, other in unexpected_orders(letter, list(seen.values())[-4:]):
+            for name, other in unexpected_orders(letter, list(seen.values())[-2:]):
                 ask(name, other, kept=True)
             seen[place] = letter
 

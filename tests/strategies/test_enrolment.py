@@ -13,6 +13,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDic
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from in_process import FakeTime
+from run_names import BY_HAND
 
 from espalier.settings.run import parse
 from espalier.settings.site_keys import PublicKeys
@@ -116,7 +117,7 @@ class Server:
         time, plan = FakeTime(), ModelPlan((BlockPlan(0, (LINEAR,)),), LINEAR.num_weights)
         self.nodes, self.folder, self.shown = Nodes(sites, time), RunFolder(folder), list[str]()
         progress = Progress(self.folder, time.clock(), show=self.shown.append)
-        self.rounds = Rounds(self.nodes, parse(given), plan, "lineage", self.folder, progress, time.clock())  # type: ignore[arg-type]
+        self.rounds = Rounds(self.nodes, parse(given), plan, BY_HAND, self.folder, progress, time.clock())  # type: ignore[arg-type]
         self.time = time
 
     def enrol(self, clients: dict[str, int] | None = None) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from flwr.app import Message
 from in_process import FakeTime
+from run_names import BY_HAND
 
 from espalier.settings.run import parse
 from espalier.storage.at_work import AtWork
@@ -103,7 +104,7 @@ def rounds(grid: OneNode, tmp_path: Path) -> Rounds:
     settings = parse({"num-clients": 1, "part-bytes": 1024, "deadline-seconds": 5.0, "attempts": 2})
     plan = ModelPlan(tuple(BlockPlan(index, (LINEAR,)) for index in range(BLOCKS)), BLOCKS * LINEAR.num_weights)
     folder, clock = RunFolder(tmp_path), FakeTime().clock()
-    rounds = Rounds(grid, settings, plan, "lineage", folder, Progress(folder, clock, show=lambda _: None), clock)  # type: ignore[arg-type]
+    rounds = Rounds(grid, settings, plan, BY_HAND, folder, Progress(folder, clock, show=lambda _: None), clock)  # type: ignore[arg-type]
     rounds.roster.seats[0] = Seat(0, "site", NODE)
     return rounds
 
@@ -212,7 +213,7 @@ def test_a_message_that_nobody_works_on_is_sent_again_and_then_costs_its_client(
 def test_a_simulated_client_is_not_late_while_one_works(rounds: Rounds, tmp_path: Path) -> None:
     """An hour's work, with a deadline of five seconds."""
     grid = slowly(rounds, 36_000)
-    rounds.shared_workers, rounds.work = True, AtWork(tmp_path, "lineage")
+    rounds.shared_workers, rounds.work = True, AtWork(tmp_path, BY_HAND)
     with rounds.work.working():
         assert len(ask(rounds)) == 1
     assert grid.asked == [("train", 0)]
@@ -221,7 +222,7 @@ def test_a_simulated_client_is_not_late_while_one_works(rounds: Rounds, tmp_path
 
 def test_when_nobody_works_any_more_the_deadline_counts(rounds: Rounds, tmp_path: Path) -> None:
     """The work ends after a minute, and its reply is lost."""
-    grid, work = slowly(rounds, 10_000), AtWork(tmp_path, "lineage")
+    grid, work = slowly(rounds, 10_000), AtWork(tmp_path, BY_HAND)
     rounds.shared_workers, rounds.work = True, work
     sent_again: list[int] = []
     with ExitStack() as stack:
@@ -241,7 +242,7 @@ def test_when_nobody_works_any_more_the_deadline_counts(rounds: Rounds, tmp_path
 
 def test_work_on_the_same_machine_says_nothing_of_a_site_elsewhere(rounds: Rounds, tmp_path: Path) -> None:
     slowly(rounds, 10_000)
-    rounds.work = AtWork(tmp_path, "lineage")
+    rounds.work = AtWork(tmp_path, BY_HAND)
     with rounds.work.working():
         assert ask(rounds) == []
 
@@ -274,7 +275,7 @@ def test_a_message_never_has_less_than_the_settings_give_it(rounds: Rounds) -> N
 
 
 def test_what_clients_on_this_machine_say_is_shown(rounds: Rounds, tmp_path: Path, shown: list[str]) -> None:
-    grid, work = slowly(rounds, 50), AtWork(tmp_path, "lineage")
+    grid, work = slowly(rounds, 50), AtWork(tmp_path, BY_HAND)
     rounds.shared_workers, rounds.work = True, work
     grid.before_pull = lambda tenth: work.say("node-00000 train: pruning block 2 of 5  [31 s]") if tenth == 30 else None
     with work.working():
