@@ -153,7 +153,9 @@ def _parts(part: Any, section: str) -> Iterator[Mapping[str, Any]]:
         part = {**part, "type": "BPE" if "merges" in part else "Unigram" if isinstance(part["vocab"], list) else "WordLevel"}
     yield part
     if part["type"] == "Sequence":
-        within: list[Any] = next((part[key] for key in ("normalizers", "pretokenizers", "processors", "decoders") if key in part), [])
+        within: list[Any] = next(
+            (part[key] for key in ("normalizers", "pretokenizers", "processors", "decoders") if key in part), []
+        )
         if len(within) > MOST_PARTS:
             raise _Fault(section, f"a sequence has {len(within)} parts, at most {MOST_PARTS} are allowed")
         for inner in within:
