@@ -19,7 +19,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
 
 
 @pytest.mark.parametrize("again", [False, True])
-@pytest.mark.parametrize("kind", ["enrol", "train", "fetch", "evaluate"])
+@pytest.mark.parametrize("kind", ["enrol", "train", "evaluate"])
 def test_what_remains_is_named(bench: Bench, kind: Kind, again: bool) -> None:
     """Also where another directory has taken its name meanwhile."""
     grid, lineage = bench.grid(), list[str]()

@@ -14,7 +14,7 @@ from strategies.engine.progress import Progress
 from strategies.engine.rounds import Rounds, RunFailed
 from strategies.engine.run_folder import RunFolder
 
-LATE = 8
+LATE = 40
 """Pulls after which a slow client's answer is there: a little less than the deadline of 5 seconds."""
 TUNING: dict[str, Any] = {
     "lora.rank": 2, "lora.targets": "attn.q,attn.v", "training.steps": 1, "training.batch-size": 1, "federation.rounds": 2,
@@ -42,19 +42,19 @@ def reasons(folder: Path) -> dict[str, str]:
 def test_it_ends_with_those_who_have_answered(bench: Bench) -> None:
     """Each message of the slow one is in time; without a limit for the round it takes part."""
     assert reasons(bench.run(slow(bench, 1))) == {}
-    found = reasons(bench.run(slow(bench, 1), round_seconds=6.0))
+    found = reasons(bench.run(slow(bench, 1), round_seconds=3.0))
     assert list(found) == ["node-00001"]
-    assert "no whole answer when the round was over (round-seconds = 6)" in found["node-00001"]
+    assert "no whole answer when the round was over (round-seconds = 3)" in found["node-00001"]
 
 
 def test_too_few_end_the_run(bench: Bench) -> None:
-    with pytest.raises(RunFailed, match=r"1 clients .* the quorum is 2(.|\n)*round was over \(round-seconds = 6\)"):
-        bench.run(slow(bench, 0, 1), round_seconds=6.0)
+    with pytest.raises(RunFailed, match=r"1 clients .* the quorum is 2(.|\n)*round was over \(round-seconds = 3\)"):
+        bench.run(slow(bench, 0, 1), round_seconds=3.0)
 
 
 def test_a_resumed_run_comes_to_the_same_end(bench: Bench) -> None:
     bench.method, bench.settings = "fedpetuning", TUNING | {"quorum": 0.5}
-    changes = {"round_seconds": 6.0}
+    changes = {"round_seconds": 3.0}
     whole = bench.run(slow(bench, 1), **changes)
     assert list(reasons(whole)) == ["node-00001"]
     killed = bench.killed(lambda header: (header.kind, header.server_round) == ("train", 2), slow(bench, 1), **changes)
@@ -95,5 +95,5 @@ def test_by_default_it_is_long_and_a_simulation_has_none(tmp_path: Path) -> None
 
 
 def test_it_may_change_when_a_run_is_resumed(bench: Bench) -> None:
-    killed = bench.killed(lambda header: header.kind == "fetch")
+    killed = bench.killed(lambda header: (header.kind, header.client) == ("train", 1))
     assert reasons(bench.run(resume_from=str(killed), round_seconds=600.0)) == {}

@@ -130,10 +130,11 @@ def pretended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
         ("os.abort()", r"ended its process \(-6\)"),
         ("sys.stdout.buffer.write(LENGTHS.pack(1 << 40, 0)); sys.stdout.flush(); time.sleep(600)", "more tokens than any"),
         ("sys.stdout.buffer.write(LENGTHS.pack(2, 1 << 40)); sys.stdout.flush(); time.sleep(600)", "more tokens than any"),
+        ("sys.stdout.buffer.write(LENGTHS.pack(2, 9) + b'{}'); sys.stdout.flush(); time.sleep(600)", "more tokens than any"),
         ("sys.stdout.buffer.write(LENGTHS.pack(9, 0) + b'[' * 9)", "ended its process"),
         ("sys.stdout.buffer.write(LENGTHS.pack(2, 0) + b'[]')", "no answer"),
         ("sys.stdout.buffer.write(LENGTHS.pack(2, 0) + b'{}')", "something else than was asked"),
-        ("sys.stdout.buffer.write(LENGTHS.pack(2, 9) + b'{}')", "ended its process"),
+        ("sys.stdout.buffer.write(LENGTHS.pack(2, 8) + b'{}')", "ended its process"),
     ],
 )
 def test_a_process_that_does_not_do_its_work_is_told_of_in_a_sentence(pretended: Any, script: str, words: str) -> None:
