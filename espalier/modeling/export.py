@@ -166,7 +166,7 @@ def check_logits(stream: BlockStream, edits: Edits, target: Path, windows: Tenso
         found = whole_logits(reloaded.to(stream.computing.device).eval(), windows.to(stream.computing.device))
     else:
         with plain_model(target, stream.model.family, stream.computing) as (reloaded, _):
-            found = list(whole_logits(reloaded, windows.to(stream.computing.device)))
+            found = iter(list(whole_logits(reloaded, windows.to(stream.computing.device))))
     require_close(found, expected, stream.computing.dtype, target)
 
 
