@@ -6,6 +6,7 @@ by plain transformers and block by block. A client whose model has the server's 
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -71,7 +72,8 @@ def require_same_logits(model: OpenedModel, computing: Computing, windows: Tenso
     Mistake
         transformers loads other tensors, its configuration is another one, or logits differ or are not finite.
     """
-    stream, windows = BlockStream(model, computing), windows[:, :TOKENS]
+    in_memory = replace(computing, activations_folder=None)  # a few tokens; the run directory is not there yet
+    stream, windows = BlockStream(model, in_memory), windows[:, :TOKENS]
     _require_same_heads(model)
     with plain_model(model.directory, model.family, computing) as (plain, told):
         _require_same_tensors(model, told)

@@ -67,8 +67,8 @@ def _write_holes(directory: Path, folder: Path) -> None:
 
     with explained(str(path)):
         known = AutoConfig.for_model(**{key: value for key, value in config.items() if key != "quantization_config"})
+    dtype = STORED.get(str(known.dtype).removeprefix("torch."), "F32")  # building the modules changes it
     skeleton = skeleton_of(known, family, ANY_LABELS if family.kind == "encoder" else None, str(path))
-    dtype = STORED.get(str(known.dtype).removeprefix("torch."), "F32")
     shapes = {name: tuple(parameter.shape) for name, parameter in skeleton.named_parameters()}
     specs = {
         name: (dtype, shape, DTYPE_BYTES[dtype] * parameter.numel())

@@ -85,7 +85,7 @@ class QuantisedCheckpoint(Checkpoint):
             held = held_matrix(b"".join(self.files.chunks(f"{name}.{STATE}")), self.double_quantisation)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             why = error if type(error) is ValueError else f"it cannot be read ({type(error).__name__}: {error})"
-            remedy = "name the model as it was before it was quantised"
+            remedy = "copy the model again, or name it as it was before it was quantised"
             raise Mistake(f"{state.shard}: tensor {name}.{STATE}: {why}; {remedy}") from None
         self._require(name, name, "U8", (math.prod(held.shape) // 2, 1))
         for part, (dtype, shape, _) in stored_parts(held.shape, self.double_quantisation).items():

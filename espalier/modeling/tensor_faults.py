@@ -33,6 +33,12 @@ def missing_tensor(model: "OpenedModel", name: str) -> Mistake:
     if name.endswith(".bias") and any(model.config.get(key) for key in BIAS_KEYS):
         keys = " and ".join(key for key in BIAS_KEYS if model.config.get(key))
         return Mistake(f"{where}, but config.json gives the model biases ({keys}); set the key as the model was trained")
+    key = model.family.num_blocks_key
+    if name.startswith(f"{model.family.blocks}.") and model.config.get(key) is None:
+        count = model.configured(key)
+        return Mistake(
+            f"{where}: config.json says no {key}, and transformers takes {count}; set {key} as the model was trained"
+        )
     if (shard := _shard_in_index(model, name)) is not None:
         return Mistake(f"{where}: {INDEX} says that it is in {shard}, and that file does not hold it; copy {shard} again")
     return Mistake(f"{where}: {_what_is_there(model)}; name a model whose files and config.json belong together")

@@ -84,7 +84,9 @@ def test_shards_are_found_by_the_index(untied: Path, sharded: Path) -> None:
 
 def test_a_folder_without_safetensors_is_a_mistake(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").write_bytes(b"x")
-    with pytest.raises(Mistake, match=r"holds neither model.safetensors nor model.safetensors.index.json; .*safetensors"):
+    with pytest.raises(
+        Mistake, match=r"holds neither model.safetensors nor model.safetensors.index.json, but pytorch_model.bin; .*safetensors"
+    ):
         Checkpoint(tmp_path)
 
 

@@ -179,7 +179,9 @@ def test_quantisation_is_told_before_the_unknown_type() -> None:
 @pytest.mark.parametrize("number", [0, -1, "3", 2.0, None])
 def test_a_wrong_number_of_blocks_names_the_key(copied: Path, number: Any) -> None:
     change_config(copied, num_hidden_layers=number)
-    with pytest.raises(Mistake, match=r"config.json: num_hidden_layers = "):
+    with pytest.raises(
+        Mistake, match=r"config.json(: num_hidden_layers = | says no num_hidden_layers, and transformers takes 32)"
+    ):
         OpenedModel(copied)
 
 
@@ -198,7 +200,7 @@ def test_more_blocks_in_the_configuration_than_in_the_file_name_the_first_missin
 def test_a_linear_that_is_no_matrix_is_named(copied: Path) -> None:
     name = "model.layers.0.self_attn.k_proj.weight"
     change_tensors(copied, lambda tensors: tensors.update({name: tensors[name].flatten().clone()}))
-    with pytest.raises(Mistake, match=rf"tensor {name} is missing or not a matrix"):
+    with pytest.raises(Mistake, match=rf"{name} is F32 .*must be a matrix"):
         OpenedModel(copied)
 
 
