@@ -41,6 +41,7 @@ from espalier.launch.kept import INTERRUPTS, interrupted_later, uninterrupted
 from espalier.launch.node import run_node
 from espalier.launch.officer import COMMANDS, add_commands, run_officer
 from espalier.launch.plan import add_plan, plan
+from espalier.launch.setting_words import explain_options
 from espalier.launch.superlink import RAY_DID_NOT_START, SuperLink, SuperLinkLost, own_superlink, running_superlink
 from espalier.launch.watched_run import COMPLETED, WatchedRun
 from espalier.settings.mistakes import FLOWER_REPORTS_IT_TOO, Mistake
@@ -57,8 +58,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given, further = parser.parse_known_args(arguments)  # words may also follow options, which argparse alone refuses
     if given.command == "node":
         return _node(given, further)
-    if unknown := [word for word in further if word.startswith("-") or given.command not in ("run", "check-node", "plan")]:
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    takes_settings = given.command in ("run", "check-node", "plan")
+    if unknown := [word for word in further if word.startswith("-") or not takes_settings]:
+        words = sys.argv[1:] if arguments is None else arguments
+        told = explain_options(unknown, words, _setting_keys()) if takes_settings else ""
+        parser.error(told or f"unrecognized arguments: {' '.join(unknown)}")
     if given.command is None:
         parser.print_help()
         return 0
@@ -162,6 +166,13 @@ def _show_app() -> int:
         print(f"espalier: {mistake}", file=sys.stderr)
         return 2
     return 0
+
+
+def _setting_keys() -> list[str]:
+    """The keys of a run's settings."""
+    from espalier.settings.run import default_values
+
+    return list(default_values())
 
 
 def _interrupt(*_: object) -> NoReturn:
