@@ -17,6 +17,7 @@ from pathlib import Path
 from espalier.launch.check_node import read_node_config
 from espalier.launch.in_app import started_in_app
 from espalier.launch.kept import kept
+from espalier.settings.loopback import past_proxies
 from espalier.settings.mistakes import Mistake
 from espalier.settings.node import parse_node
 
@@ -61,7 +62,8 @@ def run_node(app: Path, words: Sequence[str], address: str, warm_seconds: float,
         file.write_bytes(secret)
         command = [_supernode(), *words, "--isolation", "process", "--clientappio-api-address", address]
         command += ["--superexec-auth-secret-file", str(file)]
-        with kept(command, Path(folder), os.environ, Path.cwd(), grace=STOP_SECONDS) as supernode:
+        environment = {**os.environ, **past_proxies(os.environ)}
+        with kept(command, Path(folder), environment, Path.cwd(), grace=STOP_SECONDS) as supernode:
             order = {
                 "address": address,
                 "warm-seconds": warm_seconds,
