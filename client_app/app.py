@@ -24,6 +24,7 @@ from client_app.site import Site, reply_to
 from client_app.told_once import told_once
 from espalier.pace.imports import importing
 from espalier.settings.libraries import require_libraries
+from espalier.settings.loopback import keep_on_loopback
 from espalier.settings.methods import METHODS, part
 from espalier.settings.mistakes import INTERRUPTS, Mistake, StateLost
 from espalier.settings.node import claimed_name
@@ -45,6 +46,7 @@ SECONDS_PER_DAY = 86_400
 # Flower loads this module before it starts Ray in the same process. Ray then leaves it to the clients which GPUs they see also
 # where none is reserved for them, as its later versions do by default, and does not warn of that.
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+keep_on_loopback(os.environ)  # of Ray too, which `flwr run .` would start for everybody on the network
 
 app = ClientApp(mods=[egress])
 

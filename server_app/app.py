@@ -9,7 +9,6 @@ from typing import Any
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
-from flwr.superlink.grid import GrpcGrid
 
 from espalier.modeling.computing import set_up
 from espalier.modeling.export import ExportError
@@ -31,6 +30,7 @@ from server_app.public_tests import PublicTests, public_tests
 from server_app.results import Summary
 from server_app.run_directory import open_run_directory
 from server_app.run_status import HOW_TO_TELL, RUNNING
+from server_app.simulation import is_simulation
 from server_app.table import closing_line, show
 from strategies.engine.clock import Clock
 from strategies.engine.evaluation import ClientEvaluation
@@ -67,7 +67,7 @@ def run_method(grid: Grid, context: Context, clock: Clock | None = None) -> Path
 
 def _run_method(grid: Grid, context: Context, clock: Clock, held: ExitStack) -> Path:
     """``run_method``; what ``held`` is given is let go when the run has ended."""
-    simulation = not isinstance(grid, GrpcGrid)
+    simulation = is_simulation(grid)
     settings = parse(context.run_config, simulation=simulation, by_hand=changed(context.run_config))
     settings = settings.with_quorum(simulation=simulation)
     if settings.evaluation.centralized == "on" and settings.evaluation.baselines and not simulation:

@@ -8,6 +8,7 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
+import server_app.simulation
 from client_app.simulated import playing_a_node
 from strategies.engine.clock import Clock
 
@@ -111,3 +112,6 @@ class InProcessGrid(Grid):
                 del self._replies[message_id]
                 pulled.append(reply)
         return pulled
+
+
+server_app.simulation.GRIDS += (InProcessGrid,)

@@ -3,6 +3,7 @@
 That is a checkout, or what a wheel brings: ``espalier_assets/app`` beside the package (docs/packaging.md).
 """
 
+import difflib
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -74,8 +75,10 @@ def read_preset(app: Path, name: str) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text())
     except FileNotFoundError:
-        known = ", ".join(sorted(file.stem for file in (app / "conf").glob("*.toml")))
-        raise Mistake(f"preset '{name}': there is no {path}; known presets are {known}") from None
+        known = sorted(file.stem for file in (app / "conf").glob("*.toml"))
+        close = difflib.get_close_matches(name.lower(), known, n=1)
+        meant = f"did you mean '{close[0]}'? " if close else ""
+        raise Mistake(f"preset '{name}': there is no {path}; {meant}known presets are {', '.join(known)}") from None
     except OSError as error:
         raise Mistake(f"preset '{name[:200]}': cannot be read ({error.strerror}); name a preset or a TOML file") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -38,11 +38,13 @@ from espalier.launch.app_folder import find_app, installed_app
 from espalier.launch.check_node import check_node
 from espalier.launch.configuration import configuration
 from espalier.launch.in_app import run_in_app
+from espalier.launch.incomplete_bundle import is_incomplete, unshared_app, where_to_mend
 from espalier.launch.kept import INTERRUPTS, interrupted_later, uninterrupted
 from espalier.launch.node import run_node
 from espalier.launch.officer import COMMANDS, add_commands, run_officer
 from espalier.launch.plan import add_plan, plan
 from espalier.launch.run_status import add_status, show_status
+from espalier.launch.setting_words import explain_options
 from espalier.launch.superlink import RAY_DID_NOT_START, SuperLink, SuperLinkLost, own_superlink, running_superlink
 from espalier.launch.watched_run import COMPLETED, WatchedRun
 from espalier.settings.mistakes import FLOWER_REPORTS_IT_TOO, Mistake
@@ -59,8 +61,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given, further = parser.parse_known_args(arguments)  # words may also follow options, which argparse alone refuses
     if given.command == "node":
         return _node(given, further)
-    if unknown := [word for word in further if word.startswith("-") or given.command not in ("run", "check-node", "plan")]:
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    takes_settings = given.command in ("run", "check-node", "plan")
+    if unknown := [word for word in further if word.startswith("-") or not takes_settings]:
+        words = sys.argv[1:] if arguments is None else arguments
+        told = explain_options(unknown, words, _setting_keys()) if takes_settings else ""
+        parser.error(told or f"unrecognized arguments: {' '.join(unknown)}")
     if given.command is None:
         parser.print_help()
         return 0
@@ -86,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         config, settings = configuration(app, given.words, on_this_machine=given.superlink is None)
         if given.superlink is not None:
             with running_superlink(given.superlink, given.root_certificates) as superlink:
-                return _report(watched, *_run(superlink, watched, app, config))
+                return _report(watched, *_run_whole(superlink, watched, app, config))
         nodes = given.nodes or settings.num_clients
         if nodes < settings.num_clients:
             raise Mistake(f"--nodes {nodes}: fewer than num-clients = {settings.num_clients}")
@@ -168,6 +173,13 @@ def _show_app() -> int:
     return 0
 
 
+def _setting_keys() -> list[str]:
+    """The keys of a run's settings."""
+    from espalier.settings.run import default_values
+
+    return list(default_values())
+
+
 def _interrupt(*_: object) -> NoReturn:
     raise KeyboardInterrupt
 
@@ -227,6 +239,20 @@ def _simulate(watched: WatchedRun, app: Path, config: dict[str, Any], federation
         if start < RAY_STARTS:
             print(f"espalier: Ray did not start; trying again ({start} of {RAY_STARTS - 1})", file=sys.stderr)
     return _report(watched, status, details, log)
+
+
+def _run_whole(superlink: SuperLink, watched: WatchedRun, app: Path, config: dict[str, Any]) -> tuple[str, str, str]:
+    """Run on a SuperLink that others use too; once more, in a bundle of its own, if the program was not installed whole."""
+    status, details, log = _run(superlink, watched, app, config)
+    if status == COMPLETED or not is_incomplete(told := f"{log}\n{details}"):
+        return status, details, log
+    print(
+        "espalier: the run's program was there only in part: another run was installing it, or an installation was "
+        "interrupted. Trying again with a bundle of its own; so that other runs find a whole one, remove, while none works, "
+        f"{where_to_mend(told)}",
+        file=sys.stderr,
+    )
+    return _run(superlink, watched, unshared_app(app, superlink.folder), config)
 
 
 def _report(watched: WatchedRun, status: str, details: str, log: str) -> int:

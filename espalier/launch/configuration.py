@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from espalier.launch.app_folder import default_config, read_preset
+from espalier.launch.setting_words import require_pairs
 from espalier.settings.home import at_home
 from espalier.settings.hub_names import require_data, require_model
 from espalier.settings.libraries import require_libraries
@@ -33,10 +34,11 @@ def configuration(app: Path, words: Sequence[str], *, on_this_machine: bool, wor
         A word is neither, a setting is wrong, or one that was given is not read in such a run, all of these at once; or, on
         this machine, a library is missing, or a model or file that has the form of a name on the hub.
     """
+    defaults = _flatten(default_config(app))
     presets = [word for word in words if "=" not in word]
+    require_pairs(words, defaults)
     if len(presets) > 1:
         raise Mistake(f"more than one preset: {', '.join(presets)}; give one preset and key=value pairs")
-    defaults = _flatten(default_config(app))
     preset = _flatten(read_preset(app, presets[0])) if presets else {}
     given = dict(_pair(word, defaults) for word in words if "=" in word)
     flat = defaults | preset | given

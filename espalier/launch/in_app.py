@@ -15,6 +15,8 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+from espalier.settings.loopback import past_proxies
+
 
 def run_in_app(app: Path, module: str, document: Any) -> int:
     """Call ``main(document)`` of a module of the app; returns its exit code.
@@ -30,7 +32,8 @@ def started_in_app(app: Path, module: str, document: Any) -> Iterator[subprocess
     """The same, which goes on beside this block, and ends with it."""
     paths = os.pathsep.join(filter(None, [str(app), os.environ.get("PYTHONPATH", "")]))
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", __name__, module], stdin=subprocess.PIPE, env={**os.environ, "PYTHONPATH": paths},
+        [sys.executable, "-P", "-m", __name__, module], stdin=subprocess.PIPE,
+        env={**os.environ, **past_proxies(os.environ), "PYTHONPATH": paths},
         start_new_session=True,  # Ctrl-C comes to the command alone, which ends it without a traceback
     )  # fmt: skip
     assert process.stdin is not None

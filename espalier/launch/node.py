@@ -21,6 +21,7 @@ from espalier.launch.check_node import read_node_config
 from espalier.launch.in_app import started_in_app
 from espalier.launch.kept import kept
 from espalier.launch.supernode_log import SupernodeLog
+from espalier.settings.loopback import past_proxies
 from espalier.settings.mistakes import Mistake
 from espalier.settings.node import claimed_name, parse_node
 from espalier.settings.site_keys import fingerprint, private_key
@@ -70,7 +71,8 @@ def run_node(app: Path, words: Sequence[str], address: str, warm_seconds: float,
         command = [_supernode(), *words, "--isolation", "process", "--clientappio-api-address", address]
         command += ["--superexec-auth-secret-file", str(file)]
         streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace", "bufsize": 1}
-        with kept(command, Path(folder), os.environ, Path.cwd(), grace=STOP_SECONDS, **streams) as supernode:
+        environment = {**os.environ, **past_proxies(os.environ)}
+        with kept(command, Path(folder), environment, Path.cwd(), grace=STOP_SECONDS, **streams) as supernode:
             log = Thread(target=_log_of(words).pass_on, args=(supernode.stdout,), daemon=True)
             log.start()
             order = {

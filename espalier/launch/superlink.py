@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from espalier.launch.kept import kept
+from espalier.settings.loopback import keep_on_loopback
 from espalier.settings.mistakes import Mistake
 
 CONNECTION = "espalier"
@@ -27,6 +28,14 @@ START_SECONDS = 600
 """A busy machine takes its time; a SuperLink that fails to start ends, and is not waited for."""
 STOP_SECONDS = 120
 BY_SIGNAL = 128
+SHARED = "ESPALIER_SHARED_SUPERLINK"
+"""Tells the ServerApp (``server_app.own_superlink``) that it need not ask whose SuperLink this is."""
+PORT_VARIABLE = "FLWR_LOCAL_CONTROL_API_PORT"
+PORTS_OF_FLOWER = (39091, 39093)
+"""Where ``flwr run`` looks for a local SuperLink, whoever owns it."""
+MOST_TMPDIR = 38
+"""Bytes: Ray makes sockets below TMPDIR, and a socket's path has at most 107."""
+SHORT_TMPDIR = "/tmp"
 LOG_END = 2000
 """Characters of a SuperLink's log that are quoted."""
 
@@ -164,7 +173,7 @@ def own_superlink() -> Iterator[SuperLink]:
     folder = _flower_home(f'address = "127.0.0.1:{control}"\ninsecure = true\n')
     empty, log = folder / "empty", folder / LOG
     empty.mkdir()
-    environment = _environment(folder)
+    environment = {**_environment(folder), SHARED: "1"}  # `--app` may name another checkout than the installed one
     command = [
         _program("flower-superlink"), "--insecure", "--simulation", "--isolation", "subprocess",
         "--control-api-address", f"127.0.0.1:{control}", "--serverappio-api-address", f"127.0.0.1:{_free_port()}",
@@ -178,15 +187,25 @@ def own_superlink() -> Iterator[SuperLink]:
 
 
 def _flower_home(connection: str) -> Path:
-    folder = Path(tempfile.mkdtemp(prefix="espalier-flower-"))
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="espalier-flower-"))
+    except OSError as error:
+        raise Mistake(f"no temporary directory can be made ({error.strerror}); set TMPDIR to one that you can write") from None
     (folder / "config.toml").write_text(f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n{connection}')
     return folder
 
 
 def _environment(flower_home: Path) -> dict[str, str]:
-    """This process's environment, with Flower's and Ray's calls home switched off unless it says otherwise."""
+    """This process's environment, with Flower's and Ray's calls home switched off unless it says otherwise.
+
+    A cluster that ``RAY_ADDRESS`` names is not used: clients are processes of this machine.
+    """
     quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
     environment = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", **quiet, **os.environ, "FLWR_HOME": str(flower_home)}
+    keep_on_loopback(environment)
+    environment.pop("RAY_ADDRESS", None)
+    if len(os.fsencode(environment.get("TMPDIR", ""))) > MOST_TMPDIR:
+        environment.setdefault("RAY_TMPDIR", SHORT_TMPDIR)
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment.get('PATH', '')}"
     return environment
 
@@ -206,10 +225,13 @@ def _wait_for_port(port: int, process: subprocess.Popen[bytes], log: Path) -> No
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A free port on which no ``flwr run`` looks for its own SuperLink."""
+    while True:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port: int = probe.getsockname()[1]
+        if port not in PORTS_OF_FLOWER and str(port) != os.environ.get(PORT_VARIABLE):
+            return port
 
 
 def _program(name: str) -> str:

@@ -6,6 +6,9 @@ FLOWER_REPORTS_IT_TOO = "(Flower's own report of it follows)"
 RUN_DIRECTORY = "run directory "
 """The ServerApp prints the directory of a run behind these words; whoever watches the run learns from it how to resume."""
 
+NOT_LOADED = "could not load the run's program"
+"""The ServerApp says so of a node; whoever watches the run may submit it again in another bundle."""
+
 
 INTERRUPTS = (KeyboardInterrupt, SystemExit, GeneratorExit)
 """They end the process, or the generator. Any other error concerns the work only, also if it is no ``Exception``: a library in

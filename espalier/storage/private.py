@@ -280,4 +280,7 @@ def _damaged(path: Path) -> Mistake:
 
 
 def _unusable(root: Path, error: OSError) -> Mistake:
-    return Mistake(f"state-dir = {shortened(str(root))!r}: {error.strerror}; name a directory that this node can write")
+    return Mistake(
+        f"state-dir = {shortened(str(root))!r}: {error.strerror}; name a directory that this node can write, with state-dir in "
+        "--node-config or in the environment variable ESPALIER_STATE_DIR"
+    )

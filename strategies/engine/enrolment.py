@@ -10,6 +10,7 @@ Does not cover, without these keys: who a node is. A node that claims a name bef
 gets the seat of a site that dies, or is too slow for all its attempts. With them: two nodes that have one site's private key.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from espalier.wire.enrolment import Challenge, Enrolment, SignedEnrolment, refus
 from espalier.wire.messages import Letter, NoScalars, read, validate
 from espalier.wire.refusal import Refusal
 from espalier.wire.signed_name import is_signed, new_nonce, statement
+from strategies.engine.load_faults import TRIES, could_not_load
 from strategies.engine.roster import Seat
 from strategies.engine.rounds import POLL_SECONDS, Rounds, error_of
 
@@ -47,6 +49,8 @@ class Enroller:
     keys: PublicKeys | None = None
     """The sites' public keys, if the run has such; else names are claims."""
     _asked: set[int] = field(default_factory=set)
+    _tries: Counter[int] = field(default_factory=Counter)
+    """How often each node was asked."""
     _waiting: dict[str, tuple[int, Letter]] = field(default_factory=dict)
     _untold: dict[str, tuple[int, Letter]] = field(default_factory=dict)
     """Messages to refused nodes that were not answered yet."""
@@ -164,6 +168,7 @@ class Enroller:
         """Ask nodes that have not been asked, and yield those whose answers have arrived."""
         for node_id in sorted(set(self.rounds.grid.get_node_ids()) - self._asked):
             self._asked.add(node_id)
+            self._tries[node_id] += 1
             seat = Seat(NO_CLIENT, "", node_id)
             asked = NoScalars() if self.keys is None else Challenge(nonce=new_nonce())
             request = read(self.rounds.request("enrol", seat, 0, asked).content)
@@ -172,6 +177,9 @@ class Enroller:
         for message_id, (node_id, request) in list(self._waiting.items()):
             if (reply := self.rounds.pull(message_id)) is not None:
                 del self._waiting[message_id]
+                if could_not_load(reply) and self._tries[node_id] < TRIES:
+                    self._asked.discard(node_id)
+                    continue
                 if (enrolment := self._read(reply, node_id, request)) is not None:
                     yield node_id, enrolment
 

@@ -24,6 +24,7 @@ from espalier.wire.messages import SCHEMA_VERSION, Header, Kind, Letter, Scalars
 from espalier.wire.plan import ModelPlan
 from espalier.wire.printable import printable
 from strategies.engine.clock import Clock
+from strategies.engine.load_faults import could_not_load, load_remedy
 from strategies.engine.progress import Progress
 from strategies.engine.roster import Roster, Seat
 from strategies.engine.run_folder import RunFolder
@@ -369,7 +370,8 @@ class Rounds:
 def error_of(reply: Message) -> str:
     """What Flower says in place of an answer, with the node's own words where it has any."""
     reason = printable(reply.error.reason or "")
-    return f"Flower reports error {reply.error.code}{f': {reason}' if reason else ''}"
+    told = f"Flower reports error {reply.error.code}{f': {reason}' if reason else ''}"
+    return f"{told}; the node {load_remedy()}" if could_not_load(reply) else told
 
 
 def _waited_for(pending: list[_Pending], now: float) -> str:

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from bench import EVALUATED, Bench, model_files, summary
-from in_process import InProcessGrid
 from peft import PeftModel
 from safetensors.torch import load, load_file
 from tiny_model import WORDS, save_tiny_llama, save_tiny_roberta
@@ -257,7 +256,7 @@ def test_answers_for_which_the_model_has_no_room_are_refused_before_anything_sta
 def test_in_a_deployment_sites_bring_the_data_and_one_without_is_refused_when_it_enrols(
     folder: Path, monkeypatch: pytest.MonkeyPatch, source: str
 ) -> None:
-    monkeypatch.setattr("server_app.app.GrpcGrid", InProcessGrid)
+    monkeypatch.setattr("server_app.simulation.GRIDS", ())
     changes: dict[str, Any] = {"data__source": source, "data__path": "", "federation__rounds": 1, "quorum": 0.5, **NOT_COMPARED}
     bench = bench_of(folder, "sst2", reviews)
     grid = bench.grid(**changes)

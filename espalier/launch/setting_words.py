@@ -1,0 +1,56 @@
+"""Explanations for settings that are written in the form of another program: ``--num-clients 3``, ``num-clients: 3``."""
+
+import difflib
+from collections.abc import Collection, Sequence
+
+from espalier.settings.mistakes import Mistake
+
+FORM = "settings are given as key=value, without dashes in front and without blanks"
+
+
+def require_pairs(words: Sequence[str], keys: Collection[str]) -> None:
+    """Raise Mistake if a word is only the name of a setting: ``num-clients 3``, ``num-clients: 3``, ``num-clients = 3``."""
+    for place, word in enumerate(words):
+        key = word.removesuffix(":")
+        if key in keys:
+            raise Mistake(f"{key}: {FORM}; write {key}={_value_in(words[place + 1 :], keys)}")
+
+
+def explain_options(options: Sequence[str], words: Sequence[str], keys: Collection[str]) -> str:
+    """Say what to write in place of options that the command does not know; empty if none of them is like a setting.
+
+    Parameters
+    ----------
+    options : unknown words that begin with a dash
+    words : all words, so that an option's value can be found behind it
+    keys : of the settings
+    """
+    told = [_explained(option, words, keys) for option in options]
+    return "\n".join(line for line in told if line)
+
+
+def _explained(option: str, words: Sequence[str], keys: Collection[str]) -> str:
+    name, is_joined, value = option.lstrip("-").partition("=")
+    key = _key_of(name.replace("_", "-"), words, keys)
+    if key is None:
+        return ""
+    if not is_joined:
+        value = _value_in(words[words.index(option) + 1 :], keys)
+    return f"{option}: {FORM}; write {key}={value}"
+
+
+def _key_of(name: str, words: Sequence[str], keys: Collection[str]) -> str | None:
+    """The setting of this name, one that ends with it (of a table that the words name, if there is one), or a similar one."""
+    if name in keys:
+        return name
+    namesakes = sorted(
+        (key for key in keys if key.rpartition(".")[2] == name), key=lambda key: key.partition(".")[0] not in words
+    )
+    return next(iter([*namesakes, *difflib.get_close_matches(name, list(keys), n=1, cutoff=0.8)]), None)
+
+
+def _value_in(words: Sequence[str], keys: Collection[str]) -> str:
+    """The value that is given first in these words, or a word that stands for one."""
+    first = next((word.lstrip("=") for word in words if word != "="), "")
+    is_value = first and not first.startswith("--") and "=" not in first and first.removesuffix(":") not in keys
+    return first if is_value else "VALUE"

@@ -1,0 +1,24 @@
+"""Where Flower enters the ServerApp: the SuperLink is checked before anything is imported that its environment may lack."""
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from espalier.settings.mistakes import FLOWER_REPORTS_IT_TOO, Mistake
+from server_app.own_superlink import require_own_superlink
+from server_app.simulation import is_simulation
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run the method that the settings name, on a SuperLink that is this checkout's."""
+    if is_simulation(grid):
+        try:
+            require_own_superlink()
+        except Mistake as mistake:
+            print(f"\nthe run failed: {mistake}\n{FLOWER_REPORTS_IT_TOO}", flush=True)
+            raise mistake.with_traceback(None) from None
+    from server_app.app import main as run
+
+    run(grid, context)

@@ -1,0 +1,149 @@
+"""Knowledge of Flower's processes on this machine: the SuperLink that started this one, and who submits runs to it.
+
+Of Flower 1.31: names of programs and options, and the port on which ``flwr run`` looks for a local SuperLink. Linux tells the
+rest: ``/proc`` has the words of every process and the user of every connection, and of one's own processes also the directory,
+the environment and which connections are theirs. Elsewhere nothing is found.
+"""
+
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+PORT_VARIABLE = "FLWR_LOCAL_CONTROL_API_PORT"
+"""Of the environment of ``flwr run``: the port of the SuperLink that it looks for, or starts."""
+SUPERLINK = "flower-superlink"
+COMMAND = "flwr"
+CONTROL_ADDRESS = "--control-api-address"
+DEFAULT_ADDRESS = "0.0.0.0:9093"
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+OPTIONS_WITH_VALUE = ("--run-config", "-c", "--federation-config", "--federation", "--format")
+"""Of ``flwr run``."""
+
+PROC = Path("/proc")
+ESTABLISHED = "01"
+LOOPBACK_ENDS = ("0100007F", "01000000")
+"""How 127.0.0.1, also as a mapped address, and ::1 end in the tables of connections."""
+
+
+@dataclass(frozen=True)
+class LocalSuperLink:
+    """A SuperLink that listens to this machine only."""
+
+    pid: int
+    port: int
+    """Of its Control API."""
+    program: Path
+    """File of the command that runs it."""
+
+
+@dataclass(frozen=True)
+class Submitter:
+    """A process that is connected to a SuperLink's Control API."""
+
+    user: int
+    app: Path | None = None
+    """Directory of the app that its ``flwr run`` names; None: not known, as of other users' processes."""
+    superlink: Path | None = None
+    """File of the ``flower-superlink`` of its environment; None: not known."""
+
+
+def local_superlink() -> LocalSuperLink | None:
+    """Find the SuperLink among the ancestors of this process; None if there is none, or it listens to other machines too."""
+    pid = os.getpid()
+    while pid > 1:
+        words = _words(pid)
+        for word in words[:2]:
+            if Path(word).name == SUPERLINK:
+                host, _, port = _value_of(CONTROL_ADDRESS, words, DEFAULT_ADDRESS).rpartition(":")
+                return LocalSuperLink(pid, int(port), Path(word)) if host in LOOPBACK and port.isdigit() else None
+        pid = _parent(pid)
+    return None
+
+
+def submitters(superlink: LocalSuperLink) -> list[Submitter]:
+    """Find who is connected to a SuperLink's Control API."""
+    connections = dict(_connections(superlink.port))
+    found = {user: Submitter(user) for user in connections.values() if user != os.getuid()}
+    return [*found.values(), *_own_commands(set(connections))]
+
+
+def _own_commands(inodes: set[str]) -> Iterator[Submitter]:
+    """``flwr run`` of this user, by the sockets that it has open."""
+    for entry in PROC.glob("[0-9]*"):
+        words = _words(int(entry.name))
+        if COMMAND not in [Path(word).name for word in words[:2]] or "run" not in words:
+            continue
+        with suppress(OSError):
+            if inodes.isdisjoint(_sockets(entry)):
+                continue
+            folder = (entry / "cwd").resolve(strict=True)
+            yield Submitter(os.getuid(), _app_of(words, folder), _superlink_of(entry, words))
+
+
+def _app_of(words: Sequence[str], folder: Path) -> Path | None:
+    """The directory that ``flwr run`` is given; None of an app that comes from elsewhere."""
+    after = list(words[words.index("run") + 1 :])
+    given = "."
+    while after:
+        word = after.pop(0)
+        if word in OPTIONS_WITH_VALUE:
+            after = after[1:]
+        elif not word.startswith("-"):
+            given = word
+            break
+    return None if given.startswith("@") else (folder / Path(given).expanduser()).resolve()
+
+
+def _superlink_of(entry: Path, words: Sequence[str]) -> Path | None:
+    """The ``flower-superlink`` beside this ``flwr``, else the one on its search path, which it would start."""
+    beside = next(Path(word) for word in words[:2] if Path(word).name == COMMAND).with_name(SUPERLINK)
+    if beside.is_absolute() and beside.exists():
+        return beside
+    variables = dict(line.split("=", 1) for line in (entry / "environ").read_text().split("\0") if "=" in line)
+    program = shutil.which(SUPERLINK, path=variables.get("PATH", ""))
+    return Path(program) if program else None
+
+
+def _connections(port: int) -> Iterator[tuple[str, int]]:
+    """(inode, user) of each established connection to a loopback port, seen from who asked for it."""
+    for table in ("tcp", "tcp6"):
+        with suppress(OSError):
+            for line in (PROC / "net" / table).read_text().splitlines()[1:]:
+                columns = line.split()
+                address, _, number = columns[2].rpartition(":")
+                if columns[3] == ESTABLISHED and int(number, 16) == port and address.endswith(LOOPBACK_ENDS):
+                    yield columns[9], int(columns[7])
+
+
+def _sockets(entry: Path) -> set[str]:
+    found = set()
+    for descriptor in (entry / "fd").iterdir():
+        with suppress(OSError):
+            if (name := os.readlink(descriptor)).startswith("socket:["):
+                found.add(name[len("socket:[") : -1])
+    return found
+
+
+def _words(pid: int) -> list[str]:
+    try:
+        return (PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")
+    except OSError:
+        return []
+
+
+def _parent(pid: int) -> int:
+    try:
+        return int((PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def _value_of(option: str, words: Sequence[str], default: str) -> str:
+    for place, word in enumerate(words):
+        name, is_joined, value = word.partition("=")
+        if name == option:
+            return value if is_joined else words[place + 1] if place + 1 < len(words) else default
+    return default

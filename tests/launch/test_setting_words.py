@@ -1,0 +1,69 @@
+"""What the command answers where settings are written in the form of other programs, or a preset's name has a typing error."""
+
+from pathlib import Path
+
+import pytest
+
+from espalier.launch.command import main
+
+FORM = "settings are given as key=value, without dashes in front and without blanks; write "
+
+
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [
+        ("run --num-clients 3", "--num-clients: ... num-clients=3"),
+        ("run fedprllm --num-clients=3", "--num-clients=3: ... num-clients=3"),
+        ("run --num_clients 3", "--num_clients: ... num-clients=3"),
+        ("run --num-clients", "--num-clients: ... num-clients=VALUE"),
+        ("run --num-clients --seed 1", "--num-clients: ... num-clients=VALUE"),
+        ("run --num-clients --seed 1", "--seed: ... seed=1"),
+        ("run --num-client 3", "--num-client: ... num-clients=3"),
+        ("run --fedprllm.sparsity 0.6", "--fedprllm.sparsity: ... fedprllm.sparsity=0.6"),
+        ("run fedspallm --sparsity 0.6", "--sparsity: ... fedspallm.sparsity=0.6"),
+        ("plan fedpetuning --rounds 3", "--rounds: ... federation.rounds=3"),
+        ("check-node site=\"a\" --num-clients 3", "--num-clients: ... num-clients=3"),
+    ],
+)  # fmt: skip
+def test_an_option_that_is_a_setting_is_explained(words: str, remedy: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words.split())
+    assert ended.value.code == 2
+    assert remedy.replace("... ", FORM) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [
+        ("run num-clients 3", "num-clients=3"),
+        ("run num-clients: 3", "num-clients=3"),
+        ("run num-clients = 3", "num-clients=3"),
+        ("run num-clients =3", "num-clients=3"),
+        ("run fedprllm num-clients", "num-clients=VALUE"),
+        ("run num-clients seed=1", "num-clients=VALUE"),
+    ],
+)
+def test_a_setting_s_name_by_itself_is_no_preset(words: str, remedy: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words.split()) == 2
+    assert capsys.readouterr().err == f"espalier: num-clients: {FORM}{remedy}\n"
+
+
+@pytest.mark.parametrize("words", ["run --foo", "app --num-clients 3", "run -n 3"])
+def test_other_options_are_unknown(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(words.split())
+    assert "unrecognized arguments: -" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("name", "meant"), [("fedprlm", "fedprllm"), ("FedSODA", "fedsoda"), ("hetlorra", "hetlora")])
+def test_a_preset_that_is_none_gets_a_suggestion(name: str, meant: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", name]) == 2
+    said = capsys.readouterr().err
+    assert f"did you mean '{meant}'? known presets are fedbiot, " in said
+
+
+def test_a_name_that_is_like_none_gets_all_of_them(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["run", "wikipedia"]) == 2
+    said = capsys.readouterr().err
+    assert "did you mean" not in said
+    assert "known presets are fedbiot, " in said
