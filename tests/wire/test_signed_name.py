@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 from cryptography.hazmat.primitives.hashes import SHA384
 from hypothesis import given
 from hypothesis import strategies as st
-from run_names import BY_HAND
+from run_names import BY_HAND, named
 
 from espalier.settings.mistakes import Mistake
 from espalier.wire.enrolment import Challenge, Enrolment, SignedEnrolment, contract
