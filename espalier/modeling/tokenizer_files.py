@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from espalier.pace.imports import importing
 from espalier.settings.bounded_json import read_json
-from espalier.settings.mistakes import Mistake
+from espalier.settings.mistakes import INTERRUPTS, Mistake
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -44,7 +44,7 @@ def load_tokenizer(directory: Path, stamps: object) -> "PreTrainedTokenizerBase"
             from transformers import AutoTokenizer
 
             tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-    except (KeyboardInterrupt, SystemExit, GeneratorExit):
+    except INTERRUPTS:
         raise
     except BaseException as error:  # a panic of the library tokenizers is no Exception
         raise _refused(directory, _reason(directory, error)) from error
@@ -109,7 +109,7 @@ def _broken(path: Path) -> str:
 
     try:
         Tokenizer.from_file(str(path))
-    except (KeyboardInterrupt, SystemExit, GeneratorExit):
+    except INTERRUPTS:
         raise
     except BaseException as error:
         return _first_line(error)

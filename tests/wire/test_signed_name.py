@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 from cryptography.hazmat.primitives.hashes import SHA384
 from hypothesis import given
 from hypothesis import strategies as st
-from run_names import BY_HAND
+from run_names import BY_HAND, named
 
 from espalier.settings.mistakes import Mistake
 from espalier.wire.enrolment import Challenge, Enrolment, SignedEnrolment, contract
@@ -34,7 +34,7 @@ LENGTHS = [128, 192, 264] * 2
 
 
 def test_what_is_signed_begins_with_a_label_and_is_json() -> None:
-    label, _, rest = statement(TOLD, NONCE, "run-1", 2**64 - 1).partition(b"\n")
+    label, _, rest = statement(TOLD, NONCE, BY_HAND, 2**64 - 1).partition(b"\n")
     assert label == b"espalier: a site says its name (1)"
     assert json.loads(rest) == {
         "nonce": NONCE,
@@ -50,7 +50,7 @@ def test_what_is_signed_begins_with_a_label_and_is_json() -> None:
 @pytest.mark.parametrize(("key", "length"), list(zip(KEYS, LENGTHS, strict=True)))
 def test_a_signature_is_ecdsa_of_one_length(key: ec.EllipticCurvePrivateKey, length: int) -> None:
     """Which differs from one time to the next, and is verified here without our own function."""
-    text = statement(TOLD, NONCE, "run-1", 7)
+    text = statement(TOLD, NONCE, BY_HAND, 7)
     signatures = {sign(key, text) for _ in range(20)}
     assert len(signatures) == 20
     for signature in signatures:
@@ -66,17 +66,17 @@ def test_a_signature_is_ecdsa_of_one_length(key: ec.EllipticCurvePrivateKey, len
 @pytest.mark.parametrize(
     "other",
     [
-        statement(TOLD, "ac" + NONCE[2:], "run-1", 7),
-        statement(TOLD, NONCE, "run-2", 7),
-        statement(TOLD, NONCE, "run-1", 8),
+        statement(TOLD, "ac" + NONCE[2:], BY_HAND, 7),
+        statement(TOLD, NONCE, named("2"), 7),
+        statement(TOLD, NONCE, BY_HAND, 8),
         *(
-            statement(TOLD.model_copy(update=change), NONCE, "run-1", 7)
+            statement(TOLD.model_copy(update=change), NONCE, BY_HAND, 7)
             for change in ({"site": "b"}, {"code_sha256": "e" * 64}, {"model_sha256": "e" * 64}, {"capability": 2.0})
         ),
     ],
 )
 def test_a_signature_is_of_one_request_to_one_node_alone(other: bytes) -> None:
-    assert not is_signed(KEYS[1].public_key(), other, sign(KEYS[1], statement(TOLD, NONCE, "run-1", 7)))
+    assert not is_signed(KEYS[1].public_key(), other, sign(KEYS[1], statement(TOLD, NONCE, BY_HAND, 7)))
 
 
 @given(st.binary(max_size=140))
