@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from espalier.pace.imports import importing
-from espalier.settings.bounded_json import read_json
+from espalier.settings.bounded_json import UnboundedJsonError, read_json
 from espalier.settings.mistakes import INTERRUPTS, Mistake
 
 if TYPE_CHECKING:
@@ -168,6 +168,8 @@ def _json_damage(data: bytes) -> str:
     except json.JSONDecodeError as error:
         ends = "ends too early, or " if error.pos >= len(error.doc.rstrip()) or error.msg.startswith("Unterminated") else ""
         return f"{ends}is not JSON (line {error.lineno}, column {error.colno}: {error.msg})"
+    except UnboundedJsonError as error:
+        return f"is not JSON that can be read ({error})"
     except (ValueError, RecursionError) as error:
         return f"is not JSON that can be read ({type(error).__name__})"
     return "" if isinstance(document, dict) else "holds no JSON object"
