@@ -67,11 +67,13 @@ class Seat:
         for what, note in self.capped.items():
             if what == "distance":
                 found.append(
-                    f"left out of {note['times']:g} rounds: its update was up to {note['factor']:.3g} times as far from the "
-                    "others' as the median client's"
+                    f"left out of {count(int(note['times']), 'round')}: its update was "
+                    f"up to {note['factor']:.3g} times as far from the others' as the median client's"
                 )
             elif "factor" in note:
-                found.append(f"its {what} limited {note['times']:g} times, by a factor of up to {note['factor']:.3g}")
+                found.append(
+                    f"its {what} limited {count(int(note['times']), 'time')}, by a factor of up to {note['factor']:.3g}"
+                )
             else:
                 found.append(f"its {what} {note['claimed']:g} counted as {note['counted']:g}")
         return found

@@ -123,7 +123,10 @@ class TestFedSpaLLM(Federations):
     @pytest.mark.parametrize("weights", ["equal", "samples"])
     def test_the_fold_is_that_of_a_slow_loop(self, bench: Bench, aggregation: str, weights: str) -> None:
         """The mean over those who kept a weight; then the most pruned go, the smaller mean first, then the lower index."""
-        changes = {"fedspallm__aggregation": aggregation, "federation__client_weights": weights}
+        changes: dict[str, Any] = {"fedspallm__aggregation": aggregation, "federation__client_weights": weights}
+        changes["federation__max_update_ratio"] = 1e6  # so that nothing is limited
+        if weights == "samples":
+            changes["federation__max_weight_ratio"] = 1e6
         grid = bench.grid(**changes)
         for context in grid.contexts.values():
             context.node_config["windows"] = 1 + context.node_config["partition-id"]
