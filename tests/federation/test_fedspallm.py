@@ -418,7 +418,7 @@ class TestRounds(SpaLLMPromises):
             raise Mistake("the disk is full")
 
         monkeypatch.setattr("client_app.held_layers.take_layers", refuse)
-        with pytest.raises(RunFailed, match=r"0 clients are left for round 2(.|\n)*node-00003: deliver: the disk is full"):
+        with pytest.raises(RunFailed, match=r"0 clients left for round 2(.|\n)*node-00003: deliver: the disk is full"):
             bench.run()
 
     def test_weak_clients_do_not_take_over_from_strong_ones(self, bench: Bench) -> None:

@@ -144,9 +144,9 @@ class TestFedSpine(PersonalPromises):
     def test_who_has_not_come_to_the_share_is_told(self, bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
         bench.run(**{**SHARES, "fedspine__prune_rounds": 2})  # one round of pruning, and steps below the share
         told = " ".join(capsys.readouterr().out.split())
-        assert "4 of 4 clients have not come to fedspine.share = 0.25; raise federation.rounds" in told
+        assert "4 of 4 clients did not come to fedspine.share = 0.25; raise federation.rounds" in told
         bench.run(**{**SHARES, "fedspine__allocation": "fixed", "fedspine__prune_rounds": 1})
-        assert "have not come to" not in capsys.readouterr().out
+        assert "did not come to" not in capsys.readouterr().out
 
     def test_a_question_comes_before_the_parts_and_all_of_them_bring_the_bits(self, plain: Uninterrupted) -> None:
         """Each block is a part of its own: the first comes by ``deliver``, the last with ``train``; back they come likewise."""

@@ -104,11 +104,14 @@ def log_of(bench: Bench, site: str = "site-0") -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+OTHERWISE = ("seconds", "approval")
+
+
 def told(reply: Message) -> tuple[Any, ...]:
-    """What a reply holds, but for how long its client worked."""
+    """What a reply holds, but for how long its client worked, and whether a person approves at its site."""
     letter = read(reply.content)
     header = letter.header.model_copy(update={"lineage": "any"})
-    return header, {key: value for key, value in letter.scalars.items() if key != "seconds"}, letter.blobs
+    return header, {key: value for key, value in letter.scalars.items() if key not in OTHERWISE}, letter.blobs
 
 
 class OneSite:
