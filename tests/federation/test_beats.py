@@ -151,6 +151,6 @@ def test_sums_over_rounds_say_so(bench: Bench, capsys: pytest.CaptureFixture[str
     assert re.search(r"masks of node-00001, \d+\.\d s of work, \d+\.\d s in 2 rounds  \[", shown)
     header = next(line for line in shown.splitlines() if "sparsity" in line and "model" in line)
     assert "bytes per client, 2 rounds" in header
-    assert "seconds, whole run" in header
+    assert "time, whole run" in header
     bench.run()
     assert "rounds" not in next(line for line in capsys.readouterr().out.splitlines() if "bytes per client" in line)
