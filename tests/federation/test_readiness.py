@@ -5,10 +5,13 @@ from typing import Any
 
 import pytest
 from bench import Bench, summary
-from flwr.app import Context
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.common.constant import ErrorCode
 from in_process import InProcessGrid
 
+from espalier.settings.mistakes import NOT_LOADED
 from espalier.wire.messages import read
+from strategies.engine.load_faults import TRIES, could_not_load
 
 
 @pytest.fixture
@@ -52,3 +55,52 @@ def test_a_name_that_no_site_may_have_is_not_repeated(bench: Bench) -> None:
     second_site(grid, site="ward\n7 \x1b[2J")
     ((_, told),) = summary(bench.run(grid))["refused"].items()
     assert told.startswith("the node's configuration is wrong")
+
+
+LOADS = [
+    (ErrorCode.LOAD_CLIENT_APP_EXCEPTION, "An exception was raised when attempting to load `ClientApp`"),
+    (ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "<class 'SyntaxError'>:<'invalid syntax (rounds.py, line 7)'>"),
+]
+
+
+@pytest.mark.parametrize(("code", "reason"), LOADS)
+def test_a_node_that_could_not_load_the_program_yet_is_asked_again(bench: Bench, code: int, reason: str) -> None:
+    """Another run was installing it."""
+    grid, tries = bench.grid(), list[Message]()
+
+    def fails_twice(request: Message, reply: Message) -> Message:
+        if read(request.content).header.kind != "enrol" or len(tries) == TRIES - 1:
+            return reply
+        tries.append(request)
+        return Message(Error(code, reason), reply_to=request)
+
+    grid.tamper[1] = fails_twice
+    document = summary(bench.run(grid))
+    assert [client["site"] for client in document["clients"]] == ["node-00000", "node-00001"]
+    assert len(tries) == TRIES - 1
+
+
+@pytest.mark.parametrize(("code", "reason"), LOADS)
+def test_one_that_cannot_is_refused_and_told_what_to_remove(bench: Bench, code: int, reason: str) -> None:
+    grid, asked = bench.grid(), list[str]()
+
+    def fails(request: Message, reply: Message) -> Message:
+        asked.append(read(request.content).header.kind)
+        return Message(Error(code, reason), reply_to=request)
+
+    grid.tamper[1] = fails
+    document = summary(bench.run(grid))
+    ((_, told),) = document["refused"].items()
+    assert asked == ["enrol"] * TRIES
+    assert NOT_LOADED in told
+    assert "remove apps/espalier.espalier.* in its FLWR_HOME" in told
+
+
+def test_other_errors_of_flower_are_no_fault_of_loading() -> None:
+    request = Message(RecordDict(), 1, "query")
+    for code, reason in (
+        (ErrorCode.NODE_UNAVAILABLE, ""),
+        (ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "<class 'ValueError'>:<'x'>"),
+    ):
+        assert not could_not_load(Message(Error(code, reason), reply_to=request))
+    assert not could_not_load(Message(RecordDict(), reply_to=request))

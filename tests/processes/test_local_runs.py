@@ -1,0 +1,181 @@
+"""Runs on this machine: who can reach them, what surroundings they bear, and whose SuperLink they end up on."""
+
+import hashlib
+import json
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+import pytest
+from bench import private_text
+from deployment import BIN, environment, espalier, free_ports, process, wait_for_port
+from flwr.cli.build import build_fab_from_disk
+from tiny_model import save_tiny_llama
+
+from espalier.launch.command import RAY_STARTS
+from espalier.launch.incomplete_bundle import unshared_app
+from espalier.launch.superlink import RAY_DID_NOT_START
+from server_app.flower_processes import PORT_VARIABLE
+
+pytestmark = pytest.mark.processes
+
+ROOT = Path(__file__).parent.parent.parent
+LOOPBACK = ("127.0.0.1", "::1", "::ffff:127.0.0.1")
+NOBODY = "http://127.0.0.1:9"
+"""A proxy that does not answer."""
+PROXIES = dict.fromkeys(("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"), NOBODY)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> dict[str, object]:
+    """A run of two clients that takes a few seconds."""
+    save_tiny_llama(tmp_path / "model")
+    for name, seed in (("clients", 1), ("public", 2)):
+        (tmp_path / f"{name}.txt").write_text(private_text(seed) * 4)
+    return {
+        "model": str(tmp_path / "model"),
+        "data.source": "text",
+        "data.path": str(tmp_path / "clients.txt"),
+        "data.windows": 2,
+        "data.window-tokens": 16,
+        "evaluation.texts": f"public={tmp_path}/public.txt",
+        "evaluation.window-tokens": 32,
+        "evaluation.max-windows": 2,
+        "evaluation.centralized": "off",
+        "evaluation.local-only": False,
+        "num-clients": 2,
+        "threads": 1,
+    }
+
+
+def words(config: Mapping[str, object]) -> list[str]:
+    """As ``espalier run`` takes them."""
+    return [f"{key}={json.dumps(value).strip(chr(34))}" for key, value in config.items()]
+
+
+def written(config: Mapping[str, object], file: Path) -> str:
+    """As ``flwr run --run-config`` takes them."""
+    file.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in config.items()))
+    return str(file)
+
+
+def listening(pid: int) -> set[tuple[str, str]]:
+    """(program, address) of each listening socket of a process and of all that came of it."""
+    found = set()
+    with suppress(psutil.Error):
+        parent = psutil.Process(pid)
+        for one in (parent, *parent.children(recursive=True)):
+            with suppress(psutil.Error):
+                sockets = one.net_connections("tcp")
+                found |= {(one.name(), socket.laddr.ip) for socket in sockets if socket.status == psutil.CONN_LISTEN}
+    return found
+
+
+def listeners_of(started: "subprocess.Popen[bytes]", pid: int) -> set[tuple[str, str]]:
+    """All that listened among what came of ``pid``, until a command ends."""
+    found: set[tuple[str, str]] = set()
+    while started.poll() is None:
+        found |= listening(pid)
+        time.sleep(0.1)
+    return found
+
+
+def require_loopback(found: set[tuple[str, str]]) -> None:
+    assert {"gcs_server", "raylet"} <= {program for program, _ in found}
+    assert {address for _, address in found} <= set(LOOPBACK)
+
+
+@contextmanager
+def simulating(folder: Path, port: int, home: Path) -> Iterator["subprocess.Popen[bytes]"]:
+    """A SuperLink in simulation mode, as ``flwr run`` starts one, in a directory."""
+    (appio,) = free_ports(1)
+    command = [
+        str(BIN / "flower-superlink"), "--insecure", "--simulation", "--control-api-address", f"127.0.0.1:{port}",
+        "--serverappio-api-address", f"127.0.0.1:{appio}",
+    ]  # fmt: skip
+    with process(command, folder, "superlink", environment(home)) as link:
+        wait_for_port(port, link)
+        yield link
+
+
+def test_nobody_else_reaches_a_run_and_no_proxy_or_odd_directory_stops_it(tmp_path: Path, config: dict[str, object]) -> None:
+    odd = tmp_path / "a directory for temporary files, with blanks and too long a name for Ray's sockets"
+    odd.mkdir()
+    env = {
+        **environment(tmp_path / "home"),
+        **PROXIES,
+        "no_proxy": "hub.example",
+        "TMPDIR": str(odd),
+        "RAY_ADDRESS": "192.0.2.1:6379",
+    }
+    command = [str(BIN / "espalier"), "run", *words(config), "--app", str(ROOT)]
+    with open(tmp_path / "log", "wb") as log:
+        started = subprocess.Popen(command, cwd=tmp_path, env=env, stdout=log, stderr=subprocess.STDOUT)
+    try:
+        found = listeners_of(started, started.pid)
+    finally:
+        started.kill()
+    assert started.wait() == 0, (tmp_path / "log").read_text()
+    require_loopback(found)
+    assert list((tmp_path / "runs").glob("*/summary.json"))
+
+
+def flwr_run(folder: Path, port: int, config: str) -> tuple[list[str], dict[str, str]]:
+    """Plain ``flwr run`` of this checkout, which looks for a local SuperLink on this port, and its environment."""
+    options = ["--stream", "--federation-config", "num-supernodes=2", "--run-config", config]
+    return [str(BIN / "flwr"), "run", str(ROOT), *options], {**environment(folder / "command"), PORT_VARIABLE: str(port)}
+
+
+def test_plain_flwr_run_is_not_reached_either(tmp_path: Path, config: dict[str, object]) -> None:
+    (port,) = free_ports(1)
+    own = tmp_path / "own"
+    own.mkdir()
+    file = written(config, tmp_path / "run.toml")
+    command, env = flwr_run(tmp_path, port, file)
+    with simulating(own, port, tmp_path / "home") as link:
+        started = subprocess.Popen(command, cwd=tmp_path, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        found = listeners_of(started, link.pid)
+    require_loopback(found)
+    assert len(list(own.glob("runs/*/model/model.safetensors"))) == 1
+
+
+def test_plain_flwr_run_refuses_the_superlink_of_another_checkout(tmp_path: Path, config: dict[str, object]) -> None:
+    """The stranger's program is the same, and so is the environment; only the directory is another."""
+    (port,) = free_ports(1)
+    stranger = unshared_app(ROOT, tmp_path)
+    file = written(config, tmp_path / "run.toml")
+    with simulating(stranger, port, tmp_path / "home") as link:
+        command, env = flwr_run(tmp_path, port, file)
+        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+        assert f"this SuperLink is not of the checkout that the run comes from: the run comes from {ROOT}" in done.stdout
+        assert f"process {link.pid} of user" in done.stdout
+    assert not (stranger / "runs").exists()
+
+
+@pytest.mark.parametrize("there", [(), ("server_app",), ("server_app", "client_app")])
+def test_a_bundle_that_was_installed_in_part_is_recognised_and_the_run_succeeds(
+    tmp_path: Path, config: dict[str, object], there: tuple[str, ...]
+) -> None:
+    """What is there of a package is its ``__init__`` alone."""
+    name = f"espalier.espalier.0.1.0.{hashlib.sha256(build_fab_from_disk(ROOT)).hexdigest()[:8]}"
+    folder = tmp_path / "home" / "apps" / name
+    folder.mkdir(parents=True)
+    for part in there:
+        shutil.copy(ROOT / "pyproject.toml", folder)
+        (folder / part).mkdir()
+        (folder / part / "__init__.py").touch()
+    (port,) = free_ports(1)
+    own = tmp_path / "own"
+    with simulating(own, port, tmp_path / "home"):
+        for _ in range(RAY_STARTS):  # on a busy machine Ray sometimes does not start, and the directory stays as it is
+            done = espalier(tmp_path, "run", *words(config), "--app", str(ROOT), "--superlink", f"127.0.0.1:{port}")
+            if not RAY_DID_NOT_START.search(done.stdout):
+                break
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(list(own.glob("runs/*/model/model.safetensors"))) == 1
+    assert "the run's program was there only in part" in done.stderr
+    assert "/apps/espalier.espalier." in done.stderr or "apps/espalier.espalier.*" in done.stderr
