@@ -26,7 +26,7 @@ from espalier.wire.structure import ADDED_BIASES, Structure
 from pruning_kernels.fluctuation import Moments, moments_of
 
 Figure = Callable[[Tensor], Moments]
-"""Of inputs, (windows, tokens, channels)."""
+"""Return the figure of inputs, (windows, tokens, channels)."""
 
 
 def running_figure(inputs: Tensor) -> Tensor:
@@ -83,7 +83,7 @@ def watched_inputs(model: OpenedModel, windows: Tensor) -> list[dict[str, Tensor
 
 
 def cut_units(model: OpenedModel, inputs: Sequence[Mapping[str, Tensor]], job: FlapSettings, figure: Figure) -> NDArray:
-    """Which units go, one truth value each, block after block."""
+    """Return whether each unit is removed, block after block."""
     cuts = flap_cuts(model, lambda index: {name: figure(value) for name, value in inputs[index].items()}, job)
     units = Structure.whole(model.plan).base
     return np.concatenate([cut for of, blob in zip(units, cuts, strict=True) for cut in unpack_cut(blob, of).values()])

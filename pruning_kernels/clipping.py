@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 LEAST_CLIENTS = 3
-"""With one or two clients no median says which of them is unusual, and nothing is clipped."""
+"""Minimum number of clients for clipping: of one or two, no median tells which is unusual."""
 
 SINGLE_NUMBERS = 2.0
-"""By what a ratio is multiplied where single numbers, or rows, are compared: between honest clients these differ about twice as
-much as whole tensors do."""
+"""Factor on a ratio for single numbers or rows, which differ about twice as much between honest
+clients as whole tensors do."""
 
 
 def root_mean_square(change: Tensor) -> float:
@@ -108,7 +108,7 @@ def within_band(numbers: Tensor, most_ratio: float) -> Tensor:
 
 
 FLOOR = 0.1
-"""Of the median lane's energy: what a direction may have of one client alone."""
+"""Fraction of the median channel's energy that one client may always have in a direction."""
 
 
 def limited_moments(own: Tensor, others: Tensor, most_ratio: float) -> tuple[Tensor, float]:

@@ -99,7 +99,7 @@ def limited_by_median(parts: Sequence[Moments], most_ratio: float) -> tuple[list
 
 
 def _largest_factor(found: Tensor, limited: Tensor) -> float:
-    """By what numbers differ at most from those to which they were limited, up or down; 1 of none."""
+    """Return the largest factor between numbers and their limited values; 1 if none was limited."""
     if not found.numel():
         return 1.0
     high, low = torch.maximum(found, limited), torch.minimum(found, limited)

@@ -1,4 +1,4 @@
-"""Where Flower enters the ServerApp: the SuperLink is checked before anything is imported that its environment may lack."""
+"""Entry point of the ServerApp: check the SuperLink before importing libraries it may lack."""
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp

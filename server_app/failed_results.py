@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 RESULTS = ("model", "adapter", "clients", "generator.safetensors")
-"""What others would take for the result of a run, by its name in the run directory."""
+"""Names in the run directory that others take for a run's result."""
 FAILED = "failed-"
 
 

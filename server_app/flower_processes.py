@@ -13,19 +13,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PORT_VARIABLE = "FLWR_LOCAL_CONTROL_API_PORT"
-"""Of the environment of ``flwr run``: the port of the SuperLink that it looks for, or starts."""
+"""Environment variable of ``flwr run``: port of the SuperLink that it looks for, or starts."""
 SUPERLINK = "flower-superlink"
 COMMAND = "flwr"
 CONTROL_ADDRESS = "--control-api-address"
 DEFAULT_ADDRESS = "0.0.0.0:9093"
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 OPTIONS_WITH_VALUE = ("--run-config", "-c", "--federation-config", "--federation", "--format")
-"""Of ``flwr run``."""
+"""Options of ``flwr run`` that take a value."""
 
 PROC = Path("/proc")
 ESTABLISHED = "01"
 LOOPBACK_ENDS = ("0100007F", "01000000")
-"""How 127.0.0.1, also as a mapped address, and ::1 end in the tables of connections."""
+"""Endings of 127.0.0.1, also as a mapped address, and ::1 in the tables of connections."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class LocalSuperLink:
 
     pid: int
     port: int
-    """Of its Control API."""
+    """Port of its Control API."""
     program: Path
     """File of the command that runs it."""
 

@@ -35,11 +35,11 @@ ROOMS = ("client_app", "espalier", "pruning_kernels", "server_app", "strategies"
 
 @dataclass(frozen=True)
 class Surroundings:
-    """Where this process works: what a SuperLink hands on to the ServerApp that it starts."""
+    """Surroundings of this process, which it has from the SuperLink that started it."""
 
     user: int
     prefix: Path
-    """Of the Python environment."""
+    """Directory of the Python environment."""
     folder: Path
     """Current directory, from which a relative ``out-dir`` counts."""
     bundle: Path
@@ -97,7 +97,7 @@ def difference(here: Surroundings, superlink: LocalSuperLink, found: Sequence[Su
 
 
 def _unlike(here: Surroundings, superlink: LocalSuperLink, submitter: Submitter) -> str:
-    """What a submitter of the same user has that is not the SuperLink's."""
+    """Return how the surroundings of a submitter of the same user differ; empty if they agree."""
     own = submitter.superlink
     if own is not None and superlink.program.is_absolute() and not _same(own, superlink.program):
         return f"the run comes from the environment of {own}"
@@ -107,7 +107,7 @@ def _unlike(here: Surroundings, superlink: LocalSuperLink, submitter: Submitter)
 
 
 def _another_program(here: Surroundings) -> str:
-    """Where nobody is there to be asked, programs are compared; Ray lets clients import what lies in the current directory."""
+    """Compare programs if no submitter is known; Ray's clients import from the current directory."""
     sent = program_sha256(here.bundle)
     if _is_checkout(here.folder) and program_sha256(here.folder) != sent:
         return "the checkout in which it was started has another program than the run"

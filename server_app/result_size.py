@@ -1,4 +1,4 @@
-"""How large a run's result is beside its base: parameters, and bytes of the weights on disk."""
+"""Sizes of a run's result and its base: parameters, and bytes of the weights on disk."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class Size:
     num_bytes: float | None = None
     """Bytes of its safetensors files; None where none were written."""
     folder: str = ""
-    """Where the files lie in the run directory; empty if they do not. Of ``clients`` the numbers are means."""
+    """Directory of the files in the run directory, or empty; figures of ``clients`` are means."""
 
     @property
     def is_adapter(self) -> bool:

@@ -77,11 +77,11 @@ class Summary:
     centralized_sparsity: float | None = None
     """Share of the prunable weights that are pruned in the pooled-data baseline."""
     zeroed: bool = False
-    """Whether weights were set to zero, so that the result has the size of its base, and a sparsity."""
+    """True if weights were set to zero: the result has the size of its base, and a sparsity."""
     sizes: dict[str, Size] = field(default_factory=dict)
     """column -> size of the model, as far as it is known; ``federated`` as it was written."""
     warnings: list[str] = field(default_factory=list)
-    """What a user has to know of the result, a sentence each."""
+    """Warnings about the result, one sentence each."""
     report: dict[str, Any] = field(default_factory=dict)
     """What the method says of itself alone."""
     losses: dict[str, dict[str, float | None]] = field(default_factory=dict)

@@ -175,7 +175,7 @@ def _nested(random: Random, depth: int) -> str:
 
 
 def _documents(random: Random) -> Iterator[None]:
-    """What is read is what the standard library reads; all else is refused, before or by it."""
+    """Compare ``read_json`` with the standard library: it reads the same or refuses."""
     text = _nested(random, random.choice((0, 1, 3, 30, 63, 64, 65, 200, 5000)))
     data = text if random.random() < 0.5 else text.encode(random.choice(("utf-8", "utf-16", "utf-32")))
     yield

@@ -1,1 +1,1 @@
-"""What one reply tells of a window of text that the server knows."""
+"""Membership tests: recognise a known window of text in one reply of a client."""

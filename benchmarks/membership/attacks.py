@@ -19,7 +19,7 @@ from espalier.wire.payload import block_key
 
 @dataclass(frozen=True)
 class Outcome:
-    """How often a member was recognised: row by row of scores, the member of row ``i`` in column ``i``."""
+    """Count the rows of scores whose largest value is at the member, column ``i`` in row ``i``."""
 
     trials: int
     first: int

@@ -72,7 +72,7 @@ def _read_signals(_: OpenedModel, __: int, blob: bytes, ___: int) -> Tensor:
 ADAPTERS = "FedPETuning, one round's adapters"
 COMPARED = f"{ADAPTERS}, against the other clients'"
 TUNING: dict[str, Any] = {"method": "fedpetuning", "training.steps": 10, "training.learning-rate": 5e-3}
-"""As in the preset: 10 steps of 4 windows."""
+"""Steps and windows of the preset: 10 steps of 4 windows."""
 STATISTICS = {
     "FedPrLLM, masks": Statistics({"method": "fedprllm"}, _masks, _read_masks),
     "FLAP, means and spreads": Statistics({"method": "flap"}, _moments, _read_moments),
@@ -126,5 +126,5 @@ def recognised_by_statistics(clients: Clients, computing: Computing, kind: Stati
 
 
 def _numbers(kind: Statistics, model: OpenedModel, blobs: Sequence[Sequence[bytes]], tokens: int, place: int) -> Tensor:
-    """What several parties found at one place of the model, over so many tokens each: (parties, numbers)."""
+    """Return the statistics of several parties at one place of the model: (parties, numbers)."""
     return torch.stack([kind.read(model, place, own[place], tokens) for own in blobs])

@@ -1,4 +1,4 @@
-"""What a file is that is no UTF-8 text: known by its first bytes, so that an error can say it."""
+"""Kinds of files that are no UTF-8 text, known by their first bytes, for errors."""
 
 import codecs
 from collections.abc import Callable

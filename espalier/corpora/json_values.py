@@ -1,4 +1,4 @@
-"""What a record's fields hold, in words for errors: kinds of values and names of fields, never a value."""
+"""Words for errors about a record: kinds of values and names of fields, never a value."""
 
 import math
 import re

@@ -15,7 +15,7 @@ from pathlib import Path
 from espalier.settings.mistakes import NOT_LOADED
 
 FOLDER = re.compile(r"/[^\"'\n]*/apps/espalier\.espalier\.[0-9.]+\.[0-9a-f]{8}\b")
-"""Where Flower installs our bundles."""
+"""Path of a bundle that Flower has installed."""
 ROOM = "(client_app|server_app|strategies|espalier|pruning_kernels)"
 FAULTS = re.compile(
     rf"{re.escape(NOT_LOADED)}|Unable to load (module|attribute) |Cannot find pyproject\.toml in {FOLDER.pattern}"
@@ -23,7 +23,7 @@ FAULTS = re.compile(
     r"|^(SyntaxError|IndentationError): ",
     re.MULTILINE,
 )
-"""What the log of a run holds whose program was not there as a whole."""
+"""Lines in the log of a run whose program was installed only in part."""
 
 
 def is_incomplete(log: str) -> bool:

@@ -32,7 +32,7 @@ SHARED = "ESPALIER_SHARED_SUPERLINK"
 """Tells the ServerApp (``server_app.own_superlink``) that it need not ask whose SuperLink this is."""
 PORT_VARIABLE = "FLWR_LOCAL_CONTROL_API_PORT"
 PORTS_OF_FLOWER = (39091, 39093)
-"""Where ``flwr run`` looks for a local SuperLink, whoever owns it."""
+"""Ports on which ``flwr run`` looks for a local SuperLink of any user."""
 MOST_TMPDIR = 38
 """Bytes: Ray makes sockets below TMPDIR, and a socket's path has at most 107."""
 SHORT_TMPDIR = "/tmp"

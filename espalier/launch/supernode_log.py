@@ -1,4 +1,4 @@
-"""What ``flower-supernode`` writes, passed on line by line; what it leaves unsaid is said: who is connected, and why it ended.
+"""Output of ``flower-supernode``, passed on by line, with two additions: who connected, why it ended.
 
 Flower ends with a traceback where the SuperLink refuses a node. Here its last error is told in a sentence instead, with what to
 do. All other lines are passed on as they are.
@@ -13,7 +13,7 @@ DETAILS = re.compile(r'^\s*details = "(.*)"\s*$')
 ERROR_BEGINS, ERROR_ENDS = "<_InactiveRpcError of RPC", ">"
 TRACEBACK = "Traceback (most recent call last):"
 NOT_CONNECTED = "RuntimeError: generator didn't yield"
-"""How Flower's traceback ends that says no more than the error before it."""
+"""End of a traceback of Flower that repeats the error before it."""
 UNKNOWN_KEY = "No SuperNode found with the given public key"
 KEY_WANTED = "must be registered via the CLI"
 STILL_CONNECTED = "could not be activated"

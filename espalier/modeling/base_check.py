@@ -1,4 +1,4 @@
-"""Whether a base model is read as plain transformers reads it, and computes with finite numbers: found before clients work.
+"""Checks of the base model before clients work: read as plain transformers reads it, and finite.
 
 All tensors are read once, together with the hash that clients are compared by; a few tokens then go through the model twice,
 by plain transformers and block by block. A client whose model has the server's hash need not repeat it.
@@ -25,7 +25,7 @@ from espalier.pace.beats import beats
 from espalier.settings.mistakes import Mistake
 
 TOKENS = 64
-"""Of each window that is compared, at most."""
+"""Maximum number of tokens of each window that is compared."""
 
 
 def require_finite_weights(model: OpenedModel, computing: Computing, num_labels: int | None = None) -> None:

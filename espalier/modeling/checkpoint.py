@@ -113,7 +113,7 @@ class Checkpoint:
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 """The file of a model's weights, or else what says in which files they are: transformers takes the first if both are there."""
 ADAPTER, EXPLICIT = "adapter_config.json", "transformers_weights"
-"""What lets transformers add an adapter to a model, and a key of ``config.json`` that names other weights."""
+"""File of an adapter that transformers adds to a model; key of ``config.json`` for other weights."""
 OTHER_WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack", "*.gguf")
 """Files that may hold weights, which are not read here."""
 

@@ -34,7 +34,7 @@ TOKENS_PER_CHARACTER, MORE_TOKENS = 64, 4096
 MOST_DECODED = 4096
 """Characters of a text that tokens are decoded to."""
 DYING_SECONDS = 60.0
-"""For how long a process that says nothing any more is waited for, so that it is known what it died of."""
+"""Seconds to wait for the exit code of a process that has closed its output."""
 
 
 class DownloadedModel(OpenedModel):
@@ -80,7 +80,7 @@ class ProcessTokenizer:
 
     @cached_property
     def facts(self) -> dict[str, Any]:
-        """What the tokenizer says of itself."""
+        """Properties of the tokenizer, such as the number of tokens."""
         found = self._process.ask({"what": "facts"}, 0)[0]
         whole = ("num_tokens", "length", *(name for name in ("eos_token_id", "pad_token_id") if found.get(name) is not None))
         special = found.get("all_special_ids")

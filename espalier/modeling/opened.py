@@ -75,7 +75,7 @@ class OpenedModel:
         self.directory = directory
         path = directory / CONFIG
         self.config: dict[str, Any] = read_config(path)
-        """What ``config.json`` says, for what is written; its values are read by ``configured``."""
+        """Content of ``config.json``, for exports; values are read by ``configured``."""
         self.cut: Structure | None = None
         quantisation = self.config.pop(CONFIG_KEY, None)
         doubly = bool(quantisation) and is_doubly_quantised(quantisation, str(path))
@@ -397,7 +397,7 @@ class OpenedModel:
 
 
 def _stamps(directory: Path) -> tuple[tuple[str, int, int, int], ...]:
-    """What changes when a file of a directory does; of a link to a file that is not there, the link itself."""
+    """Return values that change when a file of a directory does; for a dangling link, the link itself."""
     found = [(entry.name, entry.stat(follow_symlinks=os.path.exists(entry.path))) for entry in os.scandir(directory)]
     return tuple(sorted((name, stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in found))
 

@@ -19,9 +19,9 @@ import numpy as np
 MEMORY = 4 << 30
 """Bytes that tokenizer and texts may take; of address space, of which allocators take more than they use."""
 LOADING_SECONDS = 180
-"""Of processor time, with the libraries; the largest vocabularies take some 20."""
+"""Seconds of processor time for loading, libraries included; the largest vocabularies take 20."""
 REQUEST_SECONDS, CHARACTERS_PER_SECOND = 30, 10_000
-"""Of processor time for each request, and the speed that is asked for beyond; tokenizers encode some million a second."""
+"""Seconds of processor time for a request, and characters for each second more."""
 LENGTHS = struct.Struct("<QQ")
 ARRAYS = ("input_ids", "attention_mask", "offset_mapping")
 
@@ -72,7 +72,7 @@ def load(directory: Path) -> Any:
 
 
 def facts_of(tokenizer: Any) -> dict[str, Any]:
-    """What is asked of a tokenizer beside encoding."""
+    """Properties of a tokenizer that are asked for in addition to encodings."""
     return {
         "num_tokens": 1 + max(tokenizer.get_vocab().values(), default=-1),
         "length": len(tokenizer),

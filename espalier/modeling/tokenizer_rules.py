@@ -1,4 +1,4 @@
-"""What a tokenizer may be made of that a server brings: parts and patterns that known tokenizers have, and no others.
+"""Allow-list for tokenizers that a server sends: parts and patterns of known tokenizers.
 
 Covers: ``tokenizer.json``, as it lies there and as transformers has built it. Parts have known types, regular expressions are
 made of alternatives of published tokenizers', texts grow by no more than a small factor, and nothing is drawn at random.
@@ -59,9 +59,9 @@ LITERAL = re.compile(r"(?:\\[^A-Za-z0-9]|[^\\.^$*+?{}\[\]()|])+")
 """An alternative that stands for itself, as ``re.escape`` writes it."""
 
 MOST_PARTS = 64
-"""Of a sequence or template, and of tokens that one of its parts stands for."""
+"""Maximum number of parts of a sequence or template, and of tokens for one part."""
 MOST_GROWTH = 16
-"""How many characters a normalizer may make of one."""
+"""Maximum number of characters that a normalizer may make of one."""
 MOST_WORD = 256
 """Characters of what a normalizer looks for, or puts in its place."""
 MOST_ADDED = 1 << 16

@@ -12,7 +12,7 @@ from typing import Any
 MOST_DEPTH = 64
 """Levels of lists and objects within each other."""
 MOST_CHARACTERS = 1 << 28
-"""Of a document; the largest are the tokenizers of vocabularies with a quarter of a million words, of some 40 MB."""
+"""Maximum length of a document; tokenizers with 250,000 words, the largest, have 40 MB."""
 
 _STRINGS_AND_BRACKETS = re.compile(r'"(?:[^"\\]++|\\.)*+"?+|[\[{]|[\]}]', re.DOTALL)
 """Possessive, so that no text takes more time than its length; a string without an end reaches to the end of the text."""

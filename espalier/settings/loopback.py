@@ -12,7 +12,7 @@ from collections.abc import Mapping, MutableMapping
 HOSTS = ("localhost", "127.0.0.1", "::1")
 NO_PROXY = ("no_proxy", "NO_PROXY")
 GRPC_NO_PROXY = "no_grpc_proxy"
-"""What gRPC reads in place of ``no_proxy`` if it is there."""
+"""Variable that gRPC reads in place of ``no_proxy`` if it is set."""
 RAY_LISTENS_ON_LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 """Ray takes the loopback address for that of its node, as it does by itself on Windows and macOS."""
 
@@ -38,5 +38,5 @@ def _split(hosts: str) -> list[str]:
 
 
 def _joined(hosts: list[str]) -> str:
-    """With loopback; ``*`` excepts everything only where it stands by itself."""
+    """Return the hosts with loopback added; ``*`` means all hosts only if it stands by itself."""
     return "*" if "*" in hosts else ",".join([*hosts, *(host for host in HOSTS if host not in hosts)])

@@ -222,7 +222,7 @@ class RunSettings(Table):
 
     @property
     def clients_evaluate(self) -> bool:
-        """Whether clients evaluate on the public texts or items: what they get alone, or their own models where each has one.
+        """True if clients evaluate on the public texts or items: local baselines or models of their own.
 
         Models of their own are the result, and no baseline.
         """
@@ -230,7 +230,7 @@ class RunSettings(Table):
         return self.evaluation.local_only and wanted
 
     def makes_centralized(self, *, simulation: bool) -> bool:
-        """Whether the server makes the pooled-data baseline."""
+        """Return whether the server makes the centralized baseline."""
         return simulation and self.evaluation.baselines and self.evaluation.centralized != "off"
 
     def of(self, kind: type[J]) -> J:

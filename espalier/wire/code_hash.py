@@ -17,12 +17,12 @@ MOST_BYTES = 64 * 1024**2
 MOST_ENTRIES = 8192
 """Files of a bundle, of which ours has some 500; Python's reader makes an object of each before it tells how many there are."""
 MOST_DIRECTORY_BYTES = 1 << 21
-"""Of the list of files at a bundle's end."""
+"""Maximum bytes of the list of files at a bundle's end."""
 MOST_VERDICTS = 64
 """Bundles of which a process remembers what it found: a node gets that of its run with every message."""
 END, ENTRY = b"PK\5\6", b"PK\1\2"
 END_OF_ZIP64 = b"PK\6\7"
-"""How the end of a ZIP file, each entry of its list, and what stands before the end of a ZIP64 file begin."""
+"""Signatures of a ZIP file's end, of an entry of its list, and of the locator of a ZIP64 end."""
 END_RECORD, ZIP64_RECORD = struct.Struct("<4s4H2LH"), struct.Struct("<4sLQL")
 PACKED = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 """How they may be packed: both are unpacked in pieces, which Python's bz2 and lzma readers are not."""
@@ -43,7 +43,7 @@ def code_sha256() -> str:
 
 
 _verdicts: dict[str, tuple[str, str]] = {}
-"""By SHA-256 of a bundle's bytes: the hash of its program, or why it is refused; the last one is that of the last question."""
+"""Cache by SHA-256 of a bundle: hash of its program, or reason for refusal; the newest is last."""
 
 
 def bundle_sha256(bundle: bytes) -> str:

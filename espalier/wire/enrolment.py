@@ -36,7 +36,7 @@ class Enrolment(Scalars):
     measured: bool
     """Whether the capability was measured; stated and measured ones cannot be compared."""
     approval: bool
-    """Whether replies of the site wait for a person there."""
+    """True if replies of the site wait for approval by a person."""
     python: str = Field(max_length=32, pattern=VERSION)
     torch: str = Field(max_length=64, pattern=VERSION)
 

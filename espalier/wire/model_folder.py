@@ -31,7 +31,7 @@ FILES = re.compile(
 """Names that a file of a model may have."""
 MOST_FILES = 1000
 MOST_BYTES_BESIDE_WEIGHTS = 1 << 27
-"""Of a file without weights; the largest tokenizers have a third of it."""
+"""Maximum bytes of a file without weights; the largest tokenizers have a third of it."""
 PIECE, BYTES = "piece", "bytes"
 """Key of a piece's blob, and the name of its tensor."""
 

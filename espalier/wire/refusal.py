@@ -14,7 +14,7 @@ OBSERVER = "that the node has heard that it takes no part"
 
 
 class Refusal(Scalars):
-    """Why a node takes no part."""
+    """Reason why a node takes no part."""
 
     reason: str = Field(max_length=MOST_CHARACTERS + 40)
 

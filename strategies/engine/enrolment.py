@@ -30,7 +30,7 @@ from strategies.engine.rounds import POLL_SECONDS, Rounds, error_of
 
 NO_CLIENT = -1
 REFUSED_SECONDS = 15.0
-"""How long to wait at most until refused nodes have heard why; a SuperNode asks for messages every three seconds."""
+"""Maximum seconds until refused nodes have the reason; a SuperNode asks every three seconds."""
 TELL_SECONDS = 10.0
 """How often it is said how many sites are connected while nothing changes."""
 
@@ -50,7 +50,7 @@ class Enroller:
     """The sites' public keys, if the run has such; else names are claims."""
     _asked: set[int] = field(default_factory=set)
     _tries: Counter[int] = field(default_factory=Counter)
-    """How often each node was asked."""
+    """Number of times that each node was asked."""
     _waiting: dict[str, tuple[int, Letter]] = field(default_factory=dict)
     _untold: dict[str, tuple[int, Letter]] = field(default_factory=dict)
     """Messages to refused nodes that were not answered yet."""

@@ -14,9 +14,9 @@ from flwr.common.constant import ErrorCode
 from espalier.settings.mistakes import NOT_LOADED
 
 FAULTS = re.compile(r"^<class '(ImportError|ModuleNotFoundError|SyntaxError|IndentationError|FileNotFoundError)'>")
-"""How Flower begins the error of a ClientApp that fails while it is imported; handlers of ours let no exception out."""
+"""Beginning of Flower's error for a ClientApp that fails at import; our handlers raise nothing."""
 TRIES = 3
-"""How often a node that could not load the program is asked who it is: another run may be installing it just now."""
+"""Attempts for a node that could not load the program: another run may be installing it."""
 
 
 def could_not_load(reply: Message) -> bool:

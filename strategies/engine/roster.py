@@ -32,16 +32,16 @@ class Seat:
     measured: bool = False
     """Whether the capability was measured; if not, it was stated."""
     approval: bool = False
-    """Whether a person at the site approves its replies before they leave."""
+    """True if a person at the site approves its replies before they leave."""
     seconds: float = 0.0
     """Of all its work in the run."""
     rounds: int = 0
     """In which it worked."""
     metrics: dict[str, Any] = field(default_factory=dict)
     capped: dict[str, dict[str, float]] = field(default_factory=dict)
-    """What of a client counts less than it says or sends, by name. Of a claim, such as ``weight``: what was ``claimed`` last,
-    what was ``counted`` of it, and in how many rounds (``times``). Of what it sent, such as ``update``: by which ``factor`` it
-    was too large at most, and of how many tensors in all rounds (``times``)."""
+    """Limits applied to this client, by name. For a claim such as ``weight``: the last value
+    ``claimed``, the value ``counted``, and the number of rounds (``times``). For a tensor such as
+    ``update``: the largest ``factor`` above the limit, and the number of tensors in all rounds."""
     silent: bool = False
     """It did its part, but failed in the evaluation that follows; it is asked nothing more, and ``reason`` says why."""
     _of_round: float = 0.0

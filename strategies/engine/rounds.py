@@ -37,8 +37,8 @@ A_WHILE = 5.0
 LOOK_SECONDS = 5.0
 """How often new nodes are looked for while replies are awaited."""
 ROUND_SECONDS, ROUND_DEADLINES = DAY, 10
-"""How long a round of real sites may take at most if ``round-seconds`` is 0: the longer of this, and so many times as long as
-all attempts of one message."""
+"""Limit of a round of real sites if ``round-seconds`` is 0: the larger of these seconds and this
+multiple of all attempts of one message."""
 SIMULATED_TTL = 30 * DAY
 """The same where messages queue for one machine's workers, however long that takes; Flower's own default is half a day."""
 NAMED = 4
@@ -69,7 +69,7 @@ class _Pending:
     node_id: int
     """The node that it was sent to."""
     since: float
-    """When its first attempt was sent."""
+    """Time at which its first attempt was sent."""
 
 
 @dataclass
@@ -93,7 +93,7 @@ class Rounds:
     lost: dict[int, str] | None = None
     """Clients that said in this round that they lost their state, and why; None where it cannot be brought back."""
     ends: float = math.inf
-    """When the round, or what is asked after the rounds, is over for clients that have not answered."""
+    """Time at which the round, or the evaluation, ends for clients that have not answered."""
     evaluating: bool = False
     """Rounds are over: a client that fails now keeps its contribution."""
     look_for_nodes: Callable[[], None] = lambda: None

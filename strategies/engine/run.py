@@ -33,7 +33,7 @@ class Run:
     site_keys: PublicKeys | None = None
     """Of the sites that may take part, where their names are bound to keys."""
     seconds_before: float = field(init=False)
-    """What the run had taken when it was interrupted; 0 of a new one."""
+    """Seconds that the run had taken when it was interrupted; 0 for a new run."""
     progress: Progress = field(init=False)
     checkpoint: CheckpointFolder = field(init=False)
 

@@ -19,7 +19,7 @@ SECONDS = "seconds.json"
 
 @dataclass(frozen=True)
 class Times:
-    """How long a run has taken so far, in all its parts where it was resumed."""
+    """Seconds that a run has taken so far, including the parts before it was resumed."""
 
     run: float = 0.0
     """Seconds from the start of the server, without those between an interruption and the resumption."""

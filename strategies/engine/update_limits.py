@@ -13,7 +13,7 @@ from pruning_kernels.clipping import clip_factors
 from strategies.engine.rounds import Rounds
 
 LARGEST_TOLD = 1e15
-"""Of a factor, where what is left is zero."""
+"""Largest factor that is reported, for a tensor that was clipped to zero."""
 
 
 class UpdateLimits:
@@ -27,7 +27,7 @@ class UpdateLimits:
     def __init__(self, most_ratio: float) -> None:
         self.most_ratio = most_ratio
         self._clipped: dict[int, dict[Any, float]] = {}
-        """Of each client: by how much each of its clipped tensors was too large."""
+        """Factor above the limit of each clipped tensor, by client."""
 
     def factors(self, place: Any, sizes: Mapping[int, float]) -> dict[int, float]:
         """Return ``clip_factors`` of one tensor's changes, and remember who was clipped; ``place`` names the tensor."""

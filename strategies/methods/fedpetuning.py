@@ -384,7 +384,7 @@ class FedPETuning(Method):
     def _clip_factors(
         self, inbox: Inbox, key: str, shapes: Mapping[int, Mapping[str, Shape]], start: Mapping[str, torch.Tensor]
     ) -> dict[str, dict[int, float]]:
-        """By what the clients' changes of tensors are multiplied, by name and client.
+        """Return the factors on the clients' changes of tensors, by name and client.
 
         ``shapes`` are those of each client; ``start`` is what the round began with. Changes are compared by the root of their
         mean square, as ranks and numbers of rows may differ.
@@ -426,7 +426,7 @@ class FedPETuning(Method):
         return sums({name: self._begun(start, client, key, name, tuple(sent.shape))}, {name: sent})[name]
 
     def _begun(self, start: Mapping[str, torch.Tensor], client: int, key: str, name: str, shape: Shape) -> torch.Tensor:
-        """What a client began with of one tensor of ``start``; zeros of ranks that it gave up."""
+        """Return a client's initial value of one tensor of ``start``; zeros for ranks that it gave up."""
         own = self.part_for(client, key, name, start[name])
         return cut_to_rank({name: own[tuple(map(slice, shape))]}, self._told[client].rank)[name]
 
@@ -442,5 +442,5 @@ class FedPETuning(Method):
         return zero_padded_mean(factors, weights, adapter.rank)
 
     def _claimed_weight(self, client: int) -> float:
-        """What a client would weigh by what it says; see ``limited_weights``."""
+        """Return the weight that a client claims; see ``limited_weights``."""
         return float(self._told[client].samples) if self.federation.client_weights == "samples" else 1.0

@@ -257,7 +257,7 @@ class FedSpaLLM(Method):
             yield linear, mean, votes
 
     def _clipped(self, inbox: Inbox, key: str, linear: LinearPlan, clients: list[int], before: Tensor) -> dict[int, Tensor]:
-        """By what the changes of each row are multiplied, of clients of which some row changed too much: (rows,) float64.
+        """Return the factors on the changes of rows, of clients with too large a row: (rows,) float64.
 
         SparseGPT changes kept weights so that they stand in for pruned ones, by much the same amount at every client. Rows are
         compared by the root mean square of their changes.
@@ -276,7 +276,7 @@ class FedSpaLLM(Method):
         return found
 
     def _claimed_weight(self, client: int) -> float:
-        """What a client would weigh by what it says; see ``limited_weights``."""
+        """Return the weight that a client claims; see ``limited_weights``."""
         if self.run.settings.federation.client_weights == "equal":
             return 1.0
         return float(self.rounds.roster.seats[client].metrics["calibration_windows"])
@@ -301,7 +301,7 @@ def _bits(numbers: Tensor) -> Tensor:
 
 
 def _kept_places(mask: Words, shape: tuple[int, int]) -> Tensor:
-    """Where a packed prune mask keeps a weight: bool, shaped like the matrix."""
+    """Return the places that a packed prune mask keeps: bool, shaped like the matrix."""
     return torch.from_numpy(~unpack(mask, shape))
 
 

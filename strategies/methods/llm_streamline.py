@@ -44,7 +44,7 @@ from strategies.methods.plausible_update import Reach
 from strategies.results.streamlined import StreamlinedResult
 
 MOST_DISTANCE_RATIO = 4.0
-"""How many times as far from 1 as the median client's a client's cosine may be; likewise how many times as near."""
+"""Limit on the distance of a client's cosine from 1, as a multiple or fraction of the median's."""
 
 
 class LlmStreamline(Method):
