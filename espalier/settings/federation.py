@@ -40,8 +40,8 @@ class FederationSettings(Table):
         2.0,
         ge=1,
         description="What a client changed of a tensor counts up to so many times the norm of the median client's change; a "
-        "larger one is scaled down. With fedspallm's SparseGPT twice that ratio, row by row. 1000000: any. It takes three "
-        "clients. "
+        "larger one is scaled down. Twice that ratio holds for single numbers: rows of fedspallm's SparseGPT, directions of "
+        "slicegpt's moments, and distances of llm-streamline's cosines from 1. 1000000: no limit. It takes three clients. "
         "`summary.json` says whose was (`capped`).",
     )
     max_capability_ratio: float = Field(

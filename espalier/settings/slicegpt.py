@@ -14,7 +14,7 @@ from espalier.settings.table import ReadWith
 class SliceGptSettings(MethodSettings):
     """Table ``[slicegpt]`` (Ashkboos et al. 2024, section 3)."""
 
-    FEDERATION: ClassVar[tuple[str, ...]] = ("client-weights", "max-weight-ratio")
+    FEDERATION: ClassVar[tuple[str, ...]] = ("client-weights", "max-weight-ratio", "max-update-ratio")
     WEIGHTS: ClassVar[tuple[str, ...]] = ("samples", "equal")
     MAKES_ALONE_WITH: ClassVar[Mapping[str, str | int | tuple[str, ...]]] = {"covariances": "public"}
     READ_WITH: ClassVar[ReadWith] = {

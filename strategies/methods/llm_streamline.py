@@ -32,7 +32,7 @@ from espalier.wire.llm_streamline import (
 )
 from espalier.wire.messages import NoScalars, Scalars, validate
 from espalier.wire.parts import PartRequest
-from pruning_kernels.clipping import root_mean_square, within_ratio
+from pruning_kernels.clipping import SINGLE_NUMBERS, root_mean_square, within_ratio
 from strategies.engine.client_weights import count_claims
 from strategies.engine.evaluation import ClientEvaluation
 from strategies.engine.inbox import Inbox
@@ -42,9 +42,6 @@ from strategies.engine.run import Run
 from strategies.engine.update_limits import UpdateLimits
 from strategies.methods.plausible_update import Reach
 from strategies.results.streamlined import StreamlinedResult
-
-MOST_DISTANCE_RATIO = 4.0
-"""Limit on the distance of a client's cosine from 1, as a multiple or fraction of the median's."""
 
 
 class LlmStreamline(Method):
@@ -181,7 +178,7 @@ class LlmStreamline(Method):
     def _limited(self, cosines: torch.Tensor, clients: Sequence[int]) -> torch.Tensor:
         """Cosines whose distance from 1 is within a ratio of the median client's, stretch by stretch: (clients, stretches)."""
         distances = (1 - cosines).clamp(min=0)
-        limited = within_ratio(distances, MOST_DISTANCE_RATIO)
+        limited = within_ratio(distances, SINGLE_NUMBERS * self.federation.max_update_ratio)
         changed = limited != distances
         for row, client in enumerate(clients):
             for place in changed[row].nonzero().flatten().tolist():

@@ -22,7 +22,7 @@ from espalier.settings.slicegpt import SliceGptSettings
 from espalier.wire.messages import NoScalars, Scalars, validate
 from espalier.wire.parts import parts_of
 from espalier.wire.slicegpt import MOMENTS, MomentsReport, basis_specs, dense_width, moment_parts, places
-from pruning_kernels.clipping import LEAST_CLIENTS, limited_moments
+from pruning_kernels.clipping import LEAST_CLIENTS, SINGLE_NUMBERS, limited_moments
 from pruning_kernels.slicing import unpacked
 from strategies.engine.client_weights import count_claims
 from strategies.engine.evaluation import ClientEvaluation
@@ -32,9 +32,6 @@ from strategies.engine.public_windows import public_windows, require_public_text
 from strategies.engine.run import Run
 from strategies.engine.update_limits import UpdateLimits
 from strategies.results.sliced import SlicedResult
-
-MOST_MOMENT_RATIO = 4.0
-"""In no direction do a client's signals count more than so many times as strong as the others'."""
 
 
 class SliceGpt(Method):
@@ -51,7 +48,7 @@ class SliceGpt(Method):
     def __init__(self, run: Run, evaluation: ClientEvaluation | None = None) -> None:
         super().__init__(run, evaluation)
         self.job, self.plan = run.settings.of(SliceGptSettings), run.model.plan
-        self.limits = UpdateLimits(MOST_MOMENT_RATIO)
+        self.limits = UpdateLimits(SINGLE_NUMBERS * run.settings.federation.max_update_ratio)
         self.result = SlicedResult(run.model, run.checkpoint.blobs, self.job.width(dense_width(self.plan)))
 
     @classmethod
@@ -113,7 +110,7 @@ class SliceGpt(Method):
         for client, weight in weights.items() if len(weights) >= LEAST_CLIENTS else ():
             own = unpacked(inbox.tensor(client, place, MOMENTS).to(torch.float64), width)
             others = (mean * total - own * weight) / (total - weight)
-            limited, largest = limited_moments(own, others, MOST_MOMENT_RATIO)
+            limited, largest = limited_moments(own, others, self.limits.most_ratio)
             if limited is not own:
                 excess += (own - limited) * (weight / total)
                 self.limits.note(client, place, largest, 1.0)
