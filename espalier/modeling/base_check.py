@@ -13,13 +13,13 @@ from torch import Tensor
 
 from espalier.modeling.block_stream import FLOAT16_REMEDY, Activations, BlockStream, not_finite
 from espalier.modeling.computing import Computing
-from espalier.modeling.config_file import CONFIG
+from espalier.modeling.config_file import CONFIG, explained
+from espalier.modeling.disk_model import load_plain, quiet
 from espalier.modeling.export import relative_difference, tolerance, whole_logits
 from espalier.modeling.export_adapter import a_few_tokens
 from espalier.modeling.families import has_own_code
 from espalier.modeling.magnitudes import FLOAT16_OVERFLOW
 from espalier.modeling.opened import OpenedModel
-from espalier.modeling.plain import plain_model, quiet
 from espalier.modeling.whole import load_whole
 from espalier.pace.beats import beats
 from espalier.settings.mistakes import Mistake
@@ -75,11 +75,14 @@ def require_same_logits(model: OpenedModel, computing: Computing, windows: Tenso
     in_memory = replace(computing, activations_folder=None)  # a few tokens; the run directory is not there yet
     stream, windows = BlockStream(model, in_memory), windows[:, :TOKENS]
     _require_same_heads(model)
-    with plain_model(model.directory, model.family, computing) as (plain, told):
-        _require_same_tensors(model, told)
-        found = list(_finite_logits(stream, windows))
-        expected = whole_logits(plain, windows.to(computing.device))
-        difference = relative_difference(found, expected)
+    from transformers import AutoModelForCausalLM
+
+    with explained(str(model.directory)):
+        plain, told = load_plain(AutoModelForCausalLM, model, computing.dtype, computing.device, "streamed")
+    _require_same_tensors(model, told)
+    found = list(_finite_logits(stream, windows))
+    expected = whole_logits(plain, windows.to(computing.device))
+    difference = relative_difference(found, expected)
     held_in_nf4 = model.stored is not model.checkpoint  # bitsandbytes computes in a dtype of its own
     if not difference <= tolerance(torch.bfloat16 if held_in_nf4 else computing.dtype):
         raise Mistake(

@@ -1,8 +1,8 @@
 """A model as plain transformers reads its directory, whose weights stay in the files until a module computes with them.
 
-``from_pretrained`` with ``device_map="disk"`` decides which file has which tensor, under which name, and which ones are tied;
-accelerate's hooks read a module's weights when it is called and drop them when it has answered. So what is in memory is the
-largest module, however many blocks there are.
+``from_pretrained`` with ``device_map="disk"`` decides which file has which tensor, under which name, and which ones are tied.
+Hooks read a module's weights when it is called and drop them when it has answered. So what is in memory is the largest module,
+however many blocks there are.
 """
 
 import logging
@@ -30,7 +30,25 @@ class ReloadError(RuntimeError):
 def plain_model(
     auto_class: Any, directory: Path, dtype: torch.dtype, device: torch.device, reload_with: str, **given: Any
 ) -> Any:
-    """Load a model by plain ``from_pretrained``, in evaluation mode.
+    """Load a model by ``load_plain``, and require that nothing is missing.
+
+    Raises
+    ------
+    ReloadError
+        A tensor is missing.
+    """
+    model = OpenedModel(directory)
+    whole, found = load_plain(auto_class, model, dtype, device, reload_with, **given)
+    head = _own_head(model, given)
+    if missing := sorted(name for name in found["missing_keys"] if name.rpartition(".")[0] not in head):
+        raise ReloadError(f"transformers finds no tensor {missing[0]} in it")
+    return whole
+
+
+def load_plain(
+    auto_class: Any, model: OpenedModel, dtype: torch.dtype, device: torch.device, reload_with: str, **given: Any
+) -> tuple[Any, dict[str, Any]]:
+    """Load a model's directory by plain ``from_pretrained``, in evaluation mode.
 
     Parameters
     ----------
@@ -39,33 +57,33 @@ def plain_model(
         in NF4 are loaded whole in both, in 4 bits: bitsandbytes cannot read them module by module
     given : further arguments of ``from_pretrained``
 
-    Raises
-    ------
-    ReloadError
-        A tensor is missing.
+    Returns
+    -------
+    The model, and what transformers says of its loading: ``missing_keys``, ``unexpected_keys`` and the like.
     """
-    from transformers.utils import logging as transformers_logging
+    given = {"local_files_only": True, "trust_remote_code": False, "output_loading_info": True, **given}
+    with quiet():
+        if reload_with == "transformers" or isinstance(model.checkpoint, QuantisedCheckpoint):
+            whole, found = auto_class.from_pretrained(model.directory, dtype=dtype, **given)
+            return whole.to(device).eval(), found
+        return _on_disk(auto_class, model, dtype, device, given)
 
-    transformers_logging.disable_progress_bar()
-    model = OpenedModel(directory)
-    if reload_with == "transformers" or isinstance(model.checkpoint, QuantisedCheckpoint):
-        return auto_class.from_pretrained(directory, local_files_only=True, dtype=dtype, **given).to(device).eval()
-    return _on_disk(auto_class, model, dtype, device, given)
+
+def _own_head(model: OpenedModel, given: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the paths of an encoder's head, which may be new and then is in memory."""
+    return tuple(model.family.head_linears.values()) if "num_labels" in given else ()
 
 
-def _on_disk(auto_class: Any, model: OpenedModel, dtype: torch.dtype, device: torch.device, given: Mapping[str, Any]) -> Any:
+def _on_disk(
+    auto_class: Any, model: OpenedModel, dtype: torch.dtype, device: torch.device, given: Mapping[str, Any]
+) -> tuple[Any, dict[str, Any]]:
     """Load it in the dtype of its files: what is not converted while it is loaded is not read then."""
     stored = TORCH_DTYPES[model.plan.blocks[0].linears[0].dtype]
-    kept = tuple(model.family.head_linears.values()) if "num_labels" in given else ()
+    kept = _own_head(model, given)
     any_labels = ANY_LABELS if model.family.kind == "encoder" else None
     parts = [path for path, _ in _with_tensors(model.new_skeleton(given.get("num_labels") or any_labels))]
     device_map = {path: "cpu" if path in kept else "disk" for path in parts}
-    with _without_advice():
-        whole, found = auto_class.from_pretrained(
-            model.directory, local_files_only=True, dtype=stored, device_map=device_map, output_loading_info=True, **given
-        )
-    if missing := sorted(name for name in found["missing_keys"] if name.rpartition(".")[0] not in kept):
-        raise ReloadError(f"transformers finds no tensor {missing[0]} in it")
+    whole, found = auto_class.from_pretrained(model.directory, dtype=stored, device_map=device_map, **given)
     weights = _weights_of(whole)
     _unhook(whole)
     for parameter in whole.parameters():
@@ -73,7 +91,7 @@ def _on_disk(auto_class: Any, model: OpenedModel, dtype: torch.dtype, device: to
         if parameter.is_floating_point():
             parameter.data = parameter.data.to(dtype)
     read_when_used(whole, weights, device, kept)
-    return whole.eval()
+    return whole.eval(), found
 
 
 def _with_tensors(whole: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -87,8 +105,16 @@ def _weights_of(whole: nn.Module) -> Mapping[str, Tensor]:
     """The tensors in the files by the names of the model's parameters, as transformers found them."""
     hooks = (getattr(module, "_hf_hook", None) for module in whole.modules())
     maps = (getattr(hook, "weights_map", None) for hook in hooks)
-    found: Mapping[str, Tensor] = next(weights for weights in maps if weights is not None).dataset
-    return found
+    found = next(weights for weights in maps if weights is not None).dataset
+    for place in found.index.values():
+        if "safetensors_file" in place:
+            place.pop("dtype", None)  # else a float32 norm beside bfloat16 matrices would be rounded
+    for pair in whole.all_tied_weights_keys.items():
+        for name, other in (pair, reversed(pair)):
+            if name not in found.index and other in found.index:  # the files hold one of the two
+                found.index[name] = {"weight_name": other, **found.index[other]}
+    tensors: Mapping[str, Tensor] = found
+    return tensors
 
 
 def _unhook(whole: nn.Module) -> None:
@@ -109,30 +135,56 @@ def read_when_used(whole: nn.Module, weights: Mapping[str, Tensor], device: torc
     weights : by full name; read in the dtypes that the parameters have now
     kept : paths of modules whose parameters are in memory: they are brought to the device and stay there
     """
-    from accelerate.hooks import AlignDevicesHook, add_hook_to_module
-    from accelerate.utils import PrefixedDataset
-
     for path, module in list(_with_tensors(whole)):
         if path in kept:
             module.to(device)
             continue
-        own = PrefixedDataset(weights, f"{path}." if path else "")
-        add_hook_to_module(module, AlignDevicesHook(execution_device=device, offload=True, weights_map=own))
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, buffer.to(device))
+        _Reader(module, f"{path}." if path else "", weights, device)
+
+
+class _Reader:
+    """Hooks of one module that read its own parameters before a call and drop them after it."""
+
+    def __init__(self, module: nn.Module, prefix: str, weights: Mapping[str, Tensor], device: torch.device) -> None:
+        self._prefix, self._weights, self._device = prefix, weights, device
+        self._dtypes = {name: parameter.dtype for name, parameter in module.named_parameters(recurse=False)}
+        self._placeholders: dict[str, nn.Parameter] = {}
         for name, parameter in module.named_parameters(recurse=False):
             zero = torch.zeros((), dtype=parameter.dtype, device=device)
-            setattr(module, name, nn.Parameter(zero.expand(parameter.shape), requires_grad=False))
+            self._placeholders[name] = nn.Parameter(zero.expand(parameter.shape), requires_grad=False)
+        self.drop(module)
+        module.register_forward_pre_hook(self.read)
+        module.register_forward_hook(self.drop, always_call=True)
+
+    def read(self, module: nn.Module, *_: Any) -> None:
+        """Read the parameters from the files."""
+        for name, dtype in self._dtypes.items():
+            value = self._weights[f"{self._prefix}{name}"].to(dtype).to(self._device)
+            setattr(module, name, nn.Parameter(value, requires_grad=False))
+
+    def drop(self, module: nn.Module, *_: Any) -> None:
+        """Put the placeholders back."""
+        for name, placeholder in self._placeholders.items():
+            setattr(module, name, placeholder)
 
 
 @contextmanager
-def _without_advice() -> Iterator[None]:
-    """accelerate warns that weights are on the disk, which is what was asked for."""
-    logger = logging.getLogger("accelerate.big_modeling")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+def quiet() -> Iterator[None]:
+    """Keep transformers and accelerate from warning of what is checked here, and from drawing bars."""
+    from transformers.utils import logging as transformers_logging
+
+    accelerate = logging.getLogger("accelerate.big_modeling")
+    before = transformers_logging.get_verbosity(), accelerate.level
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    accelerate.setLevel(logging.ERROR)
     try:
         yield
     finally:
-        logger.setLevel(level)
+        transformers_logging.set_verbosity(before[0])
+        accelerate.setLevel(before[1])
 
 
 class EditedWeights(Mapping[str, Tensor]):

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from tiny_encoders import save_encoder
+from tiny_model import save_tokenizer
 from tiny_models import CPU, llama_config, save_model, token_windows
 from torch import Tensor
 
@@ -49,6 +50,7 @@ class Trained:
         self.folder, self.classes = folder, 3 if encoder else None
         if encoder:
             save_encoder(folder / "base", "bert", **sizes)
+            save_tokenizer(folder / "base")
         else:
             save_model(folder / "base", llama_config(**sizes), dtype=torch.bfloat16)
         self.model = OpenedModel(folder / "base")
