@@ -16,6 +16,7 @@ from espalier.corpora.built_in import BUILT_IN, own_records
 from espalier.corpora.client_text import client_windows, training_windows
 from espalier.corpora.passages import split
 from espalier.modeling.opened import OpenedModel, open_model
+from espalier.settings.lineage import lineage_of
 from espalier.settings.mistakes import Mistake
 from espalier.settings.node import simulated_node
 from espalier.settings.run import RunSettings, parse
@@ -117,8 +118,8 @@ class Clients:
         found = []
         for client, node_id in enumerate(grid.get_node_ids()):
             header = Header(
-                schema_version=SCHEMA_VERSION, kind="train", method=run.method, lineage=f"membership-{run.method}",
-                server_round=1, client=client, attempt=1, part=0, num_parts=1,
+                schema_version=SCHEMA_VERSION, kind="train", method=run.method,
+                lineage=lineage_of("20260101-000000", run.method), server_round=1, client=client, attempt=1, part=0, num_parts=1,
             )  # fmt: skip
             (message,) = grid.push_messages([address(Letter(header, dict(scalars)), node_id, SECONDS)])
             (reply,) = grid.pull_messages([message])

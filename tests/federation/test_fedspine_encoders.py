@@ -34,6 +34,8 @@ PATHS = {
 HEAD_PATHS = {"head.dense": "classifier.dense", "head.out": "classifier.out_proj"}
 SETTINGS: dict[str, Any] = {
     "federation.rounds": 3,
+    "federation.max-weight-ratio": 1e6,  # the paper's means
+    "federation.max-update-ratio": 1e6,
     "fedspine.share": 0.4,
     "fedspine.rank-min": 1,
     "fedspine.allocation": "random",

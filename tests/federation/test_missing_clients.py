@@ -113,7 +113,7 @@ def test_a_long_reason_is_cut(bench: Bench) -> None:
     roster = Roster({0: Seat(0, "a", 1, "dropped", "because\n" * 100)})
     summary: Any = Summary(parse({"num-clients": 1}), bench.model, 1, "cpu", roster)  # type: ignore[arg-type]
     line = closing_line(summary)
-    assert line.startswith("0 of 1 clients; missing: a (because because")
+    assert line.startswith("0 of 1 client; missing: a (because because")
     assert line.endswith(" ...)")
     assert len(line) < 350
 

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import threading
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -69,7 +70,11 @@ class Server:
 def on_disk(root: Path) -> int:
     """Bytes of models' files and pieces."""
     found = [*(root / "state" / "models").rglob("files/*"), *(root / "state" / "models").rglob("pieces/*")]
-    return sum(file.stat().st_size for file in found)
+    total = 0
+    for file in found:
+        with suppress(FileNotFoundError):  # another thread has made a file of its pieces meanwhile
+            total += file.stat().st_size
+    return total
 
 
 def of(number: int, size: int) -> bytes:

@@ -293,7 +293,7 @@ def test_the_summary_tells_how_many_test_items_were_cut(folder: Path, capsys: py
     bench.model = save_tiny_llama(folder / "short", positions=100)
     document = summary(bench.run(federation__rounds=1))
     assert document["test_items"] == {"number": 30, "cut": 3}
-    assert "3 of 30 test items are longer than the model takes (" in capsys.readouterr().out
+    assert "cut: 3 of 30 test items, longer than the model takes (" in capsys.readouterr().out
     longer = save_tiny_llama(folder / "longer", positions=600)
     document = summary(bench.run(federation__rounds=1, model=str(longer)))
     assert document["test_items"] == {"number": 30, "cut": 0}
