@@ -55,12 +55,24 @@ def _show_notes(summary: Summary) -> None:
     for seat in summary.roster.seats.values():
         for text in seat.limits_in_words():
             print(f"{seat.site}: {text}")
+    _show_limited(summary)
     if cut := summary.tests.get("cut", 0):
         number = summary.tests["number"]
         print(
             f"cut: {cut} of {count(number, 'test item')}, longer than the model takes (written answers need task.answer-tokens "
             "of it) or task.max-test-tokens allows"
         )
+
+
+def _show_limited(summary: Summary) -> None:
+    """Print how many clients sent numbers that were limited: honest clients send some too, so no names."""
+    sites: dict[str, int] = {}
+    for seat in summary.roster.seats.values():
+        for what, note in seat.capped.items():
+            if "claimed" not in note and what != "distance":
+                sites[what] = sites.get(what, 0) + 1
+    for what, number in sites.items():
+        print(f"{what}: some of {count(number, 'client')} limited by the median client's (`capped` in summary.json)")
 
 
 def _figures(summary: Summary, column: str) -> list[str]:

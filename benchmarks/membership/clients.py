@@ -119,7 +119,8 @@ class Clients:
         for client, node_id in enumerate(grid.get_node_ids()):
             header = Header(
                 schema_version=SCHEMA_VERSION, kind="train", method=run.method,
-                lineage=lineage_of("20260101-000000", run.method), server_round=1, client=client, attempt=1, part=0, num_parts=1,
+                lineage=lineage_of("20260101-000000", run.method), server_round=1,
+                client=client, attempt=1, part=0, num_parts=1,
             )  # fmt: skip
             (message,) = grid.push_messages([address(Letter(header, dict(scalars)), node_id, SECONDS)])
             (reply,) = grid.pull_messages([message])

@@ -109,7 +109,8 @@ def _weights_of(whole: nn.Module) -> Mapping[str, Tensor]:
     for place in found.index.values():
         if "safetensors_file" in place:
             place.pop("dtype", None)  # else a float32 norm beside bfloat16 matrices would be rounded
-    for pair in whole.all_tied_weights_keys.items():
+    ties: dict[str, str] = getattr(whole, "all_tied_weights_keys")  # noqa: B009 - as an attribute it is a Tensor to mypy
+    for pair in ties.items():
         for name, other in (pair, reversed(pair)):
             if name not in found.index and other in found.index:  # the files hold one of the two
                 found.index[name] = {"weight_name": other, **found.index[other]}

@@ -62,7 +62,7 @@ class Seat:
         )
 
     def limits_in_words(self) -> list[str]:
-        """Return a clause for each entry of ``capped``."""
+        """Return a clause for each claim that was limited, and for rounds that the client was left out of."""
         found = []
         for what, note in self.capped.items():
             if what == "distance":
@@ -70,11 +70,7 @@ class Seat:
                     f"left out of {count(int(note['times']), 'round')}: its update was "
                     f"up to {note['factor']:.3g} times as far from the others' as the median client's"
                 )
-            elif "factor" in note:
-                found.append(
-                    f"its {what} limited {count(int(note['times']), 'time')}, by a factor of up to {note['factor']:.3g}"
-                )
-            else:
+            elif "claimed" in note:
                 found.append(f"its {what} {note['claimed']:g} counted as {note['counted']:g}")
         return found
 

@@ -9,6 +9,7 @@ goes about half as far. Nor several clients together, nor rounds of one or two c
 from collections.abc import Mapping
 from typing import Any
 
+from espalier.amounts import count
 from pruning_kernels.clipping import clip_factors
 from strategies.engine.rounds import Rounds
 
@@ -52,7 +53,7 @@ class UpdateLimits:
             before = seat.capped.get(what, {})
             times, most = before.get("times", 0) + len(places), max(before.get("factor", 0.0), factor)
             seat.capped[what] = {"factor": most, "times": times}
-            text = f"limited      {seat.site}: its {what} in {len(places)} places, by a factor of up to {factor:.3g}"
+            text = f"limited      {seat.site}: its {what} in {count(len(places), 'place')}, by a factor of up to {factor:.3g}"
             if what == "distance":
                 text = (
                     f"left out     {seat.site}: its update is {factor:.3g} times as far from the others' as the median client's"
