@@ -7,7 +7,6 @@ and beside it ``client_app.warm_node``, which claims the SuperNode's tasks. They
 import os
 import secrets
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -18,6 +17,7 @@ from pathlib import Path
 from threading import Thread
 
 from espalier.launch.check_node import read_node_config
+from espalier.launch.free_port import free_port
 from espalier.launch.in_app import started_in_app
 from espalier.launch.kept import kept
 from espalier.launch.supernode_log import SupernodeLog
@@ -62,7 +62,7 @@ def run_node(app: Path, words: Sequence[str], address: str, warm_seconds: float,
         An option is one that the command sets itself, or a number is out of range.
     """
     _check(words, address, warm_seconds, most_idle_megabytes)
-    address = address or f"{LOOPBACK}:{_free_port()}"
+    address = address or f"{LOOPBACK}:{free_port()}"
     secret = secrets.token_bytes(32)
     with tempfile.TemporaryDirectory(prefix="espalier-node-") as folder:
         file = Path(folder) / "secret"
@@ -136,10 +136,3 @@ def _supernode() -> str:
     if found is None:
         raise Mistake("flower-supernode: is not installed beside Python; install Espalier here")
     return found
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from espalier.launch.free_port import free_port
 from espalier.launch.kept import kept
 from espalier.settings.loopback import keep_on_loopback
 from espalier.settings.mistakes import Mistake
@@ -31,8 +32,6 @@ BY_SIGNAL = 128
 SHARED = "ESPALIER_SHARED_SUPERLINK"
 """Tells the ServerApp (``server_app.own_superlink``) that it need not ask whose SuperLink this is."""
 PORT_VARIABLE = "FLWR_LOCAL_CONTROL_API_PORT"
-PORTS_OF_FLOWER = (39091, 39093)
-"""Ports on which ``flwr run`` looks for a local SuperLink of any user."""
 MOST_TMPDIR = 38
 """Bytes: Ray makes sockets below TMPDIR, and a socket's path has at most 107."""
 SHORT_TMPDIR = "/tmp"
@@ -169,14 +168,14 @@ def own_superlink() -> Iterator[SuperLink]:
     Mistake
         It did not start; the end of its log is quoted.
     """
-    control = _free_port()
+    control = free_port()
     folder = _flower_home(f'address = "127.0.0.1:{control}"\ninsecure = true\n')
     empty, log = folder / "empty", folder / LOG
     empty.mkdir()
     environment = {**_environment(folder), SHARED: "1"}  # `--app` may name another checkout than the installed one
     command = [
         _program("flower-superlink"), "--insecure", "--simulation", "--isolation", "subprocess",
-        "--control-api-address", f"127.0.0.1:{control}", "--serverappio-api-address", f"127.0.0.1:{_free_port()}",
+        "--control-api-address", f"127.0.0.1:{control}", "--serverappio-api-address", f"127.0.0.1:{free_port([control])}",
     ]  # fmt: skip
     try:
         with open(log, "wb") as output, kept(command, folder, environment, empty, stdout=output, stderr=output) as process:
@@ -222,16 +221,6 @@ def _wait_for_port(port: int, process: subprocess.Popen[bytes], log: Path) -> No
         except subprocess.TimeoutExpired:
             continue
     raise Mistake(f"flower-superlink did not start:\n{log.read_text(errors='replace')[-LOG_END:]}")
-
-
-def _free_port() -> int:
-    """A free port on which no ``flwr run`` looks for its own SuperLink."""
-    while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port: int = probe.getsockname()[1]
-        if port not in PORTS_OF_FLOWER and str(port) != os.environ.get(PORT_VARIABLE):
-            return port
 
 
 def _program(name: str) -> str:

@@ -3,7 +3,6 @@
 import json
 import shlex
 import signal
-import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 
 from espalier.launch.command import main
+from espalier.launch.free_port import free_port
 from espalier.launch.superlink import SuperLink, SuperLinkLost, running_superlink
 from espalier.launch.watched_run import WatchedRun
 from espalier.settings.mistakes import FLOWER_REPORTS_IT_TOO
@@ -165,15 +165,9 @@ def test_a_serverapp_that_said_nothing_can_be_gone_on_with(
     assert "resume-from" not in capsys.readouterr().err
 
 
-def closed_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def test_a_superlink_that_is_not_there_is_lost_whatever_flower_answers(tmp_path: Path) -> None:
     """By the real ``flwr ls``."""
-    address = f"127.0.0.1:{closed_port()}"
+    address = f"127.0.0.1:{free_port()}"
     with running_superlink(address, None) as superlink:
         told = (
             f"the SuperLink at {address} does not answer, or lost the run: .*\nif it was killed, start it again with the same"
@@ -198,7 +192,7 @@ class Ended:
 )
 def test_what_became_of_one_s_own_superlink(tmp_path: Path, code: int, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "superlink.log").write_text("no port\n")
-    superlink = SuperLink({}, tmp_path, f"127.0.0.1:{closed_port()}", Ended(code))  # type: ignore[arg-type]
+    superlink = SuperLink({}, tmp_path, f"127.0.0.1:{free_port()}", Ended(code))  # type: ignore[arg-type]
     monkeypatch.setattr(SuperLink, "_flwr", lambda *_: {"success": False, "error-message": "unavailable"})
     with pytest.raises(SuperLinkLost, match=told):
         superlink.status("1")

@@ -16,6 +16,8 @@ from typing import Any
 from flwr.cli.app import app as flwr_command
 from typer.testing import CliRunner
 
+from espalier.launch.free_port import free_port
+
 BIN = Path(sys.executable).parent
 PORT_POLLS = 1200
 
@@ -29,12 +31,11 @@ def environment(home: Path) -> dict[str, str]:
 
 
 def free_ports(number: int) -> list[int]:
-    """Ports that were free a moment ago, all different."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
-        for entry in sockets:
-            entry.bind(("127.0.0.1", 0))
-        return [entry.getsockname()[1] for entry in sockets]
+    """Return ports that were free a moment ago, all different."""
+    found: list[int] = []
+    while len(found) < number:
+        found.append(free_port(found))
+    return found
 
 
 @contextmanager
