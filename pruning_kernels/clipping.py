@@ -17,6 +17,10 @@ SINGLE_NUMBERS = 2.0
 """Factor on a ratio for single numbers or rows, which differ about twice as much between honest
 clients as whole tensors do."""
 
+FLOOR = 0.1
+"""Fraction of what is usual that one client may always have: of the median channel's energy, in each direction, or of the
+median row's change, in each row."""
+
 
 def root_mean_square(change: Tensor) -> float:
     """Return the root mean square of all numbers of a tensor, worked out in float64; 0 of an empty one."""
@@ -60,6 +64,9 @@ def distances_from_others(gram: Tensor) -> list[float]:
 def clip_rows(changes: Sequence[Tensor], most_ratio: float) -> list[Tensor]:
     """Return by what each row of each client's change is multiplied: ``clip_factors``, row by row.
 
+    A row that the median client hardly changed may still change by ``FLOOR`` times what its median row does: with few
+    calibration tokens, or rows of which hardly anything is pruned, honest clients differ in which rows change at all.
+
     Parameters
     ----------
     changes : of each client the norm of its change of every row, (rows,)
@@ -71,7 +78,8 @@ def clip_rows(changes: Sequence[Tensor], most_ratio: float) -> list[Tensor]:
     sizes = torch.stack([change.to(torch.float64) for change in changes])
     if len(changes) < LEAST_CLIENTS:
         return list(torch.ones_like(sizes))
-    most = most_ratio * sizes.median(dim=0).values  # of an even number torch takes the lower one
+    typical = sizes.median(dim=0).values  # of an even number torch takes the lower one
+    most = most_ratio * typical.clamp(min=FLOOR * float(typical.median()))
     return list(torch.where(sizes > most, most / sizes, 1.0))
 
 
@@ -105,10 +113,6 @@ def within_band(numbers: Tensor, most_ratio: float) -> Tensor:
     median = numbers.median(dim=0).values
     width = (most_ratio - 1) * median.abs().clamp(min=1.0)
     return numbers.clamp(median - width, median + width)
-
-
-FLOOR = 0.1
-"""Fraction of the median channel's energy that one client may always have in a direction."""
 
 
 def limited_moments(own: Tensor, others: Tensor, most_ratio: float) -> tuple[Tensor, float]:

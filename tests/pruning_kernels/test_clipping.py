@@ -34,6 +34,14 @@ def test_factors_by_hand(sizes: list[float], ratio: float, factors: list[float])
     assert [row.tolist() for row in rows] == [[factor, 1.0] for factor in factors]
 
 
+def test_a_row_that_the_median_client_left_alone_may_change_a_little() -> None:
+    """A tenth of what the median row does, times the ratio: 0.1 * 3 * 4."""
+    own = [torch.tensor([0.0, 2.0, 3.0]), torch.tensor([0.0, 3.0, 4.0]), torch.tensor([2.4, 3.0, 5.0])]
+    first, second, third = clip_rows(own, 4.0)
+    assert first.tolist() == second.tolist() == [1.0, 1.0, 1.0]
+    assert third.tolist() == pytest.approx([0.5, 1.0, 1.0])
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.floats(0.1, 100.0), min_size=2, max_size=9), st.floats(1.0, 5.0), st.floats(0.0, 1e30))
 def test_one_client_goes_no_further_than_the_ratio_of_the_largest_other(
