@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+from espalier.flower.outside_task import play_task
+
 _PLAYED: ContextVar[bool] = ContextVar("played", default=False)
 
 
@@ -24,6 +26,7 @@ def in_simulation() -> bool:
 @contextmanager
 def playing_a_node() -> Iterator[None]:
     """For programs that call the ClientApp themselves, as tests and measurements do: what happens within is simulated."""
+    play_task()
     token = _PLAYED.set(True)
     try:
         yield

@@ -13,7 +13,7 @@ from contextlib import suppress
 from threading import Lock, Thread
 from typing import Any
 
-from client_app.flower_tasks import Desk, claim_tasks
+from espalier.flower.tasks import Desk, claim_tasks
 
 LEAVING = b"leaving\n"
 """What a worker writes that had no task for long."""

@@ -20,9 +20,9 @@ from typing import Any, NoReturn
 
 from flwr.app import Context, Message
 
-from client_app.flower_tasks import Desk, answer_task
 from client_app.no_answer import NoAnswerError
 from client_app.warm_node import LEAVING
+from espalier.flower.tasks import Desk, answer_task
 from espalier.modeling.machine_memory import machine_memory, resident
 from espalier.wire.code_hash import bundle_sha256, code_sha256
 

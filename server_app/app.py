@@ -10,6 +10,7 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from espalier.flower.grid import is_simulation
 from espalier.modeling.computing import set_up
 from espalier.modeling.export import ExportError
 from espalier.modeling.limits import require_within_limits
@@ -30,7 +31,6 @@ from server_app.public_tests import PublicTests, public_tests
 from server_app.results import Summary
 from server_app.run_directory import open_run_directory
 from server_app.run_status import HOW_TO_TELL, RUNNING
-from server_app.simulation import is_simulation
 from server_app.table import closing_line, show
 from strategies.engine.clock import Clock
 from strategies.engine.evaluation import ClientEvaluation

@@ -3,9 +3,9 @@
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from espalier.flower.grid import is_simulation
 from espalier.settings.mistakes import FLOWER_REPORTS_IT_TOO, Mistake
 from server_app.own_superlink import require_own_superlink
-from server_app.simulation import is_simulation
 
 app = ServerApp()
 

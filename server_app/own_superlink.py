@@ -12,7 +12,7 @@ apart. Deployments are not asked: there the SuperLink is another machine, and ri
 has set ``ESPALIER_SHARED_SUPERLINK`` is not asked either.
 
 Nothing but Python's own library is imported, since the environment may lack all others. What is known of Flower's processes is
-in ``server_app.flower_processes``.
+in ``espalier.flower.processes``.
 """
 
 import hashlib
@@ -24,8 +24,9 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from espalier.flower.processes import LocalSuperLink, Submitter, local_superlink, submitters
+from espalier.flower.programs import PORT_VARIABLE
 from espalier.settings.mistakes import Mistake
-from server_app.flower_processes import PORT_VARIABLE, LocalSuperLink, Submitter, local_superlink, submitters
 
 SHARED = "ESPALIER_SHARED_SUPERLINK"
 """Set in a SuperLink's environment, it lets everybody submit runs, whose results lie in its directory."""

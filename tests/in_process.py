@@ -8,8 +8,9 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
-import server_app.simulation
+import espalier.flower.grid
 from client_app.simulated import playing_a_node
+from espalier.flower.outside_task import play_task
 from strategies.engine.clock import Clock
 
 Tamper = Callable[[Message, Message], Message | None]
@@ -114,4 +115,5 @@ class InProcessGrid(Grid):
         return pulled
 
 
-server_app.simulation.GRIDS += (InProcessGrid,)
+play_task()
+espalier.flower.grid.GRIDS += (InProcessGrid,)

@@ -17,7 +17,7 @@ from flwr.common.config import parse_config_args
 from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
 from typer.testing import CliRunner
 
-from espalier.launch.check_node import read_node_config
+from espalier.flower.node_config import read_node_config
 from espalier.launch.command import _parser
 from espalier.launch.configuration import configuration
 from espalier.launch.officer import COMMANDS as COMMANDS_AT_A_SITE
@@ -83,8 +83,8 @@ def test_flower_has_the_options(command: list[str]) -> None:
 @pytest.mark.parametrize("command", [command for command in OF_FLOWER if command[0] == "flower-superlink"], ids=" ".join)
 def test_a_superlink_keeps_its_state_and_opens_no_more_than_sites_need(command: list[str]) -> None:
     assert values(command, "--database")
-    for api in ("--control-api-address", "--serverappio-api-address"):
-        assert values(command, api)[0].startswith("127.0.0.1:")
+    assert values(command, "--host") == ["127.0.0.1"]
+    assert "--disable-runtime-dependency-installation" in command
     if "--insecure" in command:
         assert values(command, "--fleet-api-address")[0].startswith("127.0.0.1:")
     else:
@@ -95,7 +95,7 @@ def test_a_superlink_keeps_its_state_and_opens_no_more_than_sites_need(command: 
 def test_a_supernode_describes_a_site_and_keeps_to_itself(command: list[str]) -> None:
     (given,) = values(command, "--node-config")
     assert NodeSettings.model_validate(read_node_config(given)).site
-    assert values(command, "--clientappio-api-address")[0].startswith("127.0.0.1:")
+    assert not values(command, "--host")  # Flower's default is this machine
     assert ("--insecure" in command) != ("--root-certificates" in command)
 
 

@@ -16,12 +16,13 @@ LINES = [
     ["espalier.training", "espalier.evaluation"],
     ["espalier.corpora", "espalier.modeling"],
     ["espalier.wire", "espalier.storage"],
+    ["espalier.flower"],
     ["espalier.settings", "espalier.pace", "pruning_kernels"],
     ["espalier_assets", "espalier.amounts"],
 ]
 LEVEL = {room: level for level, rooms in enumerate(LINES) for room in rooms}
 EXCEPTIONS = {
-    "espalier.launch": {"espalier.settings", "espalier.amounts"},
+    "espalier.launch": {"espalier.settings", "espalier.amounts", "espalier.flower"},
     "espalier_assets.train": {"espalier.corpora"},
     "client_app": {
         room for room in LEVEL if room.split(".")[0] != "strategies" and room not in ("espalier.launch", "server_app")
@@ -34,6 +35,8 @@ FORBIDDEN_LIBRARIES = {
     "espalier.settings": {"torch", "flwr", "transformers"},
     "espalier.pace": {"torch", "flwr", "transformers"},
 }
+FLOWER_S_INTERFACE = {"flwr.app", "flwr.clientapp", "flwr.serverapp"}
+"""What every room may import of Flower; the rest is private, and known in ``espalier.flower`` alone."""
 JUNK_DRAWERS = {"utils", "helpers", "common", "misc"}
 
 
@@ -122,6 +125,16 @@ def test_rooms_keep_to_their_libraries() -> None:
         for room, file in files()
         for module in imports_of(file)
         if module.split(".")[0] in FORBIDDEN_LIBRARIES.get(room, set())
+    ]
+    assert found == []
+
+
+def test_private_parts_of_flower_are_imported_in_one_room() -> None:
+    found = [
+        (file, module)
+        for room, file in files()
+        for module in imports_of(file)
+        if module.split(".")[0] == "flwr" and module not in FLOWER_S_INTERFACE and room != "espalier.flower"
     ]
     assert found == []
 

@@ -40,12 +40,13 @@ def test_the_superlink_it_starts_opens_its_control_api_to_nobody_and_keeps_a_dat
     (line,) = [line for line in README.splitlines() if line.startswith("flower-superlink")]
     words = shlex.split(line)
     given = dict(itertools.pairwise(words))
-    for name in ("control", "serverappio", "fleet"):
-        assert given[f"--{name}-api-address"].startswith("127.0.0.1:")
+    assert given["--host"] == "127.0.0.1"
+    assert given["--fleet-api-address"].startswith("127.0.0.1:")
+    assert "--disable-runtime-dependency-installation" in words
     assert given["--database"].endswith(".db")
     nodes = [shlex.split(line) for line in README.splitlines() if line.startswith("flower-supernode")]
     assert {words[words.index("--superlink") + 1] for words in nodes} == {given["--fleet-api-address"]}
-    assert f"espalier run two-sites --superlink {given['--control-api-address']}\n" in README
+    assert f"espalier run two-sites --superlink 127.0.0.1:{given['--port']}\n" in README
 
 
 def test_all_that_it_draws_is_there() -> None:

@@ -34,11 +34,11 @@ from typing import Any, NoReturn
 import tomli_w
 
 import espalier
+from espalier.flower.incomplete_bundle import is_incomplete, unshared_app, where_to_mend
 from espalier.launch.app_folder import find_app, installed_app
 from espalier.launch.check_node import check_node
 from espalier.launch.configuration import configuration
 from espalier.launch.in_app import run_in_app
-from espalier.launch.incomplete_bundle import is_incomplete, unshared_app, where_to_mend
 from espalier.launch.kept import INTERRUPTS, interrupted_later, uninterrupted
 from espalier.launch.node import run_node
 from espalier.launch.officer import COMMANDS, add_commands, run_officer
@@ -126,7 +126,7 @@ def _node(given: argparse.Namespace, words: Sequence[str]) -> int:
     for number in INTERRUPTS:
         signal.signal(number, _interrupt)
     try:
-        return run_node(installed_app(), words, given.clientappio_api_address, given.warm_seconds, given.most_idle_megabytes)
+        return run_node(installed_app(), words, given.port, given.warm_seconds, given.most_idle_megabytes)
     except Mistake as mistake:
         print(f"espalier: {mistake}", file=sys.stderr)
         return 2
@@ -207,7 +207,7 @@ def _parser() -> argparse.ArgumentParser:
         help="a worker that holds more memory between tasks lets its model go, and ends if that is not enough; "
         "default 0: half of what the machine has",
     )  # fmt: skip
-    node.add_argument("--clientappio-api-address", default="", metavar="HOST:PORT", help="loopback; default: a free port")
+    node.add_argument("--port", type=int, default=0, help="loopback port on which it hands tasks out; default: a free one")
     run = commands.add_parser("run", help="simulate a federation on this machine, or start a run on a SuperLink")
     run.add_argument(
         "words", nargs="*", metavar="preset | key=value", help="a preset of conf/ and settings that differ from it"

@@ -16,11 +16,12 @@ from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 
-from espalier.launch.check_node import read_node_config
+from espalier.flower.node_config import read_node_config
+from espalier.flower.programs import SET_BY_US, SUPERNODE, process_supernode
+from espalier.flower.supernode_log import SupernodeLog
 from espalier.launch.free_port import free_port
 from espalier.launch.in_app import started_in_app
 from espalier.launch.kept import kept
-from espalier.launch.supernode_log import SupernodeLog
 from espalier.settings.loopback import past_proxies
 from espalier.settings.mistakes import Mistake
 from espalier.settings.node import claimed_name, parse_node
@@ -32,26 +33,22 @@ LOG_SECONDS = 5.0
 """In which the last lines of a SuperNode that has ended are read."""
 LOOPBACK = "127.0.0.1"
 NODE_CONFIG = "--node-config"
-OWN = (
-    "--isolation", "--superexec-auth-secret-file", "--allow-runtime-dependency-installation",
-    "--appio-ssl-certfile", "--appio-ssl-keyfile", "--appio-ssl-ca-certfile",
-)  # fmt: skip
-"""Options of ``flower-supernode`` that the command sets, or that would let a run's submitter install something."""
 POLL_SECONDS = 0.2
 STOP_SECONDS = 20.0
 """In which a SuperNode says that it leaves."""
 MOST_WARM_SECONDS = 7 * 86_400
 MEGA = 10**6
+MOST_PORT = 65535
 
 
-def run_node(app: Path, words: Sequence[str], address: str, warm_seconds: float, most_idle_megabytes: int = 0) -> int:
+def run_node(app: Path, words: Sequence[str], port: int, warm_seconds: float, most_idle_megabytes: int = 0) -> int:
     """Run a node until it ends or is ended; returns the SuperNode's exit code.
 
     Parameters
     ----------
     app : the app that is installed
     words : further options, which ``flower-supernode`` takes
-    address : of its ClientAppIo API; empty: a free port of this machine
+    port : on which it hands tasks out to this machine's own processes; 0: a free one
     warm_seconds : how long a worker waits for the next task before it ends
     most_idle_megabytes : a worker that holds more between tasks lets its model go, or ends; 0: half of what
         the machine has
@@ -61,15 +58,14 @@ def run_node(app: Path, words: Sequence[str], address: str, warm_seconds: float,
     Mistake
         An option is one that the command sets itself, or a number is out of range.
     """
-    _check(words, address, warm_seconds, most_idle_megabytes)
-    address = address or f"{LOOPBACK}:{free_port()}"
+    _check(words, port, warm_seconds, most_idle_megabytes)
+    address = f"{LOOPBACK}:{port or free_port()}"
     secret = secrets.token_bytes(32)
     with tempfile.TemporaryDirectory(prefix="espalier-node-") as folder:
         file = Path(folder) / "secret"
         file.touch(mode=0o600)
         file.write_bytes(secret)
-        command = [_supernode(), *words, "--isolation", "process", "--clientappio-api-address", address]
-        command += ["--superexec-auth-secret-file", str(file)]
+        command = [_supernode(), *process_supernode(words, address, str(file))]
         streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace", "bufsize": 1}
         environment = {**os.environ, **past_proxies(os.environ)}
         with kept(command, Path(folder), environment, Path.cwd(), grace=STOP_SECONDS, **streams) as supernode:
@@ -91,9 +87,9 @@ def run_node(app: Path, words: Sequence[str], address: str, warm_seconds: float,
             return supernode.returncode
 
 
-def _check(words: Sequence[str], address: str, warm_seconds: float, most_idle_megabytes: int) -> None:
+def _check(words: Sequence[str], port: int, warm_seconds: float, most_idle_megabytes: int) -> None:
     given = [word.partition("=")[0] for word in words if word.startswith("--") and word != "--"]
-    if own := sorted({word for word in given if any(option.startswith(word) for option in OWN)}):
+    if own := sorted({word for word in given if any(option.startswith(word) for option in SET_BY_US)}):
         raise Mistake(f"{', '.join(own)}: espalier node sets this itself, or does not allow it; leave it out")
     for config in _values_of(NODE_CONFIG, words):  # Flower passes over what it cannot read, and over keys that nobody knows
         parse_node(read_node_config(config))
@@ -101,12 +97,8 @@ def _check(words: Sequence[str], address: str, warm_seconds: float, most_idle_me
         raise Mistake(f"--warm-seconds {warm_seconds:g}: must be above 0 and at most {MOST_WARM_SECONDS}")
     if most_idle_megabytes < 0:
         raise Mistake(f"--most-idle-megabytes {most_idle_megabytes}: must be 0 or more; 0 is half of what the machine has")
-    if address and not address.rpartition(":")[2].isdigit():
-        raise Mistake(f"--clientappio-api-address {address}: has no port; write, for instance, {LOOPBACK}:9094")
-    if address and address.rpartition(":")[0] not in (LOOPBACK, "localhost", "[::1]"):
-        raise Mistake(
-            f"--clientappio-api-address {address}: must be a loopback address, as tasks are handed out there unencrypted"
-        )
+    if not 0 <= port <= MOST_PORT:
+        raise Mistake(f"--port {port}: must be between 1 and {MOST_PORT}, or 0 for a free one")
 
 
 def _log_of(words: Sequence[str]) -> SupernodeLog:
@@ -131,8 +123,8 @@ def _values_of(option: str, words: Sequence[str]) -> Iterator[str]:
 
 
 def _supernode() -> str:
-    beside = Path(sys.executable).parent / "flower-supernode"
-    found = str(beside) if beside.exists() else shutil.which("flower-supernode")
+    beside = Path(sys.executable).parent / SUPERNODE
+    found = str(beside) if beside.exists() else shutil.which(SUPERNODE)
     if found is None:
         raise Mistake("flower-supernode: is not installed beside Python; install Espalier here")
     return found

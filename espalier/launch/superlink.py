@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from espalier.flower.programs import COMMAND, SUPERLINK, simulating_superlink
 from espalier.launch.free_port import free_port
 from espalier.launch.kept import kept
 from espalier.settings.loopback import keep_on_loopback
@@ -31,7 +32,6 @@ STOP_SECONDS = 120
 BY_SIGNAL = 128
 SHARED = "ESPALIER_SHARED_SUPERLINK"
 """Tells the ServerApp (``server_app.own_superlink``) that it need not ask whose SuperLink this is."""
-PORT_VARIABLE = "FLWR_LOCAL_CONTROL_API_PORT"
 MOST_TMPDIR = 38
 """Bytes: Ray makes sockets below TMPDIR, and a socket's path has at most 107."""
 SHORT_TMPDIR = "/tmp"
@@ -84,7 +84,7 @@ class SuperLink:
     def stream_log(self, run_id: str) -> Generator[str, None, None]:
         """Yield the run's log, line by line, until the run ends."""
         with kept(
-            [_program("flwr"), "log", run_id, CONNECTION, "--stream"], self.folder, self.environment, self.folder,
+            [_program(COMMAND), "log", run_id, CONNECTION, "--stream"], self.folder, self.environment, self.folder,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, bufsize=1,
         ) as process:  # fmt: skip
             assert process.stdout is not None
@@ -137,7 +137,7 @@ class SuperLink:
 
     def _flwr(self, *arguments: str) -> dict[str, Any]:
         done = subprocess.run(
-            [_program("flwr"), *arguments], env=self.environment, cwd=self.folder, capture_output=True, text=True,
+            [_program(COMMAND), *arguments], env=self.environment, cwd=self.folder, capture_output=True, text=True,
             start_new_session=True,  # Ctrl-C comes to the command alone, which decides
         )  # fmt: skip
         start = done.stdout.find("{")
@@ -173,10 +173,7 @@ def own_superlink() -> Iterator[SuperLink]:
     empty, log = folder / "empty", folder / LOG
     empty.mkdir()
     environment = {**_environment(folder), SHARED: "1"}  # `--app` may name another checkout than the installed one
-    command = [
-        _program("flower-superlink"), "--insecure", "--simulation", "--isolation", "subprocess",
-        "--control-api-address", f"127.0.0.1:{control}", "--serverappio-api-address", f"127.0.0.1:{free_port([control])}",
-    ]  # fmt: skip
+    command = [_program(SUPERLINK), *simulating_superlink(control)]
     try:
         with open(log, "wb") as output, kept(command, folder, environment, empty, stdout=output, stderr=output) as process:
             _wait_for_port(control, process, log)

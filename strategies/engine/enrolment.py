@@ -18,13 +18,13 @@ from dataclasses import dataclass, field
 from flwr.app import Message
 
 from espalier.amounts import count, duration
+from espalier.flower.load_faults import TRIES, could_not_load
 from espalier.settings.mistakes import Mistake
 from espalier.settings.site_keys import PUBLIC, PublicKeys
 from espalier.wire.enrolment import Challenge, Enrolment, SignedEnrolment, refused_by
 from espalier.wire.messages import Letter, NoScalars, read, validate
 from espalier.wire.refusal import Refusal
 from espalier.wire.signed_name import is_signed, new_nonce, statement
-from strategies.engine.load_faults import TRIES, could_not_load
 from strategies.engine.roster import Seat
 from strategies.engine.rounds import POLL_SECONDS, Rounds, error_of
 

@@ -14,6 +14,7 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from espalier.amounts import count, duration
+from espalier.flower.load_faults import could_not_load, load_remedy
 from espalier.settings.mistakes import INTERRUPTS, Mistake
 from espalier.settings.run import RunSettings
 from espalier.storage.at_work import AtWork
@@ -24,7 +25,6 @@ from espalier.wire.messages import SCHEMA_VERSION, Header, Kind, Letter, Scalars
 from espalier.wire.plan import ModelPlan
 from espalier.wire.printable import printable
 from strategies.engine.clock import Clock
-from strategies.engine.load_faults import could_not_load, load_remedy
 from strategies.engine.progress import Progress
 from strategies.engine.roster import Roster, Seat
 from strategies.engine.run_folder import RunFolder

@@ -62,7 +62,7 @@ def time(monkeypatch: pytest.MonkeyPatch) -> Time:
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     """Its server takes the grid for one of real sites."""
-    monkeypatch.setattr("server_app.simulation.GRIDS", ())
+    monkeypatch.setattr("espalier.flower.grid.GRIDS", ())
     return Bench(tmp_path, "fedprllm", {"deadline-seconds": SECONDS}, num_clients=2)
 
 

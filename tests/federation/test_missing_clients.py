@@ -124,7 +124,7 @@ def test_a_long_reason_is_cut(bench: Bench) -> None:
 @pytest.fixture
 def deployed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The grid in this process counts as one of real nodes."""
-    monkeypatch.setattr("server_app.simulation.GRIDS", ())
+    monkeypatch.setattr("espalier.flower.grid.GRIDS", ())
 
 
 def quorum(folder: Path) -> Any:

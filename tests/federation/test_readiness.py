@@ -9,9 +9,9 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
 from in_process import InProcessGrid
 
+from espalier.flower.load_faults import TRIES, could_not_load
 from espalier.settings.mistakes import NOT_LOADED
 from espalier.wire.messages import read
-from strategies.engine.load_faults import TRIES, could_not_load
 
 
 @pytest.fixture

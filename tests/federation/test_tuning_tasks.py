@@ -256,7 +256,7 @@ def test_answers_for_which_the_model_has_no_room_are_refused_before_anything_sta
 def test_in_a_deployment_sites_bring_the_data_and_one_without_is_refused_when_it_enrols(
     folder: Path, monkeypatch: pytest.MonkeyPatch, source: str
 ) -> None:
-    monkeypatch.setattr("server_app.simulation.GRIDS", ())
+    monkeypatch.setattr("espalier.flower.grid.GRIDS", ())
     changes: dict[str, Any] = {"data__source": source, "data__path": "", "federation__rounds": 1, "quorum": 0.5, **NOT_COMPARED}
     bench = bench_of(folder, "sst2", reviews)
     grid = bench.grid(**changes)

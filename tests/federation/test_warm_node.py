@@ -8,16 +8,16 @@ import tracemalloc
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import flwr
 import pytest
 from flwr.cli.build import build_fab_from_disk
+from flwr.proto.runtime_pb2 import AcquireTaskResponse
+from flwr.proto.task_pb2 import Task
 
-from client_app import flower_tasks
 from client_app.warm_node import Worker
 from client_app.warm_worker import AnotherProgramError, fits_idle, told, work
+from espalier.flower import tasks
 from espalier.launch.node import run_node
 from espalier.modeling.machine_memory import machine_memory, resident
 from espalier.settings.mistakes import Mistake
@@ -30,20 +30,31 @@ LEAVES = ECHO + "    print('leaving', flush=True)\n"
 DIES = "import sys\nopen(sys.argv[1], 'a').write(sys.stdin.readline())\n"
 
 
-def test_flower_s_inner_parts_are_those_that_this_was_tried_with() -> None:
-    """If not: try ``pytest -m processes`` and a warm node with the new version, then name it in ``flower_tasks``."""
-    assert flwr.__version__.startswith(flower_tasks.FLOWER + ".")
+class Enough(Exception):
+    """Ends a loop that has no end."""
 
 
-def test_a_node_is_asked_for_tasks_until_there_are_some() -> None:
-    answers, slept = iter([[], [], ["a task"], ["another"]]), list[float]()
+def test_tasks_are_claimed_whenever_the_worker_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter(["", "a task", "", "another"])
+    free = iter([True, False, True, True, False, True])
+    claimed: list[str] = []
 
-    def answer(request: str) -> Any:
-        return SimpleNamespace(tasks=next(answers), request=request)
+    def claim(self: Any, request: Any) -> AcquireTaskResponse:
+        assert request.supported_task_types == ["flwr-clientapp"]
+        token = next(answers)
+        return AcquireTaskResponse(token=token, task=Task(task_id=1) if token else None)
 
-    found = flower_tasks.until_there_are_tasks(answer, slept.append)(request="tasks")
-    assert (found.tasks, found.request) == (["a task"], "tasks")
-    assert slept == [flower_tasks.ASKED_EVERY_SECONDS] * 2
+    def hand_on(token: str) -> None:
+        claimed.append(token)
+        if len(claimed) == 2:
+            raise Enough
+
+    monkeypatch.setattr(tasks.RuntimeHttpClient, "AcquireTask", claim)
+    slept: list[float] = []
+    with pytest.raises(Enough):
+        tasks.claim_tasks(tasks.Desk("127.0.0.1:9"), lambda: next(free), hand_on, b"secret", slept.append)
+    assert claimed == ["a task", "another"]
+    assert slept == [tasks.ASK_SECONDS] * 5
 
 
 @pytest.fixture(scope="module")
@@ -262,25 +273,25 @@ def test_what_this_process_holds_grows_with_what_it_makes() -> None:
 
 def test_a_bound_below_0_is_refused() -> None:
     with pytest.raises(Mistake, match="--most-idle-megabytes -1: must be 0 or more"):
-        run_node(ROOT, [], "", 1.0, -1)
+        run_node(ROOT, [], 0, 1.0, -1)
 
 
 @pytest.mark.parametrize(
-    ("words", "address", "seconds", "told"),
+    ("words", "port", "seconds", "told"),
     [
-        (["--isolation", "subprocess"], "", 1.0, "--isolation: espalier node sets this itself"),
-        (["--allow-runtime-dependency-installation"], "", 1.0, "or does not allow it; leave it out"),
-        (["--isol", "subprocess"], "", 1.0, "--isol: espalier node sets this itself"),
-        (["--appio-ssl-certfile=x.pem"], "", 1.0, "--appio-ssl-certfile: espalier node sets this itself"),
-        ([], "", 0.0, "--warm-seconds 0: must be above 0"),
-        ([], "0.0.0.0:9094", 1.0, "must be a loopback address"),
-        ([], "127.0.0.1", 1.0, "has no port; write, for instance, 127.0.0.1:9094"),
-        (["--node-config", 'site="a" hold-replies = "tensors"'], "", 1.0, "Flower would pass over it"),
-        (['--node-config=site="a" hold-reply=1'], "", 1.0, "hold-reply: unknown key; did you mean 'hold-replies'"),
-        (["--node-c", 'site="a/b"'], "", 1.0, "site = 'a/b'"),
-        (["--node-config"], "", 1.0, "node-config"),
+        (["--isolation", "subprocess"], 0, 1.0, "--isolation: espalier node sets this itself"),
+        (["--allow-runtime-dependency-installation"], 0, 1.0, "or does not allow it; leave it out"),
+        (["--isol", "subprocess"], 0, 1.0, "--isol: espalier node sets this itself"),
+        (["--appio-ssl-certfile=x.pem"], 0, 1.0, "--appio-ssl-certfile: espalier node sets this itself"),
+        ([], 0, 0.0, "--warm-seconds 0: must be above 0"),
+        (["--host", "0.0.0.0"], 0, 1.0, "--host: espalier node sets this itself"),
+        ([], 65536, 1.0, "--port 65536: must be between 1 and 65535"),
+        (["--node-config", 'site="a" hold-replies = "tensors"'], 0, 1.0, "Flower would pass over it"),
+        (['--node-config=site="a" hold-reply=1'], 0, 1.0, "hold-reply: unknown key; did you mean 'hold-replies'"),
+        (["--node-c", 'site="a/b"'], 0, 1.0, "site = 'a/b'"),
+        (["--node-config"], 0, 1.0, "node-config"),
     ],
 )
-def test_a_node_that_would_not_be_safe_is_not_started(words: list[str], address: str, seconds: float, told: str) -> None:
+def test_a_node_that_would_not_be_safe_is_not_started(words: list[str], port: int, seconds: float, told: str) -> None:
     with pytest.raises(Mistake, match=told):
-        run_node(ROOT, words, address, seconds)
+        run_node(ROOT, words, port, seconds)

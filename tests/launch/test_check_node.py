@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 
 from client_app.check_node import look
 from client_app.check_node import main as check
-from espalier.launch.check_node import read_node_config
+from espalier.flower.node_config import read_node_config
 from espalier.launch.command import main
 from espalier.pace.beats import Pace
 from espalier.settings.mistakes import Mistake

@@ -16,6 +16,8 @@ from typing import Any
 from flwr.cli.app import app as flwr_command
 from typer.testing import CliRunner
 
+from espalier.flower import programs
+from espalier.flower.version import sites_share_port
 from espalier.launch.free_port import free_port
 
 BIN = Path(sys.executable).parent
@@ -122,12 +124,12 @@ def federation(
     test or a measurement keeps small.
     """
     env = environment(folder / "flower")
-    serverappio, fleet, control, *nodes = free_ports(3 + len(sites))
+    fleet, control, *nodes = free_ports(2 + len(sites))
+    fleet = control if sites_share_port() else fleet
     ports = dict(zip(sites, nodes, strict=True))
     superlink = [
         str(BIN / "flower-superlink"), "--insecure", "--database", str(folder / "superlink.db"),
-        "--serverappio-api-address", f"127.0.0.1:{serverappio}", "--fleet-api-address", f"127.0.0.1:{fleet}",
-        "--control-api-address", f"127.0.0.1:{control}",
+        *programs.superlink(control, f"127.0.0.1:{fleet}"),
     ]  # fmt: skip
     with ExitStack() as stack:
 
@@ -143,7 +145,7 @@ def federation(
             program = [str(BIN / "espalier"), "node", *warm_words] if site in warm else [str(BIN / "flower-supernode")]
             supernode = [
                 *program, "--insecure", "--superlink", f"127.0.0.1:{tap.port if site == tapped_site else fleet}",
-                "--clientappio-api-address", f"127.0.0.1:{ports[site]}",
+                "--port", str(ports[site]),
                 "--node-config", f'site="{site}" state-dir="{folder / site}" least-tokens=1 {(more or {}).get(site, "")}',
             ]  # fmt: skip
             return stack.enter_context(process(supernode, folder, f"supernode-{site}", env))

@@ -16,10 +16,10 @@ from deployment import BIN, environment, espalier, free_ports, process, wait_for
 from flwr.cli.build import build_fab_from_disk
 from tiny_model import save_tiny_llama
 
+from espalier.flower.incomplete_bundle import unshared_app
+from espalier.flower.programs import PORT_VARIABLE, SUPERLINK, simulating_superlink
 from espalier.launch.command import RAY_STARTS
-from espalier.launch.incomplete_bundle import unshared_app
 from espalier.launch.superlink import RAY_DID_NOT_START
-from server_app.flower_processes import PORT_VARIABLE
 
 pytestmark = pytest.mark.processes
 
@@ -92,11 +92,7 @@ def require_loopback(found: set[tuple[str, str]]) -> None:
 @contextmanager
 def simulating(folder: Path, port: int, home: Path) -> Iterator["subprocess.Popen[bytes]"]:
     """A SuperLink in simulation mode, as ``flwr run`` starts one, in a directory."""
-    (appio,) = free_ports(1)
-    command = [
-        str(BIN / "flower-superlink"), "--insecure", "--simulation", "--control-api-address", f"127.0.0.1:{port}",
-        "--serverappio-api-address", f"127.0.0.1:{appio}",
-    ]  # fmt: skip
+    command = [str(BIN / SUPERLINK), *simulating_superlink(port)]
     with process(command, folder, "superlink", environment(home)) as link:
         wait_for_port(port, link)
         yield link

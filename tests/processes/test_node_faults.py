@@ -17,9 +17,13 @@ from devices import NEEDS_CUDA
 from interrupted import ROOT, SETTINGS, SITES, first_round, repeated, results_of, started, summary, without_traffic, words_of
 from slow_network import SERVER, Ends, slow_network
 
+from espalier.flower import programs
+from espalier.flower.version import sites_share_port
+
 pytestmark = pytest.mark.faults
 
-FLEET, CONTROL = f"{SERVER}:9092", "127.0.0.1:9093"
+FLEET = f"{SERVER}:9092"
+CONTROL = FLEET if sites_share_port() else "127.0.0.1:9093"
 WARM, PLAIN = SITES
 TUNED = (
     "fedpetuning", "num-clients=2", "quorum=1.0", "federation.rounds=2", "training.steps=200", "evaluation.max-windows=4",
@@ -39,7 +43,7 @@ def test_a_slow_network_that_loses_packets_changes_no_byte(tmp_path: Path, whole
     env = environment(tmp_path / "flower")
     superlink = [
         str(BIN / "flower-superlink"), "--insecure", "--database", str(tmp_path / "superlink.db"),
-        "--serverappio-api-address", "127.0.0.1:9091", "--fleet-api-address", FLEET, "--control-api-address", CONTROL,
+        *programs.superlink(9093, FLEET), *(["--host", SERVER, "--port", "9092"] if sites_share_port() else []),
     ]  # fmt: skip
     with slow_network(delay=0.1, loss=0.02, megabits=2.0) as ends, ExitStack() as stack:
         stack.enter_context(process([*ends.server, *superlink], tmp_path, "superlink", env))
@@ -47,7 +51,7 @@ def test_a_slow_network_that_loses_packets_changes_no_byte(tmp_path: Path, whole
         for site, port in ((WARM, 9094), (PLAIN, 9095)):
             program = [str(BIN / "espalier"), "node"] if site == WARM else [str(BIN / "flower-supernode")]
             own = ["--node-config", f'site="{site}" state-dir="{tmp_path / site}" least-tokens=1']
-            where = ["--insecure", "--superlink", FLEET, "--clientappio-api-address", f"127.0.0.1:{port}"]
+            where = ["--insecure", "--superlink", FLEET, "--port", str(port)]
             stack.enter_context(process([*ends.site, *program, *where, *own], tmp_path, f"node-{site}", env))
         command = [*ends.server, str(BIN / "espalier"), "run", *SETTINGS, "--superlink", CONTROL]
         done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=1800, check=False)

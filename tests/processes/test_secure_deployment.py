@@ -72,7 +72,7 @@ class Machines:
         words = [word.replace(f"{SERVER}:9092", f"127.0.0.1:{reached}") for word in command]
         for page, port in self.ports.items():
             words = [re.sub(rf"^(?:127\.0\.0\.1|0\.0\.0\.0):{page}$", f"127.0.0.1:{port}", word) for word in words]
-        return [str(BIN / words[0]), *words[1:]]
+        return [str(BIN / words[0]), *(self.ports.get(word, word) for word in words[1:])]
 
     def give(self, command: list[str], machine: Path) -> str:
         """Give a command that ends, and return what it says."""
@@ -162,7 +162,7 @@ def send_others(machines: Machines) -> None:
     flwr(machines.server / "flower", "supernode", "register", str(public), "deployment")
     for number, (site, key) in enumerate(((SITES[1], LATE), (SITES[2], "stranger"))):
         command = with_site(OF_FLOWERS_NODE, site, key)
-        command[command.index("--clientappio-api-address") + 1] = f"127.0.0.1:{machines.ports[f'909{4 + number}']}"
+        command[command.index("--port") + 1] = machines.ports[f"909{4 + number}"]
         machines.nodes[key] = machines.start(command, machines.machine(key), key)
     eventually(lambda: machines.online() == len(SITES) + 1)
     eventually(lambda: machines.nodes["stranger"].poll() is not None)

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from espalier.flower.grid import GRIDS
+from espalier.flower.processes import LocalSuperLink, Submitter, submitters
 from espalier.settings.mistakes import Mistake
 from server_app import entry_point, own_superlink
-from server_app.flower_processes import LocalSuperLink, Submitter, submitters
 from server_app.own_superlink import ROOMS, SHARED, Surroundings, difference, require_own_superlink, surroundings
-from server_app.simulation import GRIDS
 
 ROOT = Path(__file__).parent.parent.parent
 ME, STRANGER = os.getuid(), 64_999
@@ -125,17 +125,17 @@ def running(command: list[str], folder: Path) -> Iterator[str]:
             process.stdin.close()
 
 
-CHILD = "from server_app.flower_processes import local_superlink as f; x = f(); print(x and (x.port, x.program.name))"
+CHILD = "from espalier.flower.processes import local_superlink as f; x = f(); print(x and (x.port, x.program.name))"
 
 
 @pytest.mark.parametrize(
     ("options", "found"),
     [
-        (["--simulation", "--control-api-address", "127.0.0.1:39093"], (39093, SUPERLINK)),
-        (["--control-api-address=localhost:41"], (41, SUPERLINK)),
-        (["--control-api-address", "[::1]:42"], (42, SUPERLINK)),
-        (["--control-api-address", "0.0.0.0:39093"], None),  # for others on purpose
-        (["--simulation"], None),  # as is Flower's default
+        (["--simulation", "--host", "127.0.0.1", "--port", "39091"], (39091, SUPERLINK)),
+        (["--host=localhost", "--port=41"], (41, SUPERLINK)),
+        (["--host", "::1", "--port", "42"], (42, SUPERLINK)),
+        (["--host", "0.0.0.0", "--port", "39091"], None),  # for others on purpose
+        (["--simulation"], (8000, SUPERLINK)),  # Flower's defaults
     ],
 )
 def test_the_superlink_is_an_ancestor_that_listens_to_this_machine_alone(

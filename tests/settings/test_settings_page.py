@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from toy_method import ROW
 
-from espalier.launch.check_node import read_node_config
+from espalier.flower.node_config import read_node_config
 from espalier.launch.configuration import _pair
 from espalier.settings.app_config import BEGIN, END, with_app_config
 from espalier.settings.hetlora import HetLoRASettings

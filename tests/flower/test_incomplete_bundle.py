@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from flwr.cli.build import build_fab_from_disk
 
+from espalier.flower.incomplete_bundle import is_incomplete, unshared_app, where_to_mend
+from espalier.flower.load_faults import load_remedy
 from espalier.launch.command import main
-from espalier.launch.incomplete_bundle import is_incomplete, unshared_app, where_to_mend
 from espalier.settings.mistakes import FLOWER_REPORTS_IT_TOO
 from espalier.wire.code_hash import bundle_sha256
-from strategies.engine.load_faults import load_remedy
 
 APP = Path(__file__).parent.parent.parent
 FOLDER = "/home/ann/.flwr/apps/espalier.espalier.0.1.0.7230a616"

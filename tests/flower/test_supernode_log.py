@@ -2,7 +2,7 @@
 
 import pytest
 
-from espalier.launch.supernode_log import SupernodeLog
+from espalier.flower.supernode_log import SupernodeLog
 
 TRACEBACK = [
     "Traceback (most recent call last):",

@@ -1,8 +1,7 @@
 """Knowledge of Flower's processes on this machine: the SuperLink that started this one, and who submits runs to it.
 
-Of Flower 1.31: names of programs and options, and the port on which ``flwr run`` looks for a local SuperLink. Linux tells the
-rest: ``/proc`` has the words of every process and the user of every connection, and of one's own processes also the directory,
-the environment and which connections are theirs. Elsewhere nothing is found.
+Linux tells it: ``/proc`` has the words of every process and the user of every connection, and of one's own processes also the
+directory, the environment and which connections are theirs. Elsewhere nothing is found.
 """
 
 import os
@@ -12,13 +11,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-PORT_VARIABLE = "FLWR_LOCAL_CONTROL_API_PORT"
-"""Environment variable of ``flwr run``: port of the SuperLink that it looks for, or starts."""
-SUPERLINK = "flower-superlink"
-COMMAND = "flwr"
-CONTROL_ADDRESS = "--control-api-address"
-DEFAULT_ADDRESS = "0.0.0.0:9093"
-LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+from espalier.flower.programs import COMMAND, DEFAULT_HOST, DEFAULT_PORT, HOST, PORT, SUPERLINK
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 OPTIONS_WITH_VALUE = ("--run-config", "-c", "--federation-config", "--federation", "--format")
 """Options of ``flwr run`` that take a value."""
 
@@ -57,7 +52,7 @@ def local_superlink() -> LocalSuperLink | None:
         words = _words(pid)
         for word in words[:2]:
             if Path(word).name == SUPERLINK:
-                host, _, port = _value_of(CONTROL_ADDRESS, words, DEFAULT_ADDRESS).rpartition(":")
+                host, port = _value_of(HOST, words, DEFAULT_HOST), _value_of(PORT, words, DEFAULT_PORT)
                 return LocalSuperLink(pid, int(port), Path(word)) if host in LOOPBACK and port.isdigit() else None
         pid = _parent(pid)
     return None

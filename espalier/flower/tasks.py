@@ -1,0 +1,110 @@
+"""Tasks of a SuperNode for a process that stays warm: how they are claimed, pulled and answered.
+
+Flower's own node starts a process for every task and installs in it what the submitter of the run sent. Here a task's token
+goes to whoever is there, and the submitter's bundle is only looked at. The names that are imported are private to Flower.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import httpx
+from flwr.app import Context, Error, Message
+from flwr.common.constant import ErrorCode, SubStatus
+from flwr.proto.runtime_pb2 import AcquireTaskRequest
+from flwr.supercore.constant import TaskType
+from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
+from flwr.supercore.interceptors import (
+    RuntimeTokenHttpInterceptor,
+    RuntimeVersionHttpInterceptor,
+    SuperExecAuthHttpInterceptor,
+)
+from flwr.supercore.retry import make_simple_http_retry_invoker
+from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
+
+from espalier.settings.mistakes import INTERRUPTS
+
+ASK_SECONDS = 0.1
+"""Time between two questions for a task."""
+CLAIM = "/flwr.proto.Runtime/AcquireTask"
+
+Told = Callable[[BaseException], str]
+"""Of an error what the server is told."""
+Work = Callable[[bytes, Message, Context], Message]
+"""Of the submitter's bundle, a message and its context: the reply."""
+
+
+@dataclass(frozen=True)
+class Desk:
+    """Where a SuperNode hands its tasks out, on this machine."""
+
+    address: str
+    """host:port of its Runtime API, without TLS: it is a loopback address."""
+
+
+def claim_tasks(
+    desk: Desk,
+    is_free: Callable[[], bool],
+    hand_on: Callable[[str], None],
+    secret: bytes,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Claim tasks one by one, whenever somebody is free, and hand their tokens on; it does not return.
+
+    A SuperNode that does not answer is asked again, as long as this process lives.
+
+    Parameters
+    ----------
+    secret : what the SuperNode knows too, so that nobody else on the machine can claim its tasks
+    """
+    signed = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=frozenset({CLAIM}))
+    client = RuntimeHttpClient.from_server_address(
+        server_address=desk.address,
+        insecure=True,
+        root_certificates=None,
+        interceptors=[RuntimeVersionHttpInterceptor(component_name="SuperExec"), signed],
+        retry_invoker=make_simple_http_retry_invoker(),
+    )
+    request = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
+    while True:
+        if is_free():  # what is claimed must be answered, so nothing is while the worker works
+            answer = client.AcquireTask(request)
+            if answer.HasField("task") and answer.token:
+                hand_on(answer.token)
+        sleep(ASK_SECONDS)
+
+
+def answer_task(desk: Desk, token: str, work: Work, told: Told) -> None:
+    """Pull a task, answer it and push the reply, as Flower's ``run_clientapp`` does, but for what is installed and run."""
+    invoker = make_simple_http_retry_invoker()
+    client = RuntimeHttpClient.from_server_address(
+        server_address=desk.address,
+        insecure=True,
+        root_certificates=None,
+        interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr-clientapp"), RuntimeTokenHttpInterceptor(token)],
+        retry_invoker=invoker,
+    )
+    heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(client))
+    context: Context | None = None
+    status, details = SubStatus.FAILED, "the task could not be pulled"
+    try:
+        heartbeat.start()
+        message, context, _, bundle = pull_task_input(client)
+        try:
+            reply = work(bundle.content, message, context)
+            status, details = SubStatus.COMPLETED, ""
+        except INTERRUPTS:
+            raise
+        except BaseException as error:
+            details = told(error)
+            reply = Message(Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason=details), reply_to=message)
+        push_message(client, reply, context)
+    except httpx.HTTPError as error:
+        details = f"the SuperNode does not answer: {error}"
+    finally:
+        invoker.max_tries = 1
+        push_task_output(client=client, context=context, sub_status=status, details=details)
+        if heartbeat.is_running:
+            heartbeat.stop()
+        client.close()
