@@ -14,7 +14,7 @@ from ray._private.ray_constants import env_bool
 from flwr.server.superlink.fleet.vce import vce_api
 from flwr.server.superlink.fleet.vce.backend import raybackend
 from flwr.server.superlink.fleet.vce.metrics import VceMetrics
-from flwr.common.typing import Run
+from flwr.supercore.run import Run
 
 class Started(Exception): pass
 

@@ -229,7 +229,7 @@ def test_the_sentence_names_the_superlink_and_what_to_do(capsys: pytest.CaptureF
         "process 17 of user ",
         f"started in {Path.cwd()}",
         "Use `espalier run`",
-        "FLWR_LOCAL_CONTROL_API_PORT",
+        "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT",
         "kill 17",
     ):
         assert words in told
