@@ -6,12 +6,14 @@ goes to whoever is there, and the submitter's bundle is only looked at. The name
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from threading import Event, Thread
 
 import httpx
 from flwr.app import Context, Error, Message
 from flwr.common.constant import ErrorCode, SubStatus
-from flwr.proto.runtime_pb2 import AcquireTaskRequest
+from flwr.proto.runtime_pb2 import AcquireTaskRequest, SendTaskHeartbeatRequest
 from flwr.supercore.constant import TaskType
 from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
 from flwr.supercore.interceptors import (
@@ -19,7 +21,9 @@ from flwr.supercore.interceptors import (
     RuntimeVersionHttpInterceptor,
     SuperExecAuthHttpInterceptor,
 )
-from flwr.supercore.retry import make_simple_http_retry_invoker
+from flwr.supercore.protobuf.client import ProtobufClientInterceptor
+from flwr.supercore.retry import RetryInvoker, make_simple_http_retry_invoker
+from flwr.supercore.run import RunNotRunningException
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
@@ -27,6 +31,8 @@ from espalier.settings.mistakes import INTERRUPTS
 
 ASK_SECONDS = 0.1
 """Time between two questions for a task."""
+CLAIM_SECONDS = 8.0
+"""Time between two messages that a task is in hand; without one for 30 seconds it counts as lost."""
 CLAIM = "/flwr.proto.Runtime/AcquireTask"
 
 Told = Callable[[BaseException], str]
@@ -59,32 +65,41 @@ def claim_tasks(
     secret : what the SuperNode knows too, so that nobody else on the machine can claim its tasks
     """
     signed = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=frozenset({CLAIM}))
-    client = RuntimeHttpClient.from_server_address(
-        server_address=desk.address,
-        insecure=True,
-        root_certificates=None,
-        interceptors=[RuntimeVersionHttpInterceptor(component_name="SuperExec"), signed],
-        retry_invoker=make_simple_http_retry_invoker(),
-    )
+    client = _client(desk, signed, component="SuperExec")
     request = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
+    answered = Event()
     while True:
         if is_free():  # what is claimed must be answered, so nothing is while the worker works
+            answered.set()
             answer = client.AcquireTask(request)
             if answer.HasField("task") and answer.token:
+                answered = keep_claim(desk, answer.token)
                 hand_on(answer.token)
         sleep(ASK_SECONDS)
+
+
+def keep_claim(desk: Desk, token: str) -> Event:
+    """Tell the SuperNode again and again that a claimed task is in hand, until the event that is returned is set.
+
+    A SuperNode gives a task to somebody else of whom it has not heard for half a minute. On a busy machine a worker may take
+    longer to start. What the SuperNode answers does not matter here: whether the task still counts, the worker hears itself.
+    """
+    client, answered = _client(desk, RuntimeTokenHttpInterceptor(token)), Event()
+
+    def tell() -> None:
+        while not answered.wait(CLAIM_SECONDS):
+            with suppress(httpx.HTTPError, RunNotRunningException):
+                client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
+        client.close()
+
+    Thread(target=tell, daemon=True).start()
+    return answered
 
 
 def answer_task(desk: Desk, token: str, work: Work, told: Told) -> None:
     """Pull a task, answer it and push the reply, as Flower's ``run_clientapp`` does, but for what is installed and run."""
     invoker = make_simple_http_retry_invoker()
-    client = RuntimeHttpClient.from_server_address(
-        server_address=desk.address,
-        insecure=True,
-        root_certificates=None,
-        interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr-clientapp"), RuntimeTokenHttpInterceptor(token)],
-        retry_invoker=invoker,
-    )
+    client = _client(desk, RuntimeTokenHttpInterceptor(token), invoker)
     heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(client))
     context: Context | None = None
     status, details = SubStatus.FAILED, "the task could not be pulled"
@@ -100,6 +115,8 @@ def answer_task(desk: Desk, token: str, work: Work, told: Told) -> None:
             details = told(error)
             reply = Message(Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason=details), reply_to=message)
         push_message(client, reply, context)
+    except RunNotRunningException:
+        details = "the run has ended meanwhile"
     except httpx.HTTPError as error:
         details = f"the SuperNode does not answer: {error}"
     finally:
@@ -108,3 +125,19 @@ def answer_task(desk: Desk, token: str, work: Work, told: Told) -> None:
         if heartbeat.is_running:
             heartbeat.stop()
         client.close()
+
+
+def _client(
+    desk: Desk,
+    proof: ProtobufClientInterceptor,
+    invoker: RetryInvoker | None = None,
+    component: str = "flwr-clientapp",
+) -> RuntimeHttpClient:
+    """Return a connection to a SuperNode; ``proof`` shows it who calls, and ``invoker`` calls again where it does not answer."""
+    return RuntimeHttpClient.from_server_address(
+        server_address=desk.address,
+        insecure=True,
+        root_certificates=None,
+        interceptors=[RuntimeVersionHttpInterceptor(component_name=component), proof],
+        retry_invoker=invoker or make_simple_http_retry_invoker(),
+    )

@@ -8,12 +8,15 @@ import tracemalloc
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from threading import Event
 from typing import Any
 
+import httpx
 import pytest
 from flwr.cli.build import build_fab_from_disk
 from flwr.proto.runtime_pb2 import AcquireTaskResponse
 from flwr.proto.task_pb2 import Task
+from flwr.supercore.run import RunNotRunningException
 
 from client_app.warm_node import Worker
 from client_app.warm_worker import AnotherProgramError, fits_idle, told, work
@@ -49,12 +52,38 @@ def test_tasks_are_claimed_whenever_the_worker_is_free(monkeypatch: pytest.Monke
         if len(claimed) == 2:
             raise Enough
 
+    heard = [Event(), Event()]
+    events = iter(heard)
+
+    def keep_claim(_: tasks.Desk, token: str) -> Event:
+        assert claimed == ([] if token == "a task" else ["a task"])  # before anybody has it
+        return next(events)
+
     monkeypatch.setattr(tasks.RuntimeHttpClient, "AcquireTask", claim)
+    monkeypatch.setattr(tasks, "keep_claim", keep_claim)
     slept: list[float] = []
     with pytest.raises(Enough):
         tasks.claim_tasks(tasks.Desk("127.0.0.1:9"), lambda: next(free), hand_on, b"secret", slept.append)
     assert claimed == ["a task", "another"]
     assert slept == [tasks.ASK_SECONDS] * 5
+    assert [answered.is_set() for answered in heard] == [True, False]
+
+
+def test_a_claim_is_told_until_the_task_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the SuperNode answers."""
+    told_twice, beats = Event(), list[int]()
+
+    def beat(self: Any, request: Any) -> None:
+        beats.append(1)
+        if len(beats) == 2:
+            told_twice.set()
+        raise RunNotRunningException if len(beats) == 1 else httpx.ReadTimeout("")
+
+    monkeypatch.setattr(tasks.RuntimeHttpClient, "SendTaskHeartbeat", beat)
+    monkeypatch.setattr(tasks, "CLAIM_SECONDS", 0.001)
+    answered = tasks.keep_claim(tasks.Desk("127.0.0.1:9"), "token")
+    assert told_twice.wait(60)
+    answered.set()
 
 
 @pytest.fixture(scope="module")
