@@ -133,7 +133,7 @@ def _client(
     invoker: RetryInvoker | None = None,
     component: str = "flwr-clientapp",
 ) -> RuntimeHttpClient:
-    """Return a connection to a SuperNode; ``proof`` shows it who calls, and ``invoker`` calls again where it does not answer."""
+    """Return a connection to a SuperNode; ``proof`` shows it who calls, ``invoker`` calls again if it fails."""
     return RuntimeHttpClient.from_server_address(
         server_address=desk.address,
         insecure=True,
