@@ -19,7 +19,7 @@ from client_app.at_work import at_work
 from client_app.egress import egress
 from client_app.limits import require_allowed
 from client_app.parts import hand_out
-from client_app.simulated import in_simulation
+from client_app.simulated import as_played, in_simulation
 from client_app.site import Site, reply_to
 from client_app.told_once import told_once
 from espalier.pace.imports import importing
@@ -48,7 +48,7 @@ SECONDS_PER_DAY = 86_400
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 keep_on_loopback(os.environ)  # of Ray too, which `flwr run .` would start for everybody on the network
 
-app = ClientApp(mods=[egress])
+app = ClientApp(mods=[as_played, egress])
 
 
 @app.query("enrol")

@@ -13,7 +13,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+from flwr.app import Context, Message
+from flwr.clientapp.typing import ClientAppCallable
+
 from espalier.flower.outside_task import play_task
+from espalier.flower.shared_nodes import taken_out
 
 _PLAYED: ContextVar[bool] = ContextVar("played", default=False)
 
@@ -21,6 +25,14 @@ _PLAYED: ContextVar[bool] = ContextVar("played", default=False)
 def in_simulation() -> bool:
     """Whether this process is an actor of Ray, or plays a node itself."""
     return _PLAYED.get() or _is_ray_actor()
+
+
+def as_played(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """Flower mod: let a simulated node answer as the client that the message says it plays; a real one is what it is."""
+    if in_simulation() and message.has_content() and (played := taken_out(message.content)):
+        config = {**context.node_config, **played}
+        context = Context(context.run_id, context.node_id, config, context.state, context.run_config)
+    return call_next(message, context)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from espalier.flower.grid import is_simulation
+from espalier.flower.shared_nodes import with_enough_nodes
 from espalier.modeling.computing import set_up
 from espalier.modeling.export import ExportError
 from espalier.modeling.limits import require_within_limits
@@ -70,6 +71,7 @@ def _run_method(grid: Grid, context: Context, clock: Clock, held: ExitStack) -> 
     simulation = is_simulation(grid)
     settings = parse(context.run_config, simulation=simulation, by_hand=changed(context.run_config))
     settings = settings.with_quorum(simulation=simulation)
+    grid = with_enough_nodes(grid, settings.num_clients)
     if settings.evaluation.centralized == "on" and settings.evaluation.baselines and not simulation:
         raise Mistake(
             "evaluation.centralized = 'on': the pooled-data baseline needs all clients' data in one place and exists in "

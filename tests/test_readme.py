@@ -21,9 +21,9 @@ def test_it_is_short() -> None:
 
 
 def test_it_has_the_two_commands() -> None:
-    assert "pip install -e . && espalier run\n" in README
+    assert "pip install -c constraints.txt -e . && espalier run\n" in README
     assert "flwr run . --stream" in README
-    assert "pip install -e '.[dev]' && pytest -n 3" in README
+    assert "pip install -c constraints.txt -e '.[dev]' && pytest -n 3" in README
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -92,9 +92,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given.superlink is not None:
             with running_superlink(given.superlink, given.root_certificates) as superlink:
                 return _report(watched, *_run_whole(superlink, watched, app, config))
-        nodes = given.nodes or settings.num_clients
-        if nodes < settings.num_clients:
-            raise Mistake(f"--nodes {nodes}: fewer than num-clients = {settings.num_clients}")
         print("opening the model and the clients' data", flush=True)
         if refused := run_in_app(app, BEFORE_START, config):
             if refused < 0:
@@ -102,7 +99,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return max(refused, 1)
         cpus = min(settings.threads, os.cpu_count() or 1)
         federation = (
-            f"num-supernodes={nodes} client-resources-num-cpus={cpus} client-resources-num-gpus={given.gpus_per_client}"
+            f"num-supernodes={settings.num_clients} client-resources-num-cpus={cpus} "
+            f"client-resources-num-gpus={given.gpus_per_client}"
         )
         return _simulate(watched, app, config, federation)
     except Mistake as mistake:
@@ -222,7 +220,6 @@ def _parser() -> argparse.ArgumentParser:
     planned = add_plan(commands)
     for command in (run, check, planned):
         command.add_argument("--app", help="a checkout of Espalier; default: this directory if it is one, or what is installed")
-    run.add_argument("--nodes", type=int, help="simulated nodes; default: num-clients")
     run.add_argument("--gpus-per-client", type=float, default=0.0, help="share of a GPU that each simulated client holds")
     run.add_argument("--superlink", metavar="HOST:PORT", help="Control API of a running SuperLink; default: a simulation")
     run.add_argument("--root-certificates", metavar="FILE", help="certificates of that SuperLink; default: no TLS")

@@ -239,11 +239,6 @@ def test_a_preset_that_cannot_be_read_is_told(tmp_path: Path, capsys: pytest.Cap
         assert words in capsys.readouterr().err
 
 
-def test_fewer_nodes_than_clients_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "--nodes", "3", "--app", str(APP)]) == 2
-    assert "fewer than num-clients = 8" in capsys.readouterr().err
-
-
 def test_the_app_is_the_given_folder_or_none(tmp_path: Path) -> None:
     assert find_app(str(APP)) == APP
     with pytest.raises(Mistake, match="no Espalier app in"):

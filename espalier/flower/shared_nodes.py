@@ -1,0 +1,83 @@
+"""A simulation with fewer nodes than the run has clients: each node then plays several clients.
+
+Plain ``flwr run`` simulates two nodes unless its user says otherwise, whatever the app's settings ask for. The ServerApp
+sees as many nodes as there are clients; which client a node is to play goes with each message, in a record of its own that
+the simulated node takes out again (``client_app.simulated``). A real node does not know the record, and refuses the message.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
+from flwr.superlink.grid import InMemoryGrid
+
+PLAYED = "played"
+"""Name of the record; its keys are those of a simulated node's configuration."""
+
+
+def with_enough_nodes(grid: Grid, clients: int) -> Grid:
+    """Return the grid, or one that shares its nodes among more clients than there are nodes.
+
+    Parameters
+    ----------
+    clients : ``num-clients``
+    """
+    if not isinstance(grid, InMemoryGrid) or len(list(grid.get_node_ids())) >= clients:
+        return grid
+    return SharedNodes(grid, clients)
+
+
+class SharedNodes(Grid):
+    """A simulation's grid in which node ``number`` (from 1 on) is client ``number - 1``.
+
+    Parameters
+    ----------
+    grid : has one node at least
+    clients : number of nodes that are shown
+    """
+
+    def __init__(self, grid: Grid, clients: int) -> None:
+        self._grid, self._clients = grid, clients
+        self._nodes = sorted(grid.get_node_ids())
+
+    def get_node_ids(self) -> list[int]:
+        """Return one id per client."""
+        return list(range(1, self._clients + 1))
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Send messages to the nodes that play the clients they are for."""
+        return self._grid.push_messages(map(self._addressed, messages))
+
+    def _addressed(self, message: Message) -> Message:
+        client = message.metadata.dst_node_id - 1
+        message.metadata.dst_node_id = self._nodes[client % len(self._nodes)]
+        message.content[PLAYED] = ConfigRecord({"partition-id": client, "num-partitions": self._clients})
+        return message
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Return the replies that are there."""
+        return self._grid.pull_messages(message_ids)
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        """Send messages and wait for their replies."""
+        return self._grid.send_and_receive(map(self._addressed, messages), timeout=timeout)
+
+    def create_message(self, *args: Any, **kwargs: Any) -> Message:
+        """Make a message, as Flower does."""
+        return self._grid.create_message(*args, **kwargs)
+
+    def set_run(self, run: Any) -> None:
+        """Set the run, as Flower does."""
+        self._grid.set_run(run)
+
+    @property
+    def run(self) -> Any:
+        """Flower's description of the run."""
+        return self._grid.run
+
+
+def taken_out(content: RecordDict) -> dict[str, Any]:
+    """Remove the record from a message's content, and return what it says of the client; empty without one."""
+    record = content.pop(PLAYED, None)
+    return dict(record) if isinstance(record, ConfigRecord) else {}
