@@ -65,7 +65,7 @@ def claim_tasks(
     secret : what the SuperNode knows too, so that nobody else on the machine can claim its tasks
     """
     signed = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=frozenset({CLAIM}))
-    client = _client(desk, signed, component="SuperExec")
+    client = _client(desk, signed, make_simple_http_retry_invoker(), "SuperExec")
     request = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
     answered = Event()
     while True:
@@ -84,7 +84,8 @@ def keep_claim(desk: Desk, token: str) -> Event:
     A SuperNode gives a task to somebody else of whom it has not heard for half a minute. On a busy machine a worker may take
     longer to start. What the SuperNode answers does not matter here: whether the task still counts, the worker hears itself.
     """
-    client, answered = _client(desk, RuntimeTokenHttpInterceptor(token)), Event()
+    answered = Event()
+    client = _client(desk, RuntimeTokenHttpInterceptor(token), None)
 
     def tell() -> None:
         while not answered.wait(CLAIM_SECONDS):
@@ -130,14 +131,22 @@ def answer_task(desk: Desk, token: str, work: Work, told: Told) -> None:
 def _client(
     desk: Desk,
     proof: ProtobufClientInterceptor,
-    invoker: RetryInvoker | None = None,
+    invoker: RetryInvoker | None,
     component: str = "flwr-clientapp",
 ) -> RuntimeHttpClient:
-    """Return a connection to a SuperNode; ``proof`` shows it who calls, ``invoker`` calls again if it fails."""
+    """Return a connection to a SuperNode.
+
+    Parameters
+    ----------
+    proof : shows the SuperNode who calls
+    invoker : calls again while the SuperNode does not answer, and interrupts this process where a token counts no more
+        (Flower's ``http_retry``); None: errors are raised
+    component : name of the caller
+    """
     return RuntimeHttpClient.from_server_address(
         server_address=desk.address,
         insecure=True,
         root_certificates=None,
         interceptors=[RuntimeVersionHttpInterceptor(component_name=component), proof],
-        retry_invoker=invoker or make_simple_http_retry_invoker(),
+        retry_invoker=invoker,
     )
