@@ -34,6 +34,7 @@ from typing import Any, NoReturn
 import tomli_w
 
 import espalier
+from espalier.flower.control_api import warn_of_answering_control_api, warn_of_open_control_api
 from espalier.flower.incomplete_bundle import is_incomplete, unshared_app, where_to_mend
 from espalier.launch.app_folder import find_app, installed_app
 from espalier.launch.check_node import check_node
@@ -84,12 +85,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     watched = WatchedRun(sys.argv[1:] if arguments is None else arguments)
     try:
         if given.command == "check-node":  # of what the node would run
+            if given.superlink is not None:
+                warn_of_answering_control_api(given.superlink, given.root_certificates)
             return check_node(find_app(given.app) if given.app else installed_app(), given.node_config, given.words)
         app = find_app(given.app)
         if given.command == "plan":
             return plan(app, given.words, given.teraflops, given.megabits, measure=given.measure)
         config, settings = configuration(app, given.words, on_this_machine=given.superlink is None)
         if given.superlink is not None:
+            warn_of_open_control_api(given.superlink)
             with running_superlink(given.superlink, given.root_certificates) as superlink:
                 return _report(watched, *_run_whole(superlink, watched, app, config))
         print("opening the model and the clients' data", flush=True)
@@ -222,7 +226,9 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--app", help="a checkout of Espalier; default: this directory if it is one, or what is installed")
     run.add_argument("--gpus-per-client", type=float, default=0.0, help="share of a GPU that each simulated client holds")
     run.add_argument("--superlink", metavar="HOST:PORT", help="Control API of a running SuperLink; default: a simulation")
-    run.add_argument("--root-certificates", metavar="FILE", help="certificates of that SuperLink; default: no TLS")
+    check.add_argument("--superlink", metavar="HOST:PORT", help="where the node connects: warn if runs can be started there")
+    for command in (run, check):
+        command.add_argument("--root-certificates", metavar="FILE", help="certificates of that SuperLink; default: no TLS")
     return parser
 
 

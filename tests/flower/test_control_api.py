@@ -1,0 +1,74 @@
+"""Who can reach a SuperLink's Control API."""
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from espalier.flower import control_api
+from espalier.flower.control_api import PATH, answers, listens_elsewhere, warn_of_open_control_api
+
+
+@contextmanager
+def serving(status: int) -> Iterator[str]:
+    """An HTTP server that answers the Control API's path with this status, and all others with 200."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.send_response(status if self.path == PATH else 200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize(("status", "found"), [(200, True), (400, True), (401, True), (500, True), (403, False), (404, False)])
+def test_what_answers_but_refuses_nobody_is_a_control_api(status: int, found: bool) -> None:
+    with serving(status) as address:
+        assert answers(address, None) == found
+
+
+def test_nobody_and_what_is_not_http_are_no_control_api() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+
+        def hang_up() -> None:
+            connection, _ = server.accept()
+            connection.recv(10)
+            connection.close()
+
+        thread = threading.Thread(target=hang_up)
+        thread.start()
+        assert not answers(f"127.0.0.1:{port}", None)
+        thread.join()
+    assert not answers(f"127.0.0.1:{port}", None)
+
+
+def test_other_addresses_of_this_machine_are_tried(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """127.0.0.2 stands for one, as every Linux has it."""
+    monkeypatch.setattr(control_api, "_own_addresses", lambda: ["127.0.0.2"])
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        assert listens_elsewhere(address) == []
+        warn_of_open_control_api(address)
+        assert capsys.readouterr().err == ""
+    with socket.create_server(("0.0.0.0", 0)) as server:
+        address = f"localhost:{server.getsockname()[1]}"
+        assert listens_elsewhere(address) == ["127.0.0.2"]
+        warn_of_open_control_api(address)
+        assert "can be reached at 127.0.0.2, not by this machine alone" in capsys.readouterr().err
+
+
+def test_a_superlink_on_another_machine_is_reached_from_another_machine() -> None:
+    assert listens_elsewhere("server.example.org:9093") == ["server.example.org"]
+    assert listens_elsewhere("[::1]:9") == []

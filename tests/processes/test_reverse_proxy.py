@@ -1,0 +1,110 @@
+"""A SuperLink of Flower 1.40 or later behind the reverse proxy of docs/deployment.md: sites reach it, strangers do not."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import tomli_w
+from bench import private_text
+from deployment import BIN, environment, espalier, flwr, free_ports, process, wait_for_port
+from flwr.cli.app import app as flwr_command
+from tiny_model import save_tiny_llama
+from typer.testing import CliRunner
+
+from espalier.flower import programs
+from espalier.flower.version import sites_share_port
+
+ROOT = Path(__file__).parent.parent.parent
+SITE = "hospital-a"
+NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
+
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.skipif(not sites_share_port(), reason="before Flower 1.40 sites have a port of their own"),
+    pytest.mark.skipif(NGINX is None, reason="needs nginx"),
+]
+
+
+@dataclass(frozen=True)
+class Proxied:
+    """Ports of a SuperLink and of the proxy before it, and where their files lie."""
+
+    folder: Path
+    superlink: int
+    proxy: int
+
+    @property
+    def authority(self) -> Path:
+        """Certificate that every site has."""
+        return self.folder / "server" / "ca.crt"
+
+    def home(self, name: str, port: int) -> Path:
+        """Return a home of Flower's in which the SuperLink, by this port, is called ``it``."""
+        home = self.folder / name
+        home.mkdir(exist_ok=True)
+        connection = {"address": f"localhost:{port}", "root-certificates": str(self.authority)}
+        (home / "config.toml").write_text(tomli_w.dumps({"superlink": {"it": connection}}))
+        return home
+
+
+@pytest.fixture(scope="module")
+def proxied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxied]:
+    folder = tmp_path_factory.mktemp("proxied")
+    assert espalier(folder, "keys", "federation", "--server", "localhost", "--site", SITE, "--site", "stranger").returncode == 0
+    shutil.copytree(folder / "federation" / "server", folder / "server")
+    superlink, proxy = free_ports(2)
+    conf = (ROOT / "docker" / "reverse-proxy.conf").read_text()
+    conf = conf.replace("listen 9092", f"listen 127.0.0.1:{proxy}").replace("127.0.0.1:9093", f"127.0.0.1:{superlink}")
+    (folder / "nginx.conf").write_text(conf)
+    own = folder / "server"
+    command = [
+        str(BIN / programs.SUPERLINK), *programs.superlink(superlink, ""), "--enable-supernode-auth",
+        "--database", str(folder / "superlink.db"), "--ssl-ca-certfile", str(own / "ca.crt"),
+        "--ssl-certfile", str(own / "server.pem"), "--ssl-keyfile", str(own / "server.key"),
+    ]  # fmt: skip
+    with ExitStack() as stack:
+        link = stack.enter_context(process(command, folder, "superlink", environment(folder / "flower")))
+        wait_for_port(superlink, link)
+        nginx = [str(NGINX), "-p", str(folder), "-c", "nginx.conf", "-g", "daemon off;"]
+        wait_for_port(proxy, stack.enter_context(process(nginx, folder, "nginx", environment(folder / "flower"))))
+        found = Proxied(folder, superlink, proxy)
+        key = folder / "federation" / "server" / "sites" / f"{SITE}.key.pub"
+        flwr(found.home("owner", superlink), "supernode", "register", str(key), "it")
+        yield found
+
+
+def test_an_authenticated_site_does_a_run_through_the_proxy(proxied: Proxied, tmp_path: Path) -> None:
+    save_tiny_llama(tmp_path / "model")
+    for name, seed in (("notes", 1), ("public", 2)):
+        (tmp_path / f"{name}.txt").write_text(private_text(seed) * 4)
+    own = proxied.folder / "federation" / "sites" / SITE
+    node = [
+        str(BIN / "espalier"), "node", "--superlink", f"localhost:{proxied.proxy}", "--root-certificates", str(own / "ca.crt"),
+        "--auth-supernode-private-key", str(own / f"{SITE}.key"), "--node-config",
+        f'site="{SITE}" model-path="{tmp_path}/model" data-path="{tmp_path}/notes.txt" state-dir="{tmp_path}/state" least-tokens=1',
+    ]  # fmt: skip
+    words = [
+        "fedprllm", f"model={tmp_path}/model", "data.source=text", f"data.path={tmp_path}/notes.txt", "num-clients=1", "quorum=1.0",
+        "data.windows=2", "data.window-tokens=16", f"evaluation.texts=public={tmp_path}/public.txt", "evaluation.window-tokens=32",
+        "evaluation.max-windows=2", "evaluation.baselines=false", "threads=1",
+    ]  # fmt: skip
+    with process(node, tmp_path, "node", environment(tmp_path / "flower")):
+        reached = ("--superlink", f"localhost:{proxied.superlink}", "--root-certificates", str(proxied.authority))
+        done = espalier(tmp_path, "run", *words, "--app", str(ROOT), *reached)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (summary,) = proxied.folder.glob("runs/*/summary.json")
+    assert [client["site"] for client in json.loads(summary.read_text())["clients"]] == [SITE]
+
+
+@pytest.mark.parametrize("words", [["ls"], ["supernode", "list"], ["supernode", "register", "{key}"]], ids=" ".join)
+def test_a_stranger_with_the_authority_s_certificate_governs_nothing(proxied: Proxied, words: list[str]) -> None:
+    key = proxied.folder / "federation" / "server" / "sites" / "stranger.key.pub"
+    home = proxied.home("stranger", proxied.proxy)
+    given = [*(word.replace("{key}", str(key)) for word in words), "it"]
+    done = CliRunner(env={**environment(home), "COLUMNS": "200"}).invoke(flwr_command, given)
+    assert done.exit_code != 0
+    assert "403" in done.output
