@@ -60,7 +60,8 @@ def warn_of_open_control_api(address: str) -> None:
     if elsewhere := listens_elsewhere(address):
         print(
             f"espalier: warning: the SuperLink's Control API can be reached at {', '.join(elsewhere)}, "
-            "not by this machine alone. Whoever reaches it can start runs at all sites; start the SuperLink with --host 127.0.0.1"
+            "not by this machine alone. Whoever reaches it can start runs at all sites; start the SuperLink with "
+            "--host 127.0.0.1"
             f"{_proxy_remedy()} (docs/deployment.md)",
             file=sys.stderr,
         )
