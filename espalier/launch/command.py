@@ -28,6 +28,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import closing, suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -92,6 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given.superlink is not None:
             with running_superlink(given.superlink, given.root_certificates) as superlink:
                 return _report(watched, *_run_whole(superlink, watched, app, config))
+        _require_ray()
         nodes = given.nodes or settings.num_clients
         if nodes < settings.num_clients:
             raise Mistake(f"--nodes {nodes}: fewer than num-clients = {settings.num_clients}")
@@ -227,6 +229,15 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--superlink", metavar="HOST:PORT", help="Control API of a running SuperLink; default: a simulation")
     run.add_argument("--root-certificates", metavar="FILE", help="certificates of that SuperLink; default: no TLS")
     return parser
+
+
+def _require_ray() -> None:
+    """Simulated clients are processes of Ray, which an image for real sites does not have."""
+    if find_spec("ray") is None:
+        raise Mistake(
+            "Ray is not installed here, and simulated clients need it: `pip install -e .` brings it (README, 'Set up and "
+            "run'); container images come without. With --superlink the run takes the sites that are connected there"
+        )
 
 
 def _simulate(watched: WatchedRun, app: Path, config: dict[str, Any], federation: str) -> int:
