@@ -48,6 +48,8 @@ class Engine:
     environment: dict[str, str]
     builds_with: list[str] = field(default_factory=list)
     project: str = field(default_factory=lambda: f"espalier-test-{token_hex(4)}")
+    files: list[Path] = field(default_factory=lambda: [COMPOSE_FILE])
+    """Compose files: the project's, and what a test changes of it."""
 
     @property
     def image(self) -> str:
@@ -59,8 +61,9 @@ class Engine:
         return self._run([*self.command, *words], seconds, check)
 
     def compose_words(self, *words: str) -> list[str]:
-        """Return a command of compose for the project's file."""
-        return [*self.compose_command, "-p", self.project, "-f", str(COMPOSE_FILE), *words]
+        """Return a command of compose for the project's files."""
+        files = [word for file in self.files for word in ("-f", str(file))]
+        return [*self.compose_command, "-p", self.project, *files, *words]
 
     def compose(self, *words: str, seconds: float = 600.0, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Give a command to compose."""

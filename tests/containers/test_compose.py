@@ -19,6 +19,8 @@ SERVICES = ("superlink", *SITES)
 MOST_BYTES = 1.2e9
 """Size of the image without extras."""
 RUN_SECONDS = 1800.0
+LITTLE_MEMORY = "460m"
+"""Enough for a SuperNode, too little for libraries and a model beside it."""
 ITERATIVE = ("fedprllm.strategy=iterative", "evaluation.max-windows=4")
 """Six rounds, so that there is something to interrupt."""
 RUN = ("espalier", "run", "two-sites", "num-clients=3", "enrol-seconds=180.0", "site-keys=/public/sites", *ITERATIVE)
@@ -122,6 +124,36 @@ def test_a_run_is_resumed_after_the_superlink_was_killed(
     assert done.returncode == 0, done.stdout + done.stderr
     assert "checkpoint   after round 1\n" not in done.stdout  # it goes on after it
     assert statuses(results(started, tmp_path)[-1]) == dict.fromkeys(SITES, "completed")
+
+
+def test_a_site_with_too_little_memory_is_reported_as_such(
+    demo: tuple[Engine, subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    """In its own log with the limit, and at the server; the others complete the run."""
+    started, _ = demo
+    limited = tmp_path / "limited.yaml"
+    limited.write_text(f"services:\n  hospital-b: {{mem_limit: {LITTLE_MEMORY}}}\n")
+    started.files.append(limited)
+    started.compose("up", "--detach", "--no-deps", "hospital-b")
+    settings = ["seed=2", "quorum=0.5", "enrol-seconds=60.0", "evaluation.max-windows=4", "site-keys=/public/sites"]
+    done = started.compose(
+        "run",
+        "--rm",
+        "run",
+        "espalier",
+        "run",
+        "two-sites",
+        "num-clients=3",
+        *settings,
+        *WHERE,
+        seconds=RUN_SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = started.run("logs", started.container("hospital-b"))
+    assert "espalier: memory was short: the system killed the process" in told.stdout + told.stderr
+    summary = json.loads((results(started, tmp_path)[-1] / "summary.json").read_text())
+    assert "memory was short at this node" in json.dumps(summary)
 
 
 @contextmanager
