@@ -177,7 +177,15 @@ def _own_daemon() -> Iterator[str]:
             with suppress(subprocess.TimeoutExpired):
                 daemon.wait(STOP_SECONDS)
             daemon.kill()
-    shutil.rmtree(folder, ignore_errors=True)
+    _unmount(folder)
+    shutil.rmtree(folder)
+
+
+def _unmount(folder: Path) -> None:
+    """Unmount what is mounted below a folder, the innermost first; a daemon leaves its directory mounted on itself."""
+    places = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
+    for place in sorted((place for place in places if place.startswith(f"{folder}/")), key=len, reverse=True):
+        subprocess.run(["umount", place], check=False)
 
 
 def _install() -> None:
