@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 from flwr.app import Context, Message
 
 from client_app.no_answer import NoAnswerError
-from client_app.warm_node import LEAVING
+from client_app.warm_node import LEAVING, PULLED
 from espalier.flower.tasks import Desk, answer_task
 from espalier.modeling.machine_memory import machine_memory, resident
 from espalier.wire.code_hash import bundle_sha256, code_sha256
@@ -77,7 +77,7 @@ def main(order: dict[str, Any]) -> NoReturn:
         except Empty:
             os.write(answers, LEAVING)  # a task that is on its way is answered; else standard input ends
             continue
-        answer_task(desk, token, work, told)
+        answer_task(desk, token, work, told, lambda envelope: _write(answers, PULLED + envelope.hex().encode() + b"\n"))
         gc.collect()
         keeps = fits_idle(most_idle)
         os.write(answers, b"answered\n" if keeps else b"answered\n" + LEAVING)
@@ -93,6 +93,11 @@ def fits_idle(most: int) -> bool:
         return True
     print(f"espalier: the worker holds {held // MEGA} MB, may hold {most // MEGA} MB between tasks, and ends", file=sys.stderr)
     return False
+
+
+def _write(file: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(file, data) :]
 
 
 def _read(tokens: "SimpleQueue[str]") -> None:

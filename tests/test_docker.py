@@ -1,9 +1,13 @@
-"""What can be checked of the containers without a Docker engine."""
+"""What can be checked of the containers without a container engine; ``pytest -m containers`` runs them on one."""
 
+import importlib.util
+import json
 import re
 import shlex
+import sys
 import tomllib
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,28 +23,36 @@ DOCKER = ROOT / "docker"
 COMPOSE_FILES = ("compose.yaml", "compose.cuda.yaml")
 COMPOSE = yaml.safe_load((DOCKER / "compose.yaml").read_text())
 SERVICES: dict[str, Any] = COMPOSE["services"]
+MOST_LINES = 90
 IMAGES = ("Dockerfile", "Dockerfile.cuda")
-DOCUMENTED = {
-    name: shlex.split(re.search(r"docker compose -f docker/compose.yaml up[^`\n]*", (ROOT / name).read_text())[0])
-    for name in ("docs/deployment.md", "docker/compose.yaml")
-}
-"""The command that starts all, where it is written."""
+DOCUMENTED = "docker compose -f docker/compose.yaml run --rm run"
 SITES = ["hospital-a", "hospital-b", "hospital-c"]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def program(name: str) -> ModuleType:
+    """Import a program of the image, which is in no package."""
+    specification = importlib.util.spec_from_file_location(f"image_{name}", DOCKER / f"{name}.py")
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    sys.modules[specification.name] = module
+    specification.loader.exec_module(module)
+    return module
+
+
+def words_of(service: str) -> list[str]:
+    return shlex.split(SERVICES[service]["command"])
 
 
 def after(option: str, words: list[str]) -> str:
     return words[words.index(option) + 1]
 
 
-def started_by(command: list[str]) -> set[str]:
-    """Services that ``docker compose ... up [SERVICE...]`` starts: those named and all that they depend on; none named, all."""
-    words = shlex.split(re.sub(r"--exit-code-from \S+", "", shlex.join(command[command.index("up") + 1 :])))
-    waiting, started = [word for word in words if not word.startswith("-")] or list(SERVICES), set()
-    while waiting:
-        if (name := waiting.pop()) not in started:
-            started.add(name)
-            waiting += SERVICES[name].get("depends_on", {})
-    return started
+def mounts(service: str) -> dict[str, tuple[str, bool]]:
+    """Paths in a service's container, each with what is mounted there and whether it can be written."""
+    parts = [volume.split(":") for volume in SERVICES[service].get("volumes", [])]
+    return {part[1]: (part[0], part[2:] != ["ro"]) for part in parts}
 
 
 @pytest.mark.parametrize("name", COMPOSE_FILES)
@@ -49,18 +61,34 @@ def test_compose_files_are_what_their_schema_says(name: str) -> None:
     assert done.exit_code == 0, done.output
 
 
+def test_the_compose_file_is_short_and_has_nothing_that_old_engines_pass_over() -> None:
+    text = (DOCKER / "compose.yaml").read_text()
+    assert len(text.splitlines()) <= MOST_LINES
+    assert COMPOSE.keys() == {"x-espalier", "x-site", "services", "volumes"}  # docker-compose 1.29 refuses `name`
+    for service in SERVICES.values():
+        assert all(isinstance(volume, str) for volume in service["volumes"])  # `subpath` is dropped below Docker 26
+        assert isinstance(service.get("depends_on", []), list)  # podman has no health checks without systemd
+
+
+def test_nothing_is_pulled_and_what_serves_is_started_again() -> None:
+    for name, service in SERVICES.items():
+        assert service["build"] == {"context": "..", "dockerfile": "docker/Dockerfile"}
+        assert service["init"] is True
+        assert service.get("restart") == (None if name == "run" else "unless-stopped")
+
+
 def test_the_file_for_gpus_changes_services_that_there_are() -> None:
     document = yaml.safe_load((DOCKER / "compose.cuda.yaml").read_text())
     assert document["services"].keys() == SERVICES.keys()
     for name, service in document["services"].items():
-        assert service["image"] == "espalier-cuda"
-        assert ("build" in service) == (name == "superlink") == ("build" in SERVICES[name])
+        assert service["image"] == "${ESPALIER_IMAGE:-espalier-cuda}"
+        assert service["build"] == {"context": "..", "dockerfile": "docker/Dockerfile.cuda"}
         assert ("deploy" in service) == (name in SITES)
 
 
 @pytest.mark.parametrize("name", IMAGES)
 def test_an_image_holds_every_room_that_is_installed(name: str) -> None:
-    tools, dockerfile = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"], (DOCKER / name).read_text()
+    tools, dockerfile = PROJECT["tool"], (DOCKER / name).read_text()
     rooms = {pattern.split("/")[0] for pattern in tools["flwr"]["app"]["fab-include"]}
     rooms |= {*tools["hatch"]["build"]["targets"]["wheel"]["packages"], "conf"}
     ignored = (ROOT / ".dockerignore").read_text().splitlines()
@@ -71,20 +99,35 @@ def test_an_image_holds_every_room_that_is_installed(name: str) -> None:
 
 @pytest.mark.parametrize("name", IMAGES)
 def test_an_image_is_pinned_and_not_root_s(name: str) -> None:
-    """Bases by their whole version, torch by the one that constraints.txt names, the rest by that file."""
+    """The base by its digest, torch and the rest by constraints.txt, from an index that can be another one."""
     lines = (DOCKER / name).read_text().splitlines()
-    bases = [line.split()[1] for line in lines if line.startswith("FROM")]
-    assert all(re.fullmatch(r"python:3\.11\.\d+-slim-\w+", base) for base in bases)
-    (torch,) = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line.startswith("torch==")]
-    (installed,) = [line for line in lines if "pip install --index-url" in line]
-    assert installed.endswith(f" {torch}")
-    assert any("pip install -c constraints.txt" in line for line in lines)
+    (base,) = [line for line in lines if line.startswith("ARG BASE=")]
+    assert re.fullmatch(r"ARG BASE=python:3\.11\.\d+-slim-\w+@sha256:[0-9a-f]{64}", base)
+    outside = [line.split()[1] for line in lines if line.startswith("FROM")]
+    assert set(outside) - {"libraries"} == {"${BASE}"}
+    assert "ENV PIP_CONSTRAINT=/build/constraints.txt" in lines
+    assert any("--index-url ${TORCH_INDEX} torch " in line for line in lines)
+    assert any(line.startswith("ARG TORCH_INDEX=https://download.pytorch.org/whl/") for line in lines)
     users = [line for line in lines if line.startswith("USER")]
     assert users == ["USER espalier"]
     assert not [line for line in lines[lines.index("USER espalier") :] if line.startswith(("RUN", "COPY"))]
 
 
 @pytest.mark.parametrize("name", IMAGES)
+def test_a_changed_source_does_not_install_the_libraries_again(name: str) -> None:
+    """What a layer copies, and all before it, decides whether it is made again: libraries come before any source."""
+    stages = re.split(r"^FROM ", (DOCKER / name).read_text(), flags=re.MULTILINE)
+    (libraries,) = [stage for stage in stages if stage.startswith("${BASE} AS libraries")]
+    copied = [line.split()[1:] for line in libraries.splitlines() if line.startswith("COPY")]
+    assert copied == [
+        ["constraints.txt", "./"],
+        ["--from=requirements", "/requirements.txt", "./"],
+        ["docker/imports.py", "./"],
+    ]
+    assert "COPY --from=libraries /opt/espalier /opt/espalier\nCOPY --from=package /package /opt/espalier\n" in stages[-1]
+
+
+@pytest.mark.parametrize("name", [*IMAGES, "Dockerfile.sbom"])
 def test_all_that_an_image_copies_reaches_the_builder(name: str) -> None:
     copied = [
         word
@@ -92,9 +135,12 @@ def test_all_that_an_image_copies_reaches_the_builder(name: str) -> None:
         if line.startswith("COPY") and "--from" not in line
         for word in line.split()[1:-1]
     ]
-    assert {"pyproject.toml", "hatch_build.py", "README.md", "LICENSE", "constraints.txt"} <= set(copied)
-    assert {f"!{word}" for word in copied} <= set((ROOT / ".dockerignore").read_text().splitlines())
-    assert all((ROOT / word).exists() for word in copied)
+    ignored = (ROOT / ".dockerignore").read_text().splitlines()
+    reaching = {line.removeprefix("!") for line in ignored if line.startswith("!")}
+    assert "docker/*.py" in reaching
+    for word in copied:
+        assert (ROOT / word).exists()
+        assert word in reaching or re.fullmatch(r"docker/\w+\.py", word)
 
 
 def test_an_image_has_the_compiler_that_counting_on_a_cuda_device_needs() -> None:
@@ -103,59 +149,219 @@ def test_an_image_has_the_compiler_that_counting_on_a_cuda_device_needs() -> Non
     assert "gcc" not in (DOCKER / "Dockerfile").read_text()
 
 
-def test_every_site_describes_itself_validly_and_under_its_own_name(tmp_path: Path) -> None:
-    """Its key, its text and its state are where its volumes are, and no other site's."""
-    texts = []
+def test_an_image_needs_all_of_the_project_s_libraries_but_ray() -> None:
+    requirements = program("requirements").requirements
+    declared = PROJECT["project"]["dependencies"]
+    found = requirements(ROOT / "pyproject.toml", [])
+    assert len(found) == len(declared)
+    assert [line for line in found if line not in declared] == [
+        line.replace("flwr[simulation]", "flwr") for line in declared if line.startswith("flwr")
+    ]
+    assert requirements(ROOT / "pyproject.toml", ["nf4"]) == [*found, *PROJECT["project"]["optional-dependencies"]["nf4"]]
+
+
+def test_every_site_describes_itself_validly_and_under_its_own_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its command becomes a node whose key, text and state are where its own volumes are, and no other site's."""
+    site, texts = program("site"), []
     for name in SITES:
-        words, volumes = SERVICES[name]["command"], SERVICES[name]["volumes"]
-        given = after("--node-config", words)
-        here = re.sub(r'"/(?:keys|data)/([^"]+)"', lambda place: f'"{tmp_path / place[1]}"', given)
-        for place in ("notes.txt", f"{name}.key"):
-            (tmp_path / place).touch(mode=0o600)
+        words, volumes = words_of(name), mounts(name)
+        assert words[:2] == ["python", "/opt/espalier/site.py"]
+        folders = {folder: tmp_path / name / folder for folder in ("site", "outbox", "public")}
+        for folder in folders.values():
+            folder.mkdir(parents=True)
+        (folders["public"] / "sites").mkdir()
+        (folders["public"] / "ca.crt").touch()
+        given = site.read_arguments([*words[2:], *(f"--{folder}={path}" for folder, path in folders.items())])
+        started = node_of(site, given, monkeypatch)
+        assert started[:4] == ["espalier", "node", "--superlink", "superlink:9092"]
+        config = after("--node-config", started)
+        (tmp_path / "notes.txt").touch()
+        here = config.replace("/data/notes.txt", str(tmp_path / "notes.txt"))
         settings = parse_node(tomllib.loads("\n".join(shlex.split(here.replace('"', "'\"'")))))
         assert settings.site == name
-        assert given.count(name) == 2
-        assert f"/keys/{name}.key" in given
-        assert after("--auth-supernode-private-key", words) == f"/keys/{name}.key"
-        (keys,) = [volume for volume in volumes if isinstance(volume, dict)]
-        assert (keys["volume"]["subpath"], keys["read_only"]) == (f"sites/{name}", True)
-        assert f"{name}-state:/state" in volumes
-        texts += [
-            volume.split(":")[0] for volume in volumes if isinstance(volume, str) and volume.endswith("/data/notes.txt:ro")
-        ]
+        assert after("--auth-supernode-private-key", started) == str(settings.site_key)
+        assert volumes["/site"] == (name, True)
+        assert volumes["/outbox"] == (f"{name}-outbox", True)
+        assert volumes["/public"] == ("public", False)
+        texts.append(volumes["/data/notes.txt"][0])
     assert len(set(texts)) == len(SITES)
     assert all((DOCKER / text).is_file() for text in texts)
 
 
-@pytest.mark.parametrize("place", sorted(DOCUMENTED))
-def test_the_documented_command_starts_the_superlink_and_as_many_sites_as_the_run_asks_for(place: str) -> None:
-    started = started_by(DOCUMENTED[place])
-    assert started == SERVICES.keys()
-    assert after("--exit-code-from", DOCUMENTED[place]) == "run"
-    given = _parser().parse_args(SERVICES["run"]["command"][1:])
-    assert (DOCKER.parent / "conf" / f"{given.words[0]}.toml").exists()
+def node_of(site: ModuleType, given: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Let a site become a node whose key a server registers as soon as it is handed in; returns the node's command."""
+    became: list[list[str]] = []
+
+    def register(_: float) -> None:
+        key = f"{given.name}.key.pub"
+        (given.public / "sites" / key).write_bytes((given.outbox / key).read_bytes())
+
+    monkeypatch.setattr(site.os, "execvp", lambda _, words: became.append(words))
+    monkeypatch.setattr(site, "time", SimpleNamespace(sleep=register))
+    site.main(given)
+    return became[0]
+
+
+def test_a_site_keeps_its_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is made once, in the site's own volume; only the public half is handed in, again each time."""
+    site = program("site")
+    folders = {folder: tmp_path / folder for folder in ("site", "outbox", "public")}
+    for folder in folders.values():
+        folder.mkdir()
+    (folders["public"] / "sites").mkdir()
+    given = site.read_arguments(["a", "server:1", *(f"--{folder}={path}" for folder, path in folders.items())])
+    first = node_of(site, given, monkeypatch)
+    assert capsys.readouterr().err == "espalier: a waits until the server has registered its key\n"
+    key = Path(after("--auth-supernode-private-key", first))
+    assert key.is_relative_to(folders["site"])
+    assert key.stat().st_mode & 0o777 == 0o600
+    assert [file.name for file in folders["outbox"].iterdir()] == ["a.key.pub"]
+    before = key.read_bytes()
+    (folders["outbox"] / "a.key.pub").unlink()
+    assert node_of(site, given, monkeypatch) == first
+    assert key.read_bytes() == before
+    assert (folders["outbox"] / "a.key.pub").exists()
+    assert capsys.readouterr().err == ""
+
+
+def test_no_key_is_seen_by_others() -> None:
+    """The server sees the sites' public halves, which it cannot change; nobody else sees another's volumes."""
+    server = mounts("superlink")
+    for name in SITES:
+        assert server[f"/sites/{name}"] == (f"{name}-outbox", False)
+        others = {volume for service in SERVICES if service != name for volume, _ in mounts(service).values()}
+        assert name not in others
+        assert not [service for service in SITES if service != name and f"{name}-outbox" in str(SERVICES[service]["volumes"])]
+    assert [name for name in SERVICES if "server" in {volume for volume, _ in mounts(name).values()}] == ["superlink"]
+    assert mounts("run") == {"/public": ("public", False)}
+
+
+@pytest.mark.parametrize("place", ["docs/containers.md", "docs/deployment.md", "docker/compose.yaml"])
+def test_the_documented_command_starts_all_that_the_run_asks_for(place: str) -> None:
+    assert DOCUMENTED in (ROOT / place).read_text()
+    assert set(SERVICES["run"]["depends_on"]) == {"superlink", *SITES}
+    words = words_of("run")
+    given = _parser().parse_args(words[1:])
+    assert (ROOT / "conf" / f"{given.words[0]}.toml").exists()
     assert f"num-clients={len(SITES)}" in given.words
-    assert given.superlink == after("--control-api-address", SERVICES["superlink"]["command"])
+    server = words_of("superlink")
+    assert given.superlink == f"{after('--host', server)}:{after('--port', server)}"
+    assert server[3 : server.index("--")] == SITES
 
 
 def test_only_the_fleet_api_can_be_reached_from_another_container() -> None:
     """The command that starts the run shares the SuperLink's loopback address; nothing is published on the host."""
-    listening = {}
-    for name, service in SERVICES.items():
-        words = service["command"]
-        listening |= {(name, word): words[place + 1] for place, word in enumerate(words) if word.endswith("-api-address")}
-        assert "ports" not in service
-    assert listening == {
-        ("superlink", "--fleet-api-address"): "0.0.0.0:9092",
-        ("superlink", "--control-api-address"): "127.0.0.1:9093",
-        ("superlink", "--serverappio-api-address"): "127.0.0.1:9091",
-    }
+    words = words_of("superlink")
+    assert (after("--host", words), after("--fleet-api-address", words)) == ("127.0.0.1", "0.0.0.0:9092")
+    assert [word for word in words if word.endswith("-api-address")] == ["--fleet-api-address"]
+    assert all("ports" not in service for service in SERVICES.values())
     assert SERVICES["run"]["network_mode"] == "service:superlink"
     assert "--insecure" not in (DOCKER / "compose.yaml").read_text()
 
 
-def test_volumes_are_declared_and_services_wait_for_the_superlink() -> None:
-    named = [volume for service in SERVICES.values() for volume in service.get("volumes", [])]
-    used = {volume["source"] if isinstance(volume, dict) else volume.split(":")[0] for volume in named}
+def test_a_restarted_superlink_knows_its_sites_and_nobody_installs_anything() -> None:
+    words = words_of("superlink")
+    assert mounts("superlink")[str(Path(after("--database", words)).parent)] == ("server", True)
+    assert "--disable-runtime-dependency-installation" in words
+
+
+def test_volumes_are_declared() -> None:
+    used = {volume for service in SERVICES for volume, _ in mounts(service).values()}
     assert {name for name in used if not name.startswith("..")} == set(COMPOSE["volumes"])
-    assert all("superlink" in service["depends_on"] for name, service in SERVICES.items() if name != "superlink")
+
+
+def test_every_folder_that_a_volume_is_mounted_at_is_the_user_s() -> None:
+    """A volume gets its owner from the image's folder; of the outboxes at the server it gets it at the site."""
+    for name in IMAGES:
+        (made,) = re.findall(r"mkdir ([^&\n]+) && chown espalier ([^\n]+)", (DOCKER / name).read_text())
+        assert made[0].split() == made[1].split()
+        places = {place for service in SERVICES for place, (_, writable) in mounts(service).items() if writable}
+        assert places == set(made[0].split()) or places == {*made[0].split()} | {"/data/notes.txt"}
+
+
+def flwr_that_says(monkeypatch: pytest.MonkeyPatch, module: ModuleType, *answers: dict[str, Any]) -> list[str]:
+    """Replace the command ``flwr``; returns the keys that it is given, as they come."""
+    left, given = list(answers), list[str]()
+
+    def run(command: list[str], **_: Any) -> Any:
+        given.append(Path(command[3]).read_text())
+        return SimpleNamespace(stdout=json.dumps(left.pop(0)), stderr="", returncode=0)
+
+    monkeypatch.setattr(module, "subprocess", SimpleNamespace(run=run))
+    return given
+
+
+@pytest.fixture
+def register(tmp_path: Path) -> Any:
+    """A server's register with empty folders, and its module."""
+    module = program("superlink")
+    for folder in ("public", "sites/a"):
+        (tmp_path / folder).mkdir(parents=True)
+    return module.Register("127.0.0.1:1", tmp_path / "public", tmp_path / "sites"), module
+
+
+KNOWN = {"success": False, "error-message": "Public key already in use."}
+
+
+def test_a_key_is_registered_once_and_shown_to_all(register: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    book, module = register
+    given = flwr_that_says(monkeypatch, module, {"success": True, "node-id": 1})
+    book.look("a", 0.0)
+    assert given == []  # nothing has come yet
+    (tmp_path / "sites/a/a.key.pub").write_text("first")
+    book.look("a", 0.0)
+    book.look("a", 0.0)
+    assert given == ["first"]
+    assert (tmp_path / "public/sites/a.key.pub").read_text() == "first"
+
+
+def test_a_key_that_flower_knows_is_no_failure(register: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    book, module = register
+    flwr_that_says(monkeypatch, module, KNOWN)
+    (tmp_path / "sites/a/a.key.pub").write_text("first")
+    book.look("a", 0.0)
+    assert (tmp_path / "public/sites/a.key.pub").read_text() == "first"
+
+
+def test_another_key_under_a_name_is_refused(
+    register: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    book, module = register
+    given = flwr_that_says(monkeypatch, module, {"success": True})
+    for key in ("first", "second", "second"):
+        (tmp_path / "sites/a/a.key.pub").write_text(key)
+        book.look("a", 0.0)
+    assert given == ["first"]
+    assert (tmp_path / "public/sites/a.key.pub").read_text() == "first"
+    assert capsys.readouterr().err.count("a handed in another key than before, which is refused") == 1
+
+
+def test_a_key_that_was_not_registered_is_tried_again_and_not_shown_to_others(
+    register: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """After 1, 2 and 4 seconds; another key at once. The reason is said once."""
+    book, module = register
+    down = {"success": False, "error-message": "no connection"}
+    given = flwr_that_says(monkeypatch, module, down, down, down, down, {"success": True})
+    (tmp_path / "sites/a/a.key.pub").write_text("bad")
+    for now, tries in ((0.0, 1), (0.9, 1), (1.0, 2), (2.9, 2), (3.0, 3), (6.9, 3), (7.0, 4), (7.1, 4)):
+        book.look("a", now)
+        assert len(given) == tries
+    assert not (tmp_path / "public/sites").exists()
+    (tmp_path / "sites/a/a.key.pub").write_text("good")
+    book.look("a", 7.2)
+    assert capsys.readouterr().err.splitlines() == [
+        "espalier: the key of a was not registered: no connection",
+        "espalier: the key of a is registered",
+    ]
+    assert (tmp_path / "public/sites/a.key.pub").read_text() == "good"
+
+
+def test_the_sbom_names_debian_s_packages() -> None:
+    listed = "zlib1g\t1:1.2.13.dfsg-1\tamd64\nlibstdc++6\t12.2.0-14\tamd64\n"
+    found = program("sbom").debian_packages(listed)
+    assert [entry["purl"] for entry in found] == [
+        "pkg:deb/debian/zlib1g@1%3A1.2.13.dfsg-1?arch=amd64",
+        "pkg:deb/debian/libstdc%2B%2B6@12.2.0-14?arch=amd64",
+    ]
+    assert {entry["type"] for entry in found} == {"library"}

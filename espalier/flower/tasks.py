@@ -4,6 +4,7 @@ Flower's own node starts a process for every task and installs in it what the su
 goes to whoever is there, and the submitter's bundle is only looked at. The names that are imported are private to Flower.
 """
 
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -11,8 +12,11 @@ from dataclasses import dataclass
 from threading import Event, Thread
 
 import httpx
-from flwr.app import Context, Error, Message
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.app.message import remove_content_from_message
 from flwr.common.constant import ErrorCode, SubStatus
+from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.proto.runtime_pb2 import AcquireTaskRequest, SendTaskHeartbeatRequest
 from flwr.supercore.constant import TaskType
 from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
@@ -25,6 +29,7 @@ from flwr.supercore.protobuf.client import ProtobufClientInterceptor
 from flwr.supercore.retry import RetryInvoker, make_simple_http_retry_invoker
 from flwr.supercore.run import RunNotRunningException
 from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
 from espalier.settings.mistakes import INTERRUPTS
@@ -97,8 +102,13 @@ def keep_claim(desk: Desk, token: str) -> Event:
     return answered
 
 
-def answer_task(desk: Desk, token: str, work: Work, told: Told) -> None:
-    """Pull a task, answer it and push the reply, as Flower's ``run_clientapp`` does, but for what is installed and run."""
+def answer_task(desk: Desk, token: str, work: Work, told: Told, note: Callable[[bytes], None] = lambda _: None) -> None:
+    """Pull a task, answer it and push the reply, as Flower's ``run_clientapp`` does, but for what is installed and run.
+
+    Parameters
+    ----------
+    note : hears the envelope of the message before the work begins; with it ``answer_with_error`` can answer in another process
+    """
     invoker = make_simple_http_retry_invoker()
     client = _client(desk, RuntimeTokenHttpInterceptor(token), invoker)
     heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(client))
@@ -107,6 +117,7 @@ def answer_task(desk: Desk, token: str, work: Work, told: Told) -> None:
     try:
         heartbeat.start()
         message, context, _, bundle = pull_task_input(client)
+        note(message_to_proto(remove_content_from_message(message)).SerializeToString())
         try:
             reply = work(bundle.content, message, context)
             status, details = SubStatus.COMPLETED, ""
@@ -125,6 +136,32 @@ def answer_task(desk: Desk, token: str, work: Work, told: Told) -> None:
         push_task_output(client=client, context=context, sub_status=status, details=details)
         if heartbeat.is_running:
             heartbeat.stop()
+        client.close()
+
+
+def answer_with_error(desk: Desk, token: str, envelope: bytes, reason: str) -> None:
+    """Answer a task in place of the process that had it in hand and is gone.
+
+    Parameters
+    ----------
+    envelope : of the message, as ``answer_task`` noted it
+    reason : what the server is told
+    """
+    message = message_from_proto(ProtoMessage.FromString(envelope))
+    TaskIdentity.run_id, TaskIdentity.node_id = message.metadata.run_id, message.metadata.dst_node_id
+    TaskIdentity.task_id = message.metadata.dst_task_id or 0
+    invoker = make_simple_http_retry_invoker()
+    invoker.max_tries = 1
+    client = _client(desk, RuntimeTokenHttpInterceptor(token), invoker)
+    reply = Message(Error(code=ErrorCode.CLIENT_APP_CRASHED, reason=reason), reply_to=message)
+    try:
+        push_message(client, reply, Context(message.metadata.run_id, message.metadata.dst_node_id, {}, RecordDict(), {}))
+        push_task_output(client=client, context=None, sub_status=SubStatus.FAILED, details=reason)
+    except RunNotRunningException:
+        pass  # nobody waits for it any more
+    except httpx.HTTPError as error:  # the SuperNode answers in its own words a minute later
+        print(f"espalier: the SuperNode does not answer: {error}", file=sys.stderr, flush=True)
+    finally:
         client.close()
 
 

@@ -28,6 +28,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import closing, suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -96,6 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             warn_of_open_control_api(given.superlink)
             with running_superlink(given.superlink, given.root_certificates) as superlink:
                 return _report(watched, *_run_whole(superlink, watched, app, config))
+        _require_ray()
         print("opening the model and the clients' data", flush=True)
         if refused := run_in_app(app, BEFORE_START, config):
             if refused < 0:
@@ -230,6 +232,15 @@ def _parser() -> argparse.ArgumentParser:
     for command in (run, check):
         command.add_argument("--root-certificates", metavar="FILE", help="certificates of that SuperLink; default: no TLS")
     return parser
+
+
+def _require_ray() -> None:
+    """Simulated clients are processes of Ray, which an image for real sites does not have."""
+    if find_spec("ray") is None:
+        raise Mistake(
+            "Ray is not installed here, and simulated clients need it: `pip install -e .` brings it (README, 'Set up and "
+            "run'); container images come without. With --superlink the run takes the sites that are connected there"
+        )
 
 
 def _simulate(watched: WatchedRun, app: Path, config: dict[str, Any], federation: str) -> int:

@@ -21,6 +21,7 @@ from typing import Any
 from espalier.flower.programs import COMMAND, SUPERLINK, simulating_superlink
 from espalier.launch.free_port import free_port
 from espalier.launch.kept import kept
+from espalier.launch.reachability import await_superlink
 from espalier.settings.loopback import keep_on_loopback
 from espalier.settings.mistakes import Mistake
 
@@ -150,7 +151,11 @@ class SuperLink:
 
 @contextmanager
 def running_superlink(address: str, root_certificates: str | None) -> Iterator[SuperLink]:
-    """Reach a SuperLink that somebody else runs, at ``host:port`` of its Control API, by TLS if certificates are given."""
+    """Reach a SuperLink that somebody else runs, at ``host:port`` of its Control API, by TLS if certificates are given.
+
+    One that is not up yet is waited for.
+    """
+    await_superlink(address)
     secure = f'root-certificates = "{Path(root_certificates).absolute()}"' if root_certificates else "insecure = true"
     folder = _flower_home(f'address = "{address}"\n{secure}\n')
     try:

@@ -47,6 +47,40 @@ def limits(own: Path, groups: Path) -> Iterator[tuple[int, int]]:
                 yield limit, max(0, now - _reclaimable(place / "memory.stat"))
 
 
+def memory_kills(own: Path = Path("/proc/self/cgroup"), groups: Path = GROUPS) -> int | None:
+    """Return how many processes of this control group the system has killed because memory was short.
+
+    Parameters
+    ----------
+    own, groups : as for ``limits``
+
+    Returns
+    -------
+    A count since the group was made; None if the system does not tell (Linux 4.13 and later do).
+    """
+    for line in own.read_text().splitlines() if own.exists() else ():
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            root, events = groups, "memory.events"
+        elif "memory" in controllers.split(","):
+            root, events = groups / "memory", "memory.oom_control"
+        else:
+            continue
+        group = root / path.lstrip("/")
+        for place in [group, *(parent for parent in group.parents if parent.is_relative_to(root))]:
+            if (kills := _count(place / events, "oom_kill")) is not None:
+                return kills
+    return None
+
+
+def _count(path: Path, name: str) -> int | None:
+    """Return a count of a file with a name and a number on each line."""
+    try:
+        return int(dict(line.split(maxsplit=1) for line in path.read_text().splitlines())[name])
+    except (OSError, ValueError, KeyError):
+        return None
+
+
 def _number(path: Path) -> int | None:
     """A file's number; None where there is none, as ``max`` is."""
     try:

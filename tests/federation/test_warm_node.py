@@ -1,6 +1,7 @@
 """A node that stays warm: which program it runs, and how tasks go to its one worker. Real ones: ``tests/processes``."""
 
 import io
+import signal
 import struct
 import sys
 import time
@@ -13,12 +14,14 @@ from typing import Any
 
 import httpx
 import pytest
+from flwr.app import Context, Message, RecordDict
 from flwr.cli.build import build_fab_from_disk
 from flwr.proto.runtime_pb2 import AcquireTaskResponse
 from flwr.proto.task_pb2 import Task
+from flwr.supercore.fab import Fab
 from flwr.supercore.run import RunNotRunningException
 
-from client_app.warm_node import Worker
+from client_app.warm_node import Worker, answer_short_of_memory
 from client_app.warm_worker import AnotherProgramError, fits_idle, told, work
 from espalier.flower import tasks
 from espalier.launch.node import run_node
@@ -30,6 +33,10 @@ from espalier.wire.code_hash import MOST_BYTES, MOST_ENTRIES, bundle_sha256, cod
 ROOT = Path(__file__).parent.parent.parent
 ECHO = "import sys, time\nfor line in sys.stdin:\n    open(sys.argv[1], 'a').write(line)\n    print('answered', flush=True)\n"
 LEAVES = ECHO + "    print('leaving', flush=True)\n"
+KILLED = (
+    "import os, sys\nopen(sys.argv[1], 'a').write(sys.stdin.readline())\n"
+    "print('pulled 6162', flush=True)\nos.kill(os.getpid(), int(sys.argv[2]))\n"
+)
 DIES = "import sys\nopen(sys.argv[1], 'a').write(sys.stdin.readline())\n"
 
 
@@ -264,6 +271,61 @@ def test_tasks_go_one_by_one_to_a_worker_that_is_started_again_when_it_ended(tmp
     until(lambda: tokens.exists() and tokens.read_text().splitlines() == ["task 0", "task 1", "task 2"])
     if worker._process is not None:
         worker._process.kill()
+
+
+@pytest.mark.parametrize(
+    ("number", "kills", "told"),
+    [
+        (signal.SIGKILL, [3, 4], [("task", b"ab")]),
+        (signal.SIGKILL, [3, 3], []),  # by somebody else
+        (signal.SIGKILL, [None, None], []),  # the system does not tell
+        (signal.SIGTERM, [3, 4], []),  # another process of the group was killed
+    ],
+)
+def test_a_task_whose_process_was_killed_for_memory_is_told_of(
+    tmp_path: Path, number: int, kills: list[int | None], told: list[tuple[str, bytes]]
+) -> None:
+    counts, lost = iter(kills), list[tuple[str, bytes]]()
+    command = [sys.executable, "-c", KILLED, str(tmp_path / "tokens"), str(int(number))]
+    worker = Worker(command, lambda *task: lost.append(task), lambda: next(counts))
+    worker.hand_on("task")
+    until(worker.is_free)
+    assert lost == told
+
+
+def test_a_lost_task_is_answered_in_place_of_its_process(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The worker notes the envelope of its message; with that the node makes the reply, which quotes no data."""
+    for name in ("_task_id", "_run_id", "_node_id"):
+        monkeypatch.setattr(tasks.TaskIdentity, name, 1)
+    asked = Message(RecordDict(), dst_node_id=5, message_type="train")
+    asked.metadata.__dict__["_message_id"] = "asked"
+    noted: list[bytes] = []
+    pushed: list[Message] = []
+    monkeypatch.setattr(
+        tasks, "pull_task_input", lambda _: (asked, Context(1, 5, {}, RecordDict(), {}), None, Fab("", b"", {}))
+    )
+    monkeypatch.setattr(tasks, "push_message", lambda client, reply, context: pushed.append(reply))
+    monkeypatch.setattr(tasks, "push_task_output", lambda **_: None)
+    desk = tasks.Desk("127.0.0.1:9")
+
+    def killed(bundle: bytes, message: Message, context: Context) -> Message:
+        raise Enough
+
+    tasks.answer_task(desk, "token", killed, lambda _: "it failed", noted.append)
+    answer_short_of_memory(desk, "token", noted[0])
+    failed, lost = (reply.error for reply in pushed)
+    assert failed.reason == "it failed"
+    assert lost.reason == (
+        "memory was short at this node: the system killed the process that worked on the message; the node's log says more"
+    )
+    assert [reply.metadata.reply_to_message_id for reply in pushed] == ["asked", "asked"]
+    assert {reply.metadata.dst_node_id for reply in pushed} == {asked.metadata.src_node_id}
+    told = capsys.readouterr().err
+    assert f"this node has {machine_memory()[0] // 10**6} MB" in told
+    answer_short_of_memory(desk, "token", b"")  # it was killed before it had the message: Flower answers a minute later
+    assert len(pushed) == 2
 
 
 def test_a_worker_that_holds_too_much_lets_its_model_go_and_ends_if_that_is_not_enough(

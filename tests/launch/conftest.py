@@ -18,3 +18,9 @@ def interrupts_count() -> Iterator[None]:
 def nothing_is_opened_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Most tests here are of what comes after the look at local files, which takes a process of its own."""
     monkeypatch.setattr("espalier.launch.command.run_in_app", lambda *_: 0)
+
+
+@pytest.fixture(autouse=True)
+def nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A SuperLink of which a test has the address only is not waited for."""
+    monkeypatch.setattr("espalier.launch.superlink.await_superlink", lambda _: True)

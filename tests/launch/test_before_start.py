@@ -181,3 +181,15 @@ def test_what_takes_long_is_told(
     monkeypatch.setattr("server_app.before_start.Pace", lambda say: Pace(say, lambda: 0.0, every=0.0))
     assert before_start.main(config) == 0
     assert "espalier: client 1: reading 1.txt: 100%, 0 s left  [0 s]" in capsys.readouterr().err.splitlines()
+
+
+def test_a_simulation_without_ray_is_refused_at_once(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], model: Path
+) -> None:
+    """As in a container image; a run on real sites needs no Ray."""
+    monkeypatch.setattr("espalier.launch.command.find_spec", lambda _: None)
+    monkeypatch.setattr("espalier.launch.command.run_in_app", lambda *_: pytest.fail("looked"))
+    assert main(["run", f"model={model}", "--app", str(APP)]) == 2
+    assert "espalier: Ray is not installed here, and simulated clients need it: `pip install -e .`" in capfd.readouterr().err
+    monkeypatch.setattr("espalier.launch.command._run", lambda *_: ("finished:completed", "", ""))
+    assert main(["run", "two-sites", "--superlink", "127.0.0.1:1", "--app", str(APP)]) == 0

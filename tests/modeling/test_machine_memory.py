@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from espalier.modeling import machine_memory as module
-from espalier.modeling.machine_memory import limits, machine_memory
+from espalier.modeling.machine_memory import limits, machine_memory, memory_kills
 
 GIGA = 10**9
 
@@ -48,3 +48,28 @@ def test_the_least_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(module, "limits", lambda own, groups: iter([(GIGA // 10, GIGA)]))
     assert machine_memory() == (GIGA // 10, 0)
     assert list(limits(tmp_path / "no", tmp_path)) == []
+
+
+def test_processes_that_were_killed_for_memory_are_counted(tmp_path: Path) -> None:
+    """Of the process's own group; in a container that group is where the outermost would be."""
+    own, groups = tmp_path / "cgroup", tmp_path / "groups"
+    own.write_text("0::/site/node\n")
+    write(groups, memory__events="low 0\noom 9\noom_kill 7")
+    assert memory_kills(own, groups) == 7
+    write(groups / "site" / "node", memory__events="low 0\noom 3\noom_kill 2")
+    assert memory_kills(own, groups) == 2
+
+
+def test_killed_processes_in_the_first_version(tmp_path: Path) -> None:
+    own, groups = tmp_path / "cgroup", tmp_path / "groups"
+    own.write_text("5:cpu,cpuacct:/x\n4:memory:/docker/x\n0::/\n")
+    write(groups / "memory", memory__oom_control="oom_kill_disable 0\nunder_oom 0\noom_kill 4")
+    assert memory_kills(own, groups) == 4
+
+
+def test_a_system_that_does_not_count_killed_processes(tmp_path: Path) -> None:
+    own, groups = tmp_path / "cgroup", tmp_path / "groups"
+    assert memory_kills(own, groups) is None
+    own.write_text("4:memory:/x\n")
+    write(groups / "memory" / "x", memory__oom_control="oom_kill_disable 0\nunder_oom 0")  # before Linux 4.13
+    assert memory_kills(own, groups) is None

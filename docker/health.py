@@ -1,0 +1,27 @@
+"""The health of a container, by its processes: ends with 0 if all is well.
+
+python health.py superlink PORT [PORT ...]    the SuperLink listens on these ports
+python health.py site PORT                    the SuperNode has a connection to this port of its server
+"""
+
+import sys
+
+import psutil
+
+STATES = {"superlink": psutil.CONN_LISTEN, "site": psutil.CONN_ESTABLISHED}
+PROGRAMS = {"superlink": "flower-superlink", "site": "flower-supernode"}
+
+
+def is_healthy(kind: str, ports: set[int]) -> bool:
+    """Return True if a process of this kind has sockets at all of these ports."""
+    found: set[int] = set()
+    for process in psutil.process_iter(["cmdline"]):
+        if any(word.endswith(PROGRAMS[kind]) for word in process.info["cmdline"] or ()):
+            for socket in process.net_connections("tcp"):
+                if socket.status == STATES[kind] and (end := socket.laddr if kind == "superlink" else socket.raddr):
+                    found.add(end.port)
+    return ports <= found
+
+
+if __name__ == "__main__":
+    sys.exit(0 if is_healthy(sys.argv[1], set(map(int, sys.argv[2:]))) else 1)

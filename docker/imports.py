@@ -1,0 +1,11 @@
+"""Import the libraries that a SuperLink, a node or a run imports, so that their bytecode lies in the image."""
+
+import importlib
+
+LIBRARIES = ("torch", "numba", "peft", "accelerate", "cryptography.x509", "tokenizers", "safetensors.torch", "rich.progress")
+FLOWER = ("flwr.cli.app", "flwr.superlink.cli", "flwr.supernode.cli", "flwr.supercore.cli", "flwr.server", "flwr.clientapp")
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "opt", "bert", "roberta")
+
+if __name__ == "__main__":
+    for name in (*LIBRARIES, *FLOWER, *(f"transformers.models.{family}.modeling_{family}" for family in FAMILIES)):
+        importlib.import_module(name)

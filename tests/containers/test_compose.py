@@ -1,0 +1,196 @@
+"""The compose file on a real engine: the documented command, keys, users, a killed site, a restarted SuperLink."""
+
+import json
+import re
+import shlex
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from engines import Engine, engine
+
+pytestmark = pytest.mark.containers
+
+SITES = ("hospital-a", "hospital-b", "hospital-c")
+SERVICES = ("superlink", *SITES)
+MOST_BYTES = 1.2e9
+"""Size of the image without extras."""
+RUN_SECONDS = 1800.0
+LITTLE_MEMORY = "460m"
+"""Enough for a SuperNode, too little for libraries and a model beside it."""
+ITERATIVE = ("fedprllm.strategy=iterative", "evaluation.max-windows=4")
+"""Six rounds, so that there is something to interrupt."""
+RUN = ("espalier", "run", "two-sites", "num-clients=3", "enrol-seconds=180.0", "site-keys=/public/sites", *ITERATIVE)
+WHERE = ("--superlink", "127.0.0.1:9093", "--root-certificates", "/public/ca.crt")
+
+KILL_ALL = """
+import os, psutil
+for process in psutil.process_iter():
+    if process.pid not in (1, os.getpid()):
+        process.kill()
+"""
+"""Nobody but process 1 is left, which then ends the container with the code of a killed process."""
+USERS = "import psutil; print(*sorted({process.uids().real for process in psutil.process_iter()}))"
+PRIVATE_KEYS = """
+import os
+for folder, _, names in os.walk("/"):
+    if not folder.startswith(("/proc", "/sys", "/opt", "/usr")):
+        for name in names:
+            path = os.path.join(folder, name)
+            if name.endswith(".key") and os.access(path, os.R_OK):
+                print(path)
+"""
+
+
+@pytest.fixture(scope="module")
+def started() -> Iterator[Engine]:
+    """An engine with the image, for all tests of this file."""
+    with engine() as found:
+        seconds = found.build()
+        size = int(found.inspect("image", found.image, "{{.Size}}"))
+        print(f"\n{shlex.join(found.command)}: image of {size / 1e9:.2f} GB, built in {seconds:.0f} s")
+        yield found
+
+
+@pytest.fixture(scope="module")
+def demo(started: Engine) -> tuple[Engine, subprocess.CompletedProcess[str]]:
+    """The documented command, after it has ended."""
+    began = time.monotonic()
+    done = started.compose("run", "--rm", "run", seconds=RUN_SECONDS, check=False)
+    print(f"\nthe demo took {time.monotonic() - began:.0f} s")
+    return started, done
+
+
+def test_the_image_is_small(started: Engine) -> None:
+    assert int(started.inspect("image", started.image, "{{.Size}}")) < MOST_BYTES
+
+
+def test_the_documented_command_ends_with_the_run_s_code_and_shows_its_log(
+    demo: tuple[Engine, subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    started, done = demo
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "3 of 3 clients" in done.stdout
+    assert "waiting for runs" not in done.stdout + done.stderr  # that is in the logs of the sites
+    (run,) = results(started, tmp_path)
+    assert statuses(run) == dict.fromkeys(SITES, "completed")
+    assert (run / "model" / "model.safetensors").stat().st_size > 0
+    failed = started.compose("run", "--rm", "run", "espalier", "run", "no-such-preset", *WHERE, check=False)
+    assert failed.returncode == 2
+
+
+def test_no_process_is_root_s(demo: tuple[Engine, subprocess.CompletedProcess[str]]) -> None:
+    started, _ = demo
+    assert {service: started.python(service, USERS) for service in SERVICES} == dict.fromkeys(SERVICES, "1000")
+    once = started.compose("run", "--rm", "run", "python", "-c", USERS)
+    assert once.stdout.split()[-1] == "1000"
+
+
+def test_a_private_key_is_seen_by_its_owner_only(demo: tuple[Engine, subprocess.CompletedProcess[str]]) -> None:
+    started, _ = demo
+    for site in SITES:
+        assert started.python(site, PRIVATE_KEYS).split() == [f"/site/keys/sites/{site}/{site}.key"]
+    server = {Path(path).name for path in started.python("superlink", PRIVATE_KEYS).split()}
+    assert server == {"ca.key", "server.key"}
+    assert ".key\n" not in started.compose("run", "--rm", "run", "python", "-c", PRIVATE_KEYS).stdout
+
+
+def test_a_run_survives_a_killed_site(demo: tuple[Engine, subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
+    started, _ = demo
+    victim = started.container("hospital-b")
+    with running(started, tmp_path / "log", *RUN, *WHERE) as command:
+        wait_for(tmp_path / "log", r"checkpoint +after round 1", command)
+        kill_all(started, "hospital-b")
+        assert command.wait(RUN_SECONDS) == 0, (tmp_path / "log").read_text()
+    assert started.container("hospital-b") == victim  # the same container, started again
+    assert statuses(results(started, tmp_path)[-1]) == dict.fromkeys(SITES, "completed")
+
+
+def test_a_run_is_resumed_after_the_superlink_was_killed(
+    demo: tuple[Engine, subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    started, _ = demo
+    with running(started, tmp_path / "log", *RUN, "seed=1", *WHERE) as command:
+        wait_for(tmp_path / "log", r"checkpoint +after round 1", command)
+        kill_all(started, "superlink")
+        assert command.wait(RUN_SECONDS) == 1, (tmp_path / "log").read_text()
+    told = (tmp_path / "log").read_text()
+    resume = re.search(r"^ +(espalier run .*resume-from=\S+)", told, re.MULTILINE)
+    assert resume is not None, told
+    done = started.compose("run", "--rm", "run", *shlex.split(resume[1]), seconds=RUN_SECONDS, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "checkpoint   after round 1\n" not in done.stdout  # it goes on after it
+    assert statuses(results(started, tmp_path)[-1]) == dict.fromkeys(SITES, "completed")
+
+
+def test_a_site_with_too_little_memory_is_reported_as_such(
+    demo: tuple[Engine, subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    """In its own log with the limit, and at the server; the others complete the run."""
+    started, _ = demo
+    limited = tmp_path / "limited.yaml"
+    limited.write_text(f"services:\n  hospital-b: {{mem_limit: {LITTLE_MEMORY}}}\n")
+    started.files.append(limited)
+    started.compose("up", "--detach", "--no-deps", "hospital-b")
+    settings = ["seed=2", "quorum=0.5", "enrol-seconds=60.0", "evaluation.max-windows=4", "site-keys=/public/sites"]
+    done = started.compose(
+        "run",
+        "--rm",
+        "run",
+        "espalier",
+        "run",
+        "two-sites",
+        "num-clients=3",
+        *settings,
+        *WHERE,
+        seconds=RUN_SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = started.run("logs", started.container("hospital-b"))
+    assert "espalier: memory was short at this node: the system killed the process" in told.stdout + told.stderr
+    summary = json.loads((results(started, tmp_path)[-1] / "summary.json").read_text())
+    assert "memory was short at this node" in json.dumps(summary)
+
+
+@contextmanager
+def running(started: Engine, log: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a run, with what it shows in a file."""
+    with open(log, "wb") as output:
+        command = started.compose_words("run", "--rm", "run", *words)
+        process = subprocess.Popen(
+            command, env=started.environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
+        )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def wait_for(log: Path, pattern: str, command: subprocess.Popen[bytes]) -> None:
+    """Return when the log has a line; fail if the command ends first."""
+    end = time.monotonic() + RUN_SECONDS
+    while not re.search(pattern, told := log.read_text(errors="replace")):
+        assert command.poll() is None, told
+        assert time.monotonic() < end, told
+        time.sleep(0.2)
+
+
+def kill_all(started: Engine, service: str) -> None:
+    """Kill all processes of a service's container; the program that does it may end with them."""
+    started.run("exec", started.container(service), "python", "-c", KILL_ALL, check=False)
+
+
+def results(started: Engine, folder: Path) -> list[Path]:
+    """Copy the run directories out of the volume, as the compose file says; oldest first."""
+    started.run("cp", f"{started.container('superlink')}:/results/runs", str(folder))
+    return sorted((folder / "runs").iterdir())
+
+
+def statuses(run: Path) -> dict[str, str]:
+    """Return how each site ended."""
+    return {client["site"]: client["status"] for client in json.loads((run / "summary.json").read_text())["clients"]}

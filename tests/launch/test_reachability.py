@@ -1,0 +1,73 @@
+"""A SuperLink that is not up yet is waited for, and for how long."""
+
+import socket
+from threading import Event
+
+import pytest
+
+from espalier.launch import reachability
+from espalier.launch.free_port import free_port
+from espalier.launch.reachability import await_superlink
+from espalier.launch.superlink import running_superlink
+
+
+class Clock:
+    """A clock that goes on when somebody sleeps; what happens at a time is done then."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.slept = 0.0, Event()
+        self.later: list[tuple[float, socket.socket]] = []
+        monkeypatch.setattr(reachability, "time", self)
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        self.slept.set()
+        for when, server in self.later:
+            if when <= self.now:
+                server.listen()
+
+
+def test_one_that_is_up_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    clock = Clock(monkeypatch)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        assert await_superlink(f"127.0.0.1:{server.getsockname()[1]}")
+    assert not clock.slept.is_set()
+    assert capsys.readouterr().err == ""
+
+
+def test_one_that_comes_up_is_reached_and_the_wait_is_told_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock, port = Clock(monkeypatch), free_port()
+    with socket.socket() as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind(("127.0.0.1", port))
+        clock.later.append((17.0, server))
+        assert await_superlink(f"127.0.0.1:{port}")
+    assert clock.now == 17.0
+    said = capsys.readouterr().err
+    assert said == f"espalier: nothing listens at 127.0.0.1:{port} yet; waiting for the SuperLink, 120 s at most\n"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]", "no-such-host.invalid", "x" * 70, "a..b"])
+def test_the_wait_has_an_end(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    assert not await_superlink(f"{host}:{free_port()}", 3.0)
+    assert clock.now == 3.0
+
+
+@pytest.mark.parametrize("address", ["somewhere", "host:", "host:http", ""])
+def test_an_address_without_a_port_is_not_waited_for(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    assert not await_superlink(address)
+    assert not clock.slept.is_set()
+
+
+def test_a_run_elsewhere_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr("espalier.launch.superlink.await_superlink", asked.append)
+    with running_superlink("127.0.0.1:9093", None):
+        assert asked == ["127.0.0.1:9093"]
