@@ -98,11 +98,15 @@ def planned(config: Mapping[str, Any]) -> dict[str, float]:
 
 
 def again(rows: Rows, models: Mapping[str, str]) -> None:
-    """Plan all runs anew whose measurements are there, after formulas were changed."""
+    """Plan all runs anew whose measurements are there, after formulas were changed.
+
+    Planned seconds stay: they follow from the speed that was measured just before the run.
+    """
     for row in rows.rows:
         with tempfile.TemporaryDirectory() as folder:
             config = settings_of(row["method"], models[row["model"]], Path(folder))
-            row |= {name: f"{value:.6g}" for name, value in planned(config).items()}
+            found = {name: f"{value:.6g}" for name, value in planned(config).items()}
+        row |= {name: value for name, value in found.items() if name != "seconds_planned"}
     lines = [",".join(row[name] for name in KEYS + FIGURES) for row in rows.rows]
     rows.path.write_text("\n".join([",".join(KEYS + FIGURES), *lines, ""]))
 
