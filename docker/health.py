@@ -9,7 +9,7 @@ import sys
 import psutil
 
 STATES = {"superlink": psutil.CONN_LISTEN, "site": psutil.CONN_ESTABLISHED}
-PROGRAMS = {"superlink": "flower-superlink", "site": "flower-supernode"}
+PROGRAMS = {"superlink": "flower-superlink", "site": "espalier.flower.supernode"}
 
 
 def is_healthy(kind: str, ports: set[int]) -> bool:

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from espalier.flower.version import sites_share_port
 
 SUPERLINK, SUPERNODE, COMMAND = "flower-superlink", "flower-supernode", "flwr"
+SUPERNODE_MODULE = "espalier.flower.supernode"
+"""Runs ``flower-supernode`` with shorter waits."""
 PORT_VARIABLE = "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT"
 """Environment variable of ``flwr run``: port of the SuperLink that it looks for, or starts."""
 HOST, PORT = "--host", "--port"

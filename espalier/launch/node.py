@@ -6,7 +6,6 @@ and beside it ``client_app.warm_node``, which claims the SuperNode's tasks. They
 
 import os
 import secrets
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -17,7 +16,7 @@ from pathlib import Path
 from threading import Thread
 
 from espalier.flower.node_config import read_node_config
-from espalier.flower.programs import SET_BY_US, SUPERNODE, process_supernode
+from espalier.flower.programs import SET_BY_US, SUPERNODE_MODULE, process_supernode
 from espalier.flower.supernode_log import SupernodeLog
 from espalier.launch.free_port import free_port
 from espalier.launch.in_app import started_in_app
@@ -65,7 +64,7 @@ def run_node(app: Path, words: Sequence[str], port: int, warm_seconds: float, mo
         file = Path(folder) / "secret"
         file.touch(mode=0o600)
         file.write_bytes(secret)
-        command = [_supernode(), *process_supernode(words, address, str(file))]
+        command = [sys.executable, "-P", "-m", SUPERNODE_MODULE, *process_supernode(words, address, str(file))]
         streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace", "bufsize": 1}
         environment = {**os.environ, **past_proxies(os.environ)}
         with kept(command, Path(folder), environment, Path.cwd(), grace=STOP_SECONDS, **streams) as supernode:
@@ -120,11 +119,3 @@ def _values_of(option: str, words: Sequence[str]) -> Iterator[str]:
         name, is_joined, value = word.partition("=")
         if len(name) > 2 and option.startswith(name):
             yield value if is_joined else words[place + 1] if place + 1 < len(words) else ""
-
-
-def _supernode() -> str:
-    beside = Path(sys.executable).parent / SUPERNODE
-    found = str(beside) if beside.exists() else shutil.which(SUPERNODE)
-    if found is None:
-        raise Mistake("flower-supernode: is not installed beside Python; install Espalier here")
-    return found

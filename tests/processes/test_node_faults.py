@@ -187,7 +187,9 @@ def test_a_warm_node_that_is_ended_leaves_no_process(tmp_path: Path, number: sig
             node = psutil.Process(running.nodes[WARM].pid)
             processes = node.children(recursive=True)
             named = words_of(processes)
-            assert all(program in named for program in ("flower-supernode", "client_app.warm_node", "client_app.warm_worker"))
+            assert all(
+                program in named for program in ("espalier.flower.supernode", "client_app.warm_node", "client_app.warm_worker")
+            )
             node.send_signal(number)
             eventually(lambda: running.nodes[WARM].poll() is not None)
             eventually(lambda: not any(map(_lives, processes)))

@@ -1,0 +1,36 @@
+"""How long a SuperNode of ours waits."""
+
+import inspect
+import time
+
+from flwr.supernode import start_client_internal
+
+from espalier.flower.supernode import ASK_SECONDS, BUSY_SECONDS, REPLY_SECONDS, Waits
+
+
+def test_a_busy_node_asks_often_and_an_idle_one_as_flower_does() -> None:
+    now, slept = [0.0], list[float]()
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        now[0] += seconds
+
+    waits = Waits(lambda: now[0], sleep)
+    waits.sleep(3)
+    assert slept == [3]
+    waits.sleep(0.5)  # for a reply
+    waits.sleep(0.01)
+    waits.sleep(3)
+    assert slept[1:] == [REPLY_SECONDS, 0.01, ASK_SECONDS]
+    now[0] += BUSY_SECONDS
+    waits.sleep(3)
+    assert slept[4:] == [3]
+    assert waits.monotonic is time.monotonic
+
+
+def test_flower_s_loop_waits_by_the_name_that_is_replaced() -> None:
+    assert start_client_internal.time is time
+    source = inspect.getsource(start_client_internal)
+    assert "time.sleep(3)" in source
+    assert "time.sleep(0.5)" in source
+    assert source.count("time.sleep(") == 3
