@@ -16,6 +16,12 @@ hypothesis.settings.register_profile("espalier", deadline=None)  # a busy machin
 hypothesis.settings.load_profile("espalier")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep the tests of a file together where pytest-xdist deals them out: many share processes or a model."""
+    if getattr(config.option, "dist", "no") == "load":
+        config.option.dist, config.option.loadscopereorder = "loadscope", False
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Real processes first, which mostly wait, then files with many tests: so workers end together."""
     number = Counter(item.path for item in items)
