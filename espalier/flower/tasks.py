@@ -111,7 +111,9 @@ def answer_task(desk: Desk, token: str, work: Work, told: Told, note: Callable[[
     """
     invoker = make_simple_http_retry_invoker()
     client = _client(desk, RuntimeTokenHttpInterceptor(token), invoker)
-    heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(client))
+    # a connection of its own: one that calls again by itself would hold up the end of a worker whose SuperNode is gone
+    beating = _client(desk, RuntimeTokenHttpInterceptor(token), None)
+    heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(beating))
     context: Context | None = None
     status, details = SubStatus.FAILED, "the task could not be pulled"
     try:
@@ -136,6 +138,7 @@ def answer_task(desk: Desk, token: str, work: Work, told: Told, note: Callable[[
         push_task_output(client=client, context=context, sub_status=status, details=details)
         if heartbeat.is_running:
             heartbeat.stop()
+        beating.close()
         client.close()
 
 
