@@ -20,7 +20,9 @@ for library in ("torch", "numba", "transformers"):
 from flwr.app import Context, RecordDict
 from client_app.app import app
 from client_app.simulated import playing_a_node
+from espalier.flower.outside_task import play_task
 from espalier.wire.messages import address, read
+play_task()
 asked = pickle.loads(Path(sys.argv[1]).read_bytes())
 message = address(asked["request"], 1, 60.0)
 message.metadata.__dict__["_message_id"] = "one"
