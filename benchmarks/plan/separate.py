@@ -32,8 +32,10 @@ def _client(pipe: Connection) -> None:
     """In a client's process: answer messages, and at the end say what that took."""
     from client_app.app import app
     from client_app.simulated import playing_a_node
+    from espalier.flower.outside_task import play_task
     from espalier.wire.messages import address, read
 
+    play_task()
     busy: dict[str, float] = {}
     peaks: dict[str, int] = {}
     while (asked := pipe.recv()) is not None:
