@@ -1,4 +1,4 @@
-"""Whether this process plays a node of a simulation.
+"""Recognition of a process that plays a node of a simulation.
 
 A simulated node has nothing of its own: the run's settings say what it holds, and no limit of a site applies. So a real one
 must not be taken for it. Flower's simulation runs every ClientApp in an actor of Ray; a SuperNode starts ``flwr-clientapp``, in

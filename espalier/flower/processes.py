@@ -93,7 +93,7 @@ def _app_of(words: Sequence[str], folder: Path) -> Path | None:
 
 
 def _superlink_of(entry: Path, words: Sequence[str]) -> Path | None:
-    """The ``flower-superlink`` beside this ``flwr``, else the one on its search path, which it would start."""
+    """Return the ``flower-superlink`` that this ``flwr`` would start; None if there is none."""
     beside = next(Path(word) for word in words[:2] if Path(word).name == COMMAND).with_name(SUPERLINK)
     if beside.is_absolute() and beside.exists():
         return beside

@@ -122,7 +122,7 @@ class SuperLink:
         return f"the SuperLink of this run ended with exit code {code} before the run had; the end of its log:\n{end}"
 
     def _exit_code(self, process: subprocess.Popen[bytes]) -> int | None:
-        """Of one's own SuperLink; None if it still listens, or what it left is not gone."""
+        """Return the exit code of our own SuperLink; None if it still listens or has not ended."""
         host, _, port = self.address.rpartition(":")
         with socket.socket() as probe:
             if probe.connect_ex((host, int(port))) == 0:
@@ -226,7 +226,7 @@ def _wait_for_port(port: int, process: subprocess.Popen[bytes], log: Path) -> No
 
 
 def _program(name: str) -> str:
-    """A program that is installed beside this Python."""
+    """Return the path of a program, the one beside this Python if there is one."""
     beside = Path(sys.executable).parent / name
     found = str(beside) if beside.exists() else shutil.which(name)
     if found is None:
