@@ -2,7 +2,7 @@
 
 REQUESTS_AHEAD = 2
 """Requests that one client has at a time where its reply comes in parts. A SuperNode that finds no message when it looks sleeps
-for three seconds (Flower 1.31 to 1.42), so the next one lies there before the last is answered; of the replies, too, the SuperLink
+for three seconds (`flower-supernode`), so the next one lies there before the last is answered; of replies, too, the SuperLink
 never holds more than these."""
 MARGIN = 60.0
 """Seconds beyond the deadline after which Flower may forget a message."""
