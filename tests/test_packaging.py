@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -164,6 +165,16 @@ def test_every_requirement_is_pinned_to_a_version_that_pyproject_admits(requirem
 def test_constraints_name_no_build_of_one_kind_of_machine() -> None:
     """``torch==2.13.0`` admits 2.13.0+cpu as well as the CUDA builds."""
     assert not [number for number in pinned().values() if "+" in number]
+
+
+def test_the_lock_has_the_versions_of_the_constraints_with_hashes() -> None:
+    entries = (ROOT / "requirements.lock").read_text().replace("\\\n", " ").splitlines()
+    locked = [re.fullmatch(r"(\S+)==(\S+)( +--hash=sha256:[0-9a-f]{64})+ *", line) for line in entries if not line.startswith("#")]
+    found = {entry[1]: entry[2] for entry in locked if entry}
+    assert len(found) == len(locked)
+    of_torch = {"torch", "sympy", "mpmath", "networkx", "jinja2", "markupsafe", "filelock", "fsspec", "typing-extensions"}
+    versions = {name.replace(".", "-"): number for name, number in pinned().items()}
+    assert found == {name: number for name, number in versions.items() if name in found or name not in of_torch}
 
 
 @pytest.mark.parametrize("extra", ["nf4", "hub", "studies"])
